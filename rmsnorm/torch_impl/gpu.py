@@ -68,7 +68,7 @@ def is_usable(device: torch.device) -> bool:
     """Whether the kernels run on a device; an interpreter runs them on the CPU."""
     if device.type == "cpu":
         return gpu.is_interpreted()
-    return device.type == "cuda" and gpu.has_triton() and _is_new_enough(device)
+    return device.type == "cuda" and _is_new_enough(device) and gpu.has_triton()
 
 
 @lru_cache

@@ -304,7 +304,7 @@ def test_results_are_ordinary_tensors(differentiated: bool) -> None:
         file = io.BytesIO()
         torch.save(tensor, file)
         file.seek(0)
-        assert torch.equal(torch.load(file), want)
+        assert torch.equal(torch.load(file, weights_only=True), want)
         tensor.add_(1).sub_(1)  # it can be written to
         assert tensor.untyped_storage().resizable()
         tensor.resize_(tensor.numel() + 2**20)

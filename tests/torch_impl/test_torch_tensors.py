@@ -121,6 +121,7 @@ def results(tensors: dict[str, Any], options: Any, mode: Callable[[], Any]) -> l
     return [plain(t) for t in (*outputs, *gradients) if t is not None]
 
 
+@pytest.mark.needs("torch>=2.6", "in 2.5 a mode cannot make a subclass of Tensor of a tensor that has a Python object")
 @pytest.mark.parametrize("mode", MODES)
 def test_any_tensor_in_any_mode(mode: str) -> None:
     random = np.random.default_rng(list(MODES).index(mode))
