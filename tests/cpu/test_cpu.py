@@ -22,7 +22,7 @@ from rmsnorm.variants import Variant
 
 if not cpu.is_available():
     pytest.skip("there are no kernels here", allow_module_level=True)
-from rmsnorm.cpu import _native
+from rmsnorm.cpu import _native, arrays
 from rmsnorm.cpu.launch import address
 
 ROUNDED = ("float16", "bfloat16", "float32")
@@ -76,6 +76,24 @@ def check_all_same(got: Any, want: Any, doubtful: int = 0) -> None:
 def _no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that uses the golden in place of a kernel fails. The tests themselves import the golden elsewhere."""
     monkeypatch.setattr(fast, "golden", None)
+
+
+class _NumPyOfNaN:
+    """NumPy whose new arrays are NaN, or negative integers: an element that a kernel does not write shows."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    @staticmethod
+    def empty(shape: Any, dtype: Any = float) -> Any:
+        array = np.empty(shape, dtype)
+        array.reshape(-1).view(np.uint8).fill(0xFF)
+        return array
+
+
+@pytest.fixture(autouse=True)
+def _memory_is_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "np", _NumPyOfNaN())
 
 
 def test_every_16_bit_number_loads() -> None:
