@@ -97,10 +97,7 @@ def data_parallel() -> None:
 
 def fully_sharded() -> None:
     """FSDP2: parameters lie in parts, are gathered for a layer's turn, and its gradients are scattered again."""
-    try:
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    except ImportError:  # PyTorch 2.5
-        from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = mesh_of(distributed.get_world_size())
     for reshard in (True, False):
