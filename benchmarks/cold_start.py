@@ -110,8 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(backend: str, dtype: str, folder: str) -> list[float]:
-    """The seconds of each of PARTS, in a new process that keeps compiled code in this folder."""
-    environment = {**os.environ, "NUMBA_CACHE_DIR": folder, "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
+    """The seconds of each of PARTS, in a new process that runs in this folder."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-W", "ignore", "-c", _PROCESS.format(step=_STEPS[backend]), dtype]
     process = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
     if process.returncode:

@@ -112,7 +112,7 @@ def limit(threads: int) -> None:
     """Limit this process to so many cores: every framework makes as many threads as it has cores."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
-    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NUMBA_NUM_THREADS"):
+    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "RMSNORM_NUM_THREADS"):
         os.environ[name] = str(threads)
 
 

@@ -10,7 +10,7 @@ The kernels are in native/, which the build compiles into the module _native:
     lanes, formats      eight numbers at a time; the four formats
     statistic           h = x + residual, and rho
     forward, backward   the passes; single is the part of both in float32 arithmetic, cancelled what is computed again
-    general, gate       rows with masks, gates or float64
+    general, row, gate  rows with masks, gates or float64
     driver, threads     rows shared out among threads
     python, xla         the doors
 """
@@ -32,7 +32,12 @@ def is_switched_off() -> bool:
 
 @lru_cache(maxsize=1)
 def what_is_missing() -> str | None:
-    """Why there are no kernels, and what mends that; None if there are."""
+    """Why there are no kernels, and what mends that; None if there are.
+
+    Raises:
+        ValueError: RMSNORM_CPU_LEVEL is no level.
+    """
+    wanted = environment.read("RMSNORM_CPU_LEVEL")
     try:
         from rmsnorm.cpu import _native
     except ImportError as error:
@@ -41,8 +46,12 @@ def what_is_missing() -> str | None:
     else:
         if _native.level() is not None:
             return None
-        why = "there are no kernels for this processor"
-        fix = "they need x86-64 with AVX2 and FMA, or arm64"
+        why = (
+            f"there are no kernels of level {wanted} for this processor"
+            if wanted
+            else "there are no kernels for this processor"
+        )
+        fix = "they need x86-64 with AVX2 and FMA, or arm64" + (", or unset RMSNORM_CPU_LEVEL" if wanted else "")
     return f"{why}; {fix}, or set RMSNORM_CPU_KERNELS=0 to hide this warning"
 
 

@@ -9,6 +9,7 @@ from rmsnorm import cpu
 
 if not cpu.is_available():
     pytest.skip("there are no kernels here", allow_module_level=True)
+from rmsnorm.cpu import _native
 
 BITS = """
 import hashlib, itertools
@@ -46,3 +47,14 @@ def test_every_level_gives_the_same_bits() -> None:
 def test_a_level_that_is_none_is_refused() -> None:
     done = finished("-c", "from rmsnorm import environment; environment.check()", timeout=60, RMSNORM_CPU_LEVEL="v5")
     assert "RMSNORM_CPU_LEVEL is 'v5', expected v3, v4, v4-bf16 or arm64" in done.stderr
+    done = finished("-c", "import rmsnorm.numpy_impl.fast", timeout=60, RMSNORM_CPU_LEVEL="v5")
+    assert "ValueError" in done.stderr
+    assert "RMSNORM_CPU_LEVEL is 'v5', expected v3, v4, v4-bf16 or arm64; change or unset it" in done.stderr
+
+
+def test_a_level_that_the_processor_lacks_is_said() -> None:
+    other = "v3" if _native.level() == "arm64" else "arm64"
+    done = finished("-c", "import rmsnorm.numpy_impl.fast", timeout=60, RMSNORM_CPU_LEVEL=other)
+    assert done.returncode == 0
+    assert f"there are no kernels of level {other} for this processor" in done.stderr
+    assert "or unset RMSNORM_CPU_LEVEL" in done.stderr

@@ -86,19 +86,6 @@ inline D magnitude(D d) {
     return d;
 }
 
-// The last `count` of eight lanes, and 0 in the others.
-inline D last_lanes(D d, int count) {
-    static const std::int64_t marks[16] = {0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1};
-    std::int64_t mask[lanes];
-    std::memcpy(mask, marks + count, sizeof mask);
-    for (int i = 0; i < parts; ++i) {
-        Bits own;
-        std::memcpy(&own, mask + i * native, sizeof own);
-        d.part[i] = (Part)((Bits)d.part[i] & own);
-    }
-    return d;
-}
-
 // The order in which every sum of a row ends: of the lanes i and i + 4, then i and i + 2, then the last two.
 inline double sum_of_lanes(D d) {
     double x[lanes];
