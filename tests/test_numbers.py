@@ -133,6 +133,20 @@ def test_a_sum_over_rows_that_leaves_the_range_on_the_way():
 
 
 @needs_kernels
+def test_a_gain_of_float64_beyond_the_range_of_its_products():
+    random = np.random.default_rng(0)
+    x, dy = (random.normal(size=(8, 4)).astype(np.float32) for _ in range(2))
+    dy[:4] *= 1e-30
+    dy[4:] *= 1e30
+    for scale in (np.full(4, 1e290), np.array([1e-310, 1e-320, -1e-310, 1e-310]) * 1e30):
+        golden, ours = (
+            f(dy * np.float32(1e-7), x * np.float32(1e38), scale)[0]
+            for f in (numpy_impl.rms_norm_vjp, fast.rms_norm_vjp)
+        )
+        assert np.array_equal(golden, ours, equal_nan=True)
+
+
+@needs_kernels
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-6])
 @pytest.mark.parametrize("with_mask", [False, True])

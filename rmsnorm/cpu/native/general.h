@@ -173,12 +173,38 @@ inline void gradient_of_gate(const Row& row, const double* other, const double* 
     }
 }
 
+constexpr std::int64_t far_exponent = 300;  // so far from 0 a product of two such numbers is within the range
+
+// Where dy, `v`, or a gain of float64 is far from 1: both without the power of two of their largest number, the gain in
+// `copy`. Returns the two exponents, without which no product of these leaves the range.
+inline std::pair<int, int> take_powers(const Call& c, double* v, const double*& gain, double* copy) {
+    auto top = [&c](const double* numbers) {
+        std::int64_t result = no_exponent;
+        for (std::int64_t j = 0; j < c.n; ++j) {
+            if (!std::isfinite(numbers[j])) return no_exponent;
+            result = std::max(result, exponent_of(numbers[j]));
+        }
+        return result;
+    };
+    std::int64_t of_v = top(v), of_gain = top(gain);
+    bool is_far = std::abs(of_v) > far_exponent || std::abs(of_gain) > far_exponent;
+    if (!is_far || of_v == no_exponent || of_gain == no_exponent) return {0, 0};
+    int a = static_cast<int>(of_v), b = static_cast<int>(of_gain);
+    for (std::int64_t j = 0; j < c.n; ++j) {
+        v[j] = std::ldexp(v[j], -a);
+        copy[j] = std::ldexp(gain[j], -b);
+    }
+    gain = copy;
+    return {a, b};
+}
+
 constexpr double may_cancel = 0x1p-16;  // here rows are not tested for being along h
 
 inline bool backward_general(
     const Call& c, const Backward& a, const double* parameters, double* sums, std::int64_t first, std::int64_t last) {
     Parameters p(c, parameters);
-    Rows memory = new_rows(c, 8);
+    bool is_wide = c.x == Format::f64 || c.y == Format::f64 || c.scale == Format::f64;
+    Rows memory = new_rows(c, is_wide ? 9 : 8);
     Marks marks = new_marks(c);
     if (!memory || !marks) return false;
     std::int64_t n = c.n, width = c.width(), x_bytes = n * size_of(c.x), y_bytes = n * size_of(c.y);
@@ -217,9 +243,11 @@ inline bool backward_general(
         for (std::int64_t j = 0; j < n; ++j) normalised[j] = h[j] * inverse;
         leave_out(row, normalised);
         for (std::int64_t j = 0; j < n && a.dbias; ++j) dbias[j] += v[j];
-        double inner = sum_over(n, [=](D total, std::int64_t j, int count) {
+        auto [of_v, of_gain] = is_wide ? take_powers(c, v, gain, own + n) : std::pair{0, 0};
+        double power = std::ldexp(1.0, of_v);
+        double inner = sum_over(n, [=, power = all_lanes(power), gain = gain](D total, std::int64_t j, int count) {
             D term = load<Format::f64>(v + j, count) * load<Format::f64>(normalised + j, count);
-            store<Format::f64>(dscale + j, load<Format::f64>(dscale + j, count) + term, count);
+            store<Format::f64>(dscale + j, load<Format::f64>(dscale + j, count) + term * power, count);
             return total + term * load<Format::f64>(gain + j, count);
         });
         if (!a.dx && !(a.dgate && c.gate_before)) continue;
@@ -241,6 +269,9 @@ inline bool backward_general(
         if (again && c.x != Format::f64) {
             cancelled(row.call, h, v, gain, row.counts);
             std::copy(v, v + n, dx);
+        }
+        if (of_v || of_gain) {
+            for (std::int64_t j = 0; j < n; ++j) dx[j] = std::ldexp(dx[j], of_v + of_gain);
         }
         if (c.gate_before) {
             if (a.dgate) {

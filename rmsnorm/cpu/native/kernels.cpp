@@ -19,7 +19,7 @@ bool forward(const Call& c, const Forward& a, const double* parameters, std::int
 
 bool backward(
     const Call& c, const Backward& a, const double* parameters, double* sums, std::int64_t first, std::int64_t last) {
-    if (needs_rows(c, a.mask)) return backward_general(c, a, parameters, sums, first, last);
+    if (needs_rows(c, a.mask) || c.scale == Format::f64) return backward_general(c, a, parameters, sums, first, last);
     return with_format(c.x, [&]<Format X>() {
         return with_format(c.y, [&]<Format Y>() { return backward_plain<X, Y>(c, a, parameters, sums, first, last); });
     });
