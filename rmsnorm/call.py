@@ -112,6 +112,17 @@ class Call:
         return self.axes == tuple(range(len(self.shape) - len(self.axes), len(self.shape)))
 
     @property
+    def has_neighbours(self) -> bool:
+        """Whether no axis is between those of the parameters."""
+        first, last = self.feature_axes[0], self.feature_axes[-1]
+        return last - first + 1 == len(self.feature_axes)
+
+    @property
+    def first_of_row(self) -> int:
+        """The axis from which on kernels take the elements as a row, with all that is normalised and all parameters."""
+        return min(self.axes[0], self.feature_axes[0])
+
+    @property
     def feature_shape(self) -> Shape:
         """Shape in which the parameters broadcast against x."""
         return tuple(size if axis in self.feature_axes else 1 for axis, size in enumerate(self.shape))

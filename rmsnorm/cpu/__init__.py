@@ -87,9 +87,6 @@ def refusal(call: Call) -> str | None:
         return "x has no elements"
     if not call.has_last_axes:
         return "the normalised axes are not the last ones"
-    if call.axes != call.feature_axes:
-        if call.feature_axes != tuple(range(len(call.shape) - len(call.feature_axes), len(call.shape))):
-            return "the parameters are not along the last axes"
-        if len(call.axes) > len(call.feature_axes):
-            return "the parameters are along fewer axes than the normalised ones"
+    if not call.has_neighbours:
+        return "the axes of the parameters are not next to each other"
     return None

@@ -37,7 +37,7 @@ class Plan(NamedTuple):
     native: Any  # a _native.Plan
     name: str
     rows: int
-    n: int  # elements of a row of the parameters
+    n: int  # elements of a row, which has all that is normalised together and all parameters
     x_bytes: int  # of a row
     reduced: tuple[int, ...]  # shape of 1 / rho
     small: bool  # one thread computes it
@@ -91,13 +91,15 @@ def noted() -> Iterator[list[str]]:
 @lru_cache(maxsize=1024)
 def plan(call: Call, scale: str | None, bias: str | None, gate: str | None = None) -> Plan:
     """The plan of a call that ``supports`` accepts, with parameters and a gate of these dtypes."""
-    n = math.prod(call.shape[axis] for axis in call.feature_axes)
+    n = math.prod(call.shape[call.first_of_row :])
     rows = math.prod(call.shape) // n
     # it depends on the shape alone, and so does the order of the gradients' sums
     chunk = max(-(-2 * _CHUNK // n), -(-rows // 64), min(rows, 16))
     variant = call.variant
     native = _native.Plan(
-        rows=rows, n=call.n, k=call.k, groups=n // call.n, step=chunk, eps=call.eps, offset=variant.scale_offset,
+        rows=rows, n=call.n, k=call.k, groups=n // call.n,
+        features=math.prod(call.shape[axis] for axis in call.feature_axes),
+        spread=math.prod(call.shape[call.feature_axes[-1] + 1 :]), step=chunk, eps=call.eps, offset=variant.scale_offset,
         position=variant.eps_position, variance=variant.statistic == "variance", x=call.x, y=call.result,
         norm=call.norm, product=call.product if call.norm else None, scale=scale, bias=bias, gate=gate,
         function=variant.gate_function if gate else None, gate_before=gate is not None and call.is_gated_before,

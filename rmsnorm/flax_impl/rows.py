@@ -199,7 +199,7 @@ def _mask_in_steps(call: Call, mask: Any) -> tuple[Any, tuple[int, int] | None]:
     """The mask of rows, or of elements if it differs within a row; its steps to the next row and element."""
     if mask is None:
         return None, None
-    first = len(call.shape) - len(call.feature_axes)
+    first = call.first_of_row
     if prod(mask.shape[first:]) == 1:
         return jnp.broadcast_to(mask, (*call.shape[:first], *mask.shape[first:])), (1, 0)
     return jnp.broadcast_to(mask, call.shape), (prod(call.shape[first:]), 1)

@@ -106,15 +106,21 @@ def kept(
 
 
 def axes_last(call: Call) -> Call:
-    """The call on x with the axes of the parameters as the last ones."""
+    """The call on x with its axes in the order of the kernels."""
     order = _order_of(call)
     axes, feature_axes = (tuple(sorted(map(order.index, part))) for part in (call.axes, call.feature_axes))
     return replace(call, shape=tuple(call.shape[axis] for axis in order), axes=axes, feature_axes=feature_axes)
 
 
 def _order_of(call: Call) -> tuple[int, ...]:
-    """The axes of x in the order in which the kernels take them."""
-    return (*call.shared_axes, *call.feature_axes)
+    """The axes of x in the order in which the kernels take them: those of the parameters, then others normalised."""
+    same = tuple(range(len(call.shape)))
+    if call.has_last_axes and call.has_neighbours:
+        return same
+    others = tuple(axis for axis in call.axes if axis not in call.feature_axes)
+    if others and call.variant.partial is not None:  # which counts the elements in the order of x
+        return same
+    return (*(axis for axis in call.shared_axes if axis not in others), *call.feature_axes, *others)
 
 
 def moved(call: Call, *tensors: Tensor | None) -> list[Any]:

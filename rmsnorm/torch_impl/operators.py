@@ -3,7 +3,7 @@
     rmsnorm::forward    y, h = x + residual, 1 / rho
     rmsnorm::backward   dx + dh, dscale, dbias
 
-They compute where the last axes are normalised, on the CPU. A result that is not there (h without a residual, the
+They compute where the last axes are normalised. A result that is not there (h without a residual, the
 gradient of a parameter that is None) is a tensor of no elements, as a schema has no optional results. Derivatives of
 the gradients, tangents and batches of parameters are those of the plain operations of arithmetic.py.
 """
@@ -54,8 +54,7 @@ def serve(call: Call, x: Tensor | None, residual: Tensor | None, *others: Tensor
         private.below_autograd is None
         or (not private.nests_operators and private.is_in_transform())
         or call.x != call.sum
-        or not own.has_last_axes
-        or len(own.axes) > len(own.feature_axes)
+        or not (own.has_last_axes and own.has_neighbours)
         or not all(type(t) in TYPES and t.layout is torch.strided for t in present)
         or (residual is not None and x is not None and residual.dtype != x.dtype)
     ):

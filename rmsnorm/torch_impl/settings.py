@@ -25,15 +25,16 @@ def settings_of(call: Call) -> tuple[str, Any]:
     """The text, as every argument takes half a microsecond, and k if it is not n."""
     variant = call.variant
     choices = variant.eps_position, variant.statistic, variant.scale_offset, call.norm, call.product, call.result
-    text = _text(len(call.axes), len(call.feature_axes), call.eps, *choices)
+    after = len(call.shape) - 1 - call.feature_axes[-1]
+    text = _text(len(call.axes), len(call.feature_axes), after, call.eps, *choices)
     return text, None if variant.partial is None else call.k
 
 
 @constant
-def _text(axes: int, features: int, *values: Any) -> str:
+def _text(axes: int, features: int, after: int, *values: Any) -> str:
     fields = {"axes": axes, **dict(zip(FIELDS, values, strict=True))}
-    if axes != features:
-        fields["features"] = features
+    if (features, after) != (axes, 0):
+        fields.update(features=features, after=after)
     fields["version"] = VERSION  # Inductor keeps what it wrote on disk, and finds it by this text, among others
     return json.dumps(fields).replace('"', "'")  # the C++ that Inductor writes has strings without escapes
 
@@ -42,13 +43,14 @@ def _text(axes: int, features: int, *values: Any) -> str:
 def decoded(settings: str) -> dict[str, Any]:
     """The fields of such a text."""
     fields: dict[str, Any] = json.loads(settings.replace("'", '"'))
-    return {"features": fields["axes"], **fields}
+    return {"features": fields["axes"], "after": 0, **fields}
 
 
 def call_of(shape: torch.Size, dtype: torch.dtype, settings: str, k: Any) -> Call:
     """The call that has these settings, on x of that shape and dtype."""
     fields = decoded(settings)
-    axes, feature_axes = (tuple(range(len(shape) - fields[name], len(shape))) for name in ("axes", "features"))
+    axes, end = tuple(range(len(shape) - fields["axes"], len(shape))), len(shape) - fields["after"]
+    feature_axes = tuple(range(end - fields["features"], end))
     n = math.prod(shape[axis] for axis in axes)
     return Call(
         variant=Variant(

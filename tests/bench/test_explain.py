@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 import rmsnorm
-from rmsnorm import cpu, dtypes
+from rmsnorm import Variant, cpu, dtypes
+from rmsnorm.call import Spec, resolve
 from rmsnorm.cli import app
 from rmsnorm.numpy_impl import fast
 from rmsnorm.parity.cases import CASES, make
@@ -46,9 +47,9 @@ def test_what_it_says_is_what_decides() -> None:
         None,
         "x has no elements",
         "the normalised axes are not the last ones",
-        "the parameters are not along the last axes",
-        "the parameters are along fewer axes than the normalised ones",
     }
+    apart = resolve("test", Spec((2, 3, 4), "float32"), variant=Variant.get("paper"), axis=2, feature_axis=(0, 2))
+    assert cpu.why_not(apart) == "the axes of the parameters are not next to each other"
 
 
 @needs_kernels

@@ -10,8 +10,8 @@
 #include <new>
 
 #include "cancelled.h"
+#include "parameters.h"
 #include "single.h"
-#include "statistic.h"
 
 namespace rmsnorm::RMSNORM_LEVEL {
 
@@ -113,18 +113,19 @@ bool settle(
 template <Format X, Format Y>
 bool backward_plain(
     const Call& c, const Backward& a, const double* parameters, double* sums, std::int64_t first, std::int64_t last) {
-    Parameters p(c, parameters);
-    std::int64_t n = c.n, k = c.k, width = c.width();
-    std::fill(sums, sums + (a.dbias ? 2 * width : width), 0.0);
+    Groups groups(c, parameters, false, sums);
+    if (!groups.has_memory()) return false;
+    std::int64_t n = c.n, k = c.k;
+    std::fill_n(sums, a.dbias ? 2 * c.features : c.features, 0.0);
     bool succeeds = true;
     for (std::int64_t i = first * c.groups; i < last * c.groups; ++i) {
         const Stored<X>* h = as<Stored<X>>(a.h + place(c, i, a.h_step, n * size_of(X)));
         const Stored<Y>* dy = as<Stored<Y>>(a.dy) + i * n;
         const Stored<X>* dh = a.dh ? as<Stored<X>>(a.dh) + i * n : nullptr;
         Stored<X>* dx = a.dx ? as<Stored<X>>(a.dx) + i * n : nullptr;
-        std::int64_t group = group_of(c, i) * n;
-        const double* gain = p.gain + group;
-        double *dscale = sums + group, *dbias = sums + width + group;
+        const Group& group = groups.at(i);
+        const double* gain = group.gain;
+        double *dscale = group.dscale, *dbias = group.dbias;
         double factor = a.inverse_rms ? a.inverse_rms[i]
                                       : 1 / rho_of(c, sum_of_squares<X>(h, k) / static_cast<double>(k), k);
         if (a.dbias) {
@@ -147,12 +148,13 @@ bool backward_plain(
             });
         }
         double share = slope_of(c, k, factor, length) * inner / static_cast<double>(k), step = factor * share;
+        groups.add(i, a.dbias);
         if (!dx) continue;
         bool again = is_along<X, Y>(h, dy, gain, step, k);
-        bool single = X == Format::bf16 && Y == Format::bf16 && p.are_moderate && !dh && k == n &&
+        bool single = X == Format::bf16 && Y == Format::bf16 && groups.are_moderate() && !dh && k == n &&
                       0x1p-20 < factor && factor < 0x1p20 && std::fabs(share) < 0x1p20;
         if constexpr (X == Format::bf16 && Y == Format::bf16) {
-            if (single) again |= fill_gradient_single(h, dy, gain, p.single + group, factor, share, step, dx, n);
+            if (single) again |= fill_gradient_single(h, dy, gain, group.single, factor, share, step, dx, n);
         }
         if (!single) {
             again |= fill_gradient<X, Y>(h, dy, dh, gain, factor, step, dx, 0, k);
@@ -164,16 +166,15 @@ bool backward_plain(
 }
 
 inline void finish(const Call& c, const Backward& a, double* sums, std::int64_t count) {
-    std::int64_t width = c.width();
     for (int which = 0; which < 2; ++which) {
         std::byte* to = which ? a.dbias : a.dscale;
         if (!to) continue;
-        double* total = sums + which * width;
+        double* total = sums + which * c.features;
         for (std::int64_t i = 1; i < count; ++i) {
-            const double* more = total + 2 * i * width;
-            for (std::int64_t j = 0; j < width; ++j) total[j] += more[j];
+            const double* more = total + 2 * i * c.features;
+            for (std::int64_t j = 0; j < c.features; ++j) total[j] += more[j];
         }
-        with_format(which ? c.bias : c.scale, [=]<Format F>() { store_row<F>(as<Stored<F>>(to), total, width); });
+        with_format(which ? c.bias : c.scale, [=, &c]<Format F>() { store_row<F>(as<Stored<F>>(to), total, c.features); });
     }
 }
 

@@ -2,8 +2,9 @@
 //
 //     y = h / rho * (o + scale) + bias,    h = x + residual
 //
-// A row of the parameters has `groups` groups of n elements, each with a statistic of its own. Rows of residual, y, h, dy,
-// dh, dx and dgate follow each other without a gap. A pointer is null where there is no such array, steps are bytes.
+// A row has `groups` groups of n elements, each with a statistic of its own. Along it every parameter serves `spread`
+// elements, then comes the next one, and after the last one the first again. Rows of residual, y, h, dy, dh, dx and dgate
+// follow each other without a gap. A pointer is null where there is no such array, steps are bytes.
 #pragma once
 
 #include <cstddef>
@@ -21,11 +22,13 @@ constexpr std::int64_t size_of(Format format) {
 }
 
 struct Call {
-    std::int64_t rows;    // of the parameters' width
-    std::int64_t n;       // elements of a group
-    std::int64_t k;       // of these, how many from the first enter the statistic
-    std::int64_t groups;  // in a row
-    std::int64_t step;    // rows of a task of the backward pass: it depends on the shape alone
+    std::int64_t rows;
+    std::int64_t n;         // elements of a group
+    std::int64_t k;         // of these, how many from the first enter the statistic
+    std::int64_t groups;    // in a row
+    std::int64_t features;  // how many gains there are, and how many biases
+    std::int64_t spread;    // neighbours that share one of them
+    std::int64_t step;      // rows of a task of the backward pass: it depends on the shape alone
     double eps;
     double offset;  // o of the gain o + scale
     Position position;
@@ -36,9 +39,10 @@ struct Call {
     Function function;
     bool gate_before;  // whether h is multiplied by f(z), and not y
 
-    std::int64_t width() const { return n * groups; }
+    std::int64_t width() const { return n * groups; }  // elements of a row
+    bool has_own() const { return spread == 1 && features == width(); }  // parameters of its own for every element
     // How many doubles `prepare` writes: the gains, the biases, whether the gains are moderate, and the gains in float32.
-    std::int64_t parameters() const { return 2 * width() + 1 + (width() + 1) / 2; }
+    std::int64_t parameters() const { return 2 * features + 1 + (features + 1) / 2; }
 };
 
 struct Mask {
@@ -69,14 +73,14 @@ struct Backward {
     std::int64_t gate_step;
 };
 
-// The functions of one level of processors. Rows are those of the parameters' width, from `first` to before `last`.
+// The functions of one level of processors. They compute the rows from `first` to before `last`.
 struct Kernels {
     const char* level;
     // Reads the gains o + scale, rounded where the variant rounds, and the biases: Call::parameters() doubles.
     void (*prepare)(const Call&, const std::byte* scale, const std::byte* bias, bool is_backward, double* parameters);
     // False if memory is short.
     bool (*forward)(const Call&, const Forward&, const double* parameters, std::int64_t first, std::int64_t last);
-    // `sums`: two rows of the width, to which the sums over these rows for dscale and dbias are written.
+    // `sums`: twice the features, to which the sums over these rows for dscale and dbias are written.
     bool (*backward)(
         const Call&, const Backward&, const double* parameters, double* sums, std::int64_t first, std::int64_t last);
     // Adds `count` pairs of such sums, from the first to the last, and writes them, rounded once, to dscale and dbias.

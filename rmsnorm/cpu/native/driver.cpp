@@ -64,7 +64,7 @@ struct Work {
     const Call& call;
     const Arrays& arrays;
     const double* parameters;
-    double* sums;  // two rows for each chunk
+    double* sums;  // twice the features for each chunk
     std::int64_t step;
 };
 
@@ -77,7 +77,7 @@ bool forward_chunk(const void* context, std::int64_t chunk) {
 bool backward_chunk(const void* context, std::int64_t chunk) {
     const auto& [kernels, call, arrays, parameters, sums, step] = *static_cast<const Work<Backward>*>(context);
     const auto first = chunk * step, last = std::min(first + step, call.rows);
-    return kernels.backward(call, arrays, parameters, sums + chunk * 2 * call.width(), first, last);
+    return kernels.backward(call, arrays, parameters, sums + chunk * 2 * call.features, first, last);
 }
 
 }  // namespace
@@ -102,7 +102,7 @@ bool forward(const Call& call, const Forward& arrays, const Pool& pool) {
 bool backward(const Call& call, const Backward& arrays, const Pool& pool) {
     const StandardArithmetic standard;
     const Kernels& own = *kernels();
-    const auto pair = 2 * call.width(), chunks = quotient_up(call.rows, call.step);
+    const auto pair = 2 * call.features, chunks = quotient_up(call.rows, call.step);
     const bool alone = pool.threads < 2 || chunks < 2;
     const auto own_parameters = numbers(call.parameters()), own_sums = numbers(pair * (alone ? 2 : chunks));
     if (!own_parameters || !own_sums) return false;

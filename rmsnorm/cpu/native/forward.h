@@ -7,8 +7,8 @@
 
 #include <algorithm>
 
+#include "parameters.h"
 #include "single.h"
-#include "statistic.h"
 
 namespace rmsnorm::RMSNORM_LEVEL {
 
@@ -118,32 +118,30 @@ inline bool are_small(const Stored<X>* h, std::int64_t first, std::int64_t n) {
 
 template <Format X, Format Y>
 inline void row_of_y(
-    const Call& c, const Parameters& p, const Stored<X>* h, std::int64_t group, bool has_bias, double rho,
-    Stored<Y>* y) {
-    std::int64_t first = group * c.n;
-    const double* gain = p.gain + first;
+    const Call& c, const Group& p, bool are_moderate, const Stored<X>* h, double rho, Stored<Y>* y) {
     Quotient q(rho, c.scale != Format::f64);
     if constexpr (may_be_single<X, Y>) {
         Format decides = c.norm == Format::none ? Y : c.norm;
-        if (decides == Format::bf16 && !has_bias && p.are_moderate && 0x1p-20 < rho && rho < 0x1p20 &&
+        if (decides == Format::bf16 && !p.bias && are_moderate && 0x1p-20 < rho && rho < 0x1p20 &&
             (c.k == c.n || are_small<X>(h, c.k, c.n))) {
             if (c.norm != Format::none) {
-                fill_single<X, Y, true>(c, h, gain, p.single + first, q, y);
+                fill_single<X, Y, true>(c, h, p.gain, p.single, q, y);
             } else {
-                fill_single<X, Y, false>(c, h, gain, p.single + first, q, y);
+                fill_single<X, Y, false>(c, h, p.gain, p.single, q, y);
             }
             return;
         }
     }
-    fill<X, Y>(c, h, gain, has_bias ? p.bias + first : nullptr, q, y, 0, c.n);
+    fill<X, Y>(c, h, p.gain, p.bias, q, y, 0, c.n);
 }
 
 // Rows whose statistic is the mean square of their first k elements. They are taken by up to eight: so the roots and
 // divisions of some narrow rows are computed at once.
 template <Format X, Format Y>
-void forward_plain(const Call& c, const Forward& a, const double* parameters, std::int64_t first, std::int64_t last) {
+bool forward_plain(const Call& c, const Forward& a, const double* parameters, std::int64_t first, std::int64_t last) {
     constexpr std::int64_t most = 8;
-    Parameters p(c, parameters);
+    Groups groups(c, parameters, a.bias != nullptr, nullptr);
+    if (!groups.has_memory()) return false;
     std::int64_t n = c.n, many = std::clamp<std::int64_t>(2048 / n, 1, most);
     for (std::int64_t start = first * c.groups; start < last * c.groups; start += many) {
         std::int64_t count = std::min(many, last * c.groups - start);
@@ -163,9 +161,10 @@ void forward_plain(const Call& c, const Forward& a, const double* parameters, st
         for (std::int64_t b = 0; b < count && a.inverse_rms; ++b) a.inverse_rms[start + b] = 1 / rho[b];
         for (std::int64_t b = 0; b < count && a.y; ++b) {
             std::int64_t i = start + b;
-            row_of_y<X, Y>(c, p, rows[b], group_of(c, i), a.bias != nullptr, rho[b], as<Stored<Y>>(a.y) + i * n);
+            row_of_y<X, Y>(c, groups.at(i), groups.are_moderate(), rows[b], rho[b], as<Stored<Y>>(a.y) + i * n);
         }
     }
+    return true;
 }
 
 }  // namespace rmsnorm::RMSNORM_LEVEL

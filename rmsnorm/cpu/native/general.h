@@ -68,11 +68,10 @@ inline void fill_gated(
 
 // The same, if the formats and the row allow it; else false.
 inline bool fill_gated_single(
-    const Call& c, const Parameters& p, const std::byte* x, const std::byte* z, std::int64_t first, double rho,
-    std::byte* y) {
+    const Call& c, const Group& p, bool are_moderate, const std::byte* x, const std::byte* z, double rho, std::byte* y) {
     bool is_one = c.x == Format::bf16 || c.x == Format::f32;
     if (!is_one || c.y != Format::bf16 || c.gate == Format::f64 || (c.norm != Format::none && c.norm != Format::bf16) ||
-        !p.are_moderate || !(0x1p-20 < rho && rho < 0x1p20) || c.k != c.n) {
+        !are_moderate || !(0x1p-20 < rho && rho < 0x1p20) || c.k != c.n) {
         return false;
     }
     Quotient q(rho, c.scale != Format::f64);
@@ -81,9 +80,9 @@ inline bool fill_gated_single(
         const Stored<Z>* gates = as<Stored<Z>>(z);
         std::uint16_t* to = as<std::uint16_t>(y);
         if (c.norm == Format::none) {
-            fill_gated<X, Z, false>(c, h, p.gain + first, p.single + first, q, gates, to);
+            fill_gated<X, Z, false>(c, h, p.gain, p.single, q, gates, to);
         } else {
-            fill_gated<X, Z, true>(c, h, p.gain + first, p.single + first, q, gates, to);
+            fill_gated<X, Z, true>(c, h, p.gain, p.single, q, gates, to);
         }
     };
     auto with_gate = [&]<Format X>() {
@@ -101,10 +100,10 @@ inline bool fill_gated_single(
 
 inline bool forward_general(
     const Call& c, const Forward& a, const double* parameters, std::int64_t first, std::int64_t last) {
-    Parameters p(c, parameters);
+    Groups groups(c, parameters, a.bias != nullptr, nullptr);
     Rows memory = new_rows(c, 5);
     Marks marks = new_marks(c);
-    if (!memory || !marks) return false;
+    if (!memory || !marks || !groups.has_memory()) return false;
     std::int64_t n = c.n, x_bytes = n * size_of(c.x), y_bytes = n * size_of(c.y);
     double *h = memory.get(), *y = h + n, *z = y + n, *f = z + n, *own = f + n;
     for (std::int64_t i = first * c.groups; i < last * c.groups; ++i) {
@@ -129,13 +128,13 @@ inline bool forward_general(
         }
         if (a.inverse_rms) a.inverse_rms[i] = row.k ? std::ldexp(1 / row.rho, row.shift) : 0.0;
         if (!a.y) continue;
-        std::int64_t group = group_of(c, i) * n;
+        const Group& group = groups.at(i);
         bool is_gated = gate && !c.gate_before && row.k;
         if (is_gated && !a.bias && !row.counts && !c.variance &&
-            fill_gated_single(c, p, x, gate, group, row.rho, a.y + i * y_bytes)) {
+            fill_gated_single(c, group, groups.are_moderate(), x, gate, row.rho, a.y + i * y_bytes)) {
             continue;
         }
-        fill_row(row, p.gain + group, a.bias ? p.bias + group : nullptr, y);
+        fill_row(row, group.gain, group.bias, y);
         if (is_gated) {
             load_any(c.gate, gate, z, n);
             factors(c, z, f, nullptr);
@@ -202,22 +201,23 @@ constexpr double may_cancel = 0x1p-16;  // here rows are not tested for being al
 
 inline bool backward_general(
     const Call& c, const Backward& a, const double* parameters, double* sums, std::int64_t first, std::int64_t last) {
-    Parameters p(c, parameters);
+    Groups groups(c, parameters, a.bias != nullptr, sums);
     bool is_wide = c.x == Format::f64 || c.y == Format::f64 || c.scale == Format::f64;
     Rows memory = new_rows(c, is_wide ? 9 : 8);
     Marks marks = new_marks(c);
-    if (!memory || !marks) return false;
-    std::int64_t n = c.n, width = c.width(), x_bytes = n * size_of(c.x), y_bytes = n * size_of(c.y);
+    if (!memory || !marks || !groups.has_memory()) return false;
+    std::int64_t n = c.n, x_bytes = n * size_of(c.x), y_bytes = n * size_of(c.y);
     double *h = memory.get(), *v = h + n, *centred = v + n, *dx = centred + n;
     double *z = dx + n, *f = z + n, *slope = f + n, *own = slope + n;  // own: x, or dy, before f(z)
-    std::fill(sums, sums + (a.dbias ? 2 * width : width), 0.0);
+    std::fill_n(sums, a.dbias ? 2 * c.features : c.features, 0.0);
     for (std::int64_t i = first * c.groups; i < last * c.groups; ++i) {
         load_any(c.x, a.h + place(c, i, a.h_step, x_bytes), h, n);
         load_any(c.y, a.dy + i * y_bytes, v, n);
         Row row(c, h, counted(c, a.mask, i, marks.get()));
-        std::int64_t group = group_of(c, i) * n, k = row.k;
-        const double* gain = p.gain + group;
-        double *dscale = sums + group, *dbias = sums + width + group;
+        std::int64_t k = row.k;
+        const Group& group = groups.at(i);
+        const double* gain = group.gain;
+        double *dscale = group.dscale, *dbias = group.dbias;
         if (a.gate) {
             load_any(c.gate, a.gate + place(c, i, a.gate_step, n * size_of(c.gate)), z, n);
             factors(c, z, f, slope);
@@ -232,7 +232,7 @@ inline bool backward_general(
         }
         double inverse = k ? 1 / row.rho : 0.0;
         if (a.dgate && !c.gate_before) {  // beside dy
-            fill_row(row, gain, a.bias ? p.bias + group : nullptr, dx);
+            fill_row(row, gain, group.bias, dx);
             gradient_of_gate(row, own, slope, dx);
             store_any(c.gate, a.dgate + i * n * size_of(c.gate), dx, n);
         }
@@ -250,6 +250,7 @@ inline bool backward_general(
             store<Format::f64>(dscale + j, load<Format::f64>(dscale + j, count) + term * power, count);
             return total + term * load<Format::f64>(gain + j, count);
         });
+        groups.add(i, a.dbias);
         if (!a.dx && !(a.dgate && c.gate_before)) continue;
         double length = c.position == Position::outside ? sum_of_squares<Format::f64>(centred, n) : 0.0;
         double share = slope_of(row.call, k, inverse, length) * inner / static_cast<double>(k ? k : 1);

@@ -11,10 +11,9 @@ bool needs_rows(const Call& c, const Mask& mask) {
 
 bool forward(const Call& c, const Forward& a, const double* parameters, std::int64_t first, std::int64_t last) {
     if (needs_rows(c, a.mask)) return forward_general(c, a, parameters, first, last);
-    with_format(c.x, [&]<Format X>() {
-        with_format(c.y, [&]<Format Y>() { forward_plain<X, Y>(c, a, parameters, first, last); });
+    return with_format(c.x, [&]<Format X>() {
+        return with_format(c.y, [&]<Format Y>() { return forward_plain<X, Y>(c, a, parameters, first, last); });
     });
-    return true;
 }
 
 bool backward(

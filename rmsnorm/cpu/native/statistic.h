@@ -1,4 +1,4 @@
-// A row: h = x + residual, its statistic rho, and the gains that it is multiplied by.
+// A row: h = x + residual, and its statistic rho.
 #pragma once
 
 #include "formats.h"
@@ -83,59 +83,5 @@ inline std::int64_t place(const Call& c, std::int64_t i, std::int64_t step, std:
 }
 
 inline std::int64_t group_of(const Call& c, std::int64_t i) { return c.groups == 1 ? 0 : i % c.groups; }
-
-// The parameters that `prepare` wrote.
-struct Parameters {
-    const double *gain, *bias;
-    const float* single;  // the gains in float32
-    bool are_moderate;    // a product with any of these gains underflows only where the result is next to nothing, too
-
-    Parameters(const Call& c, const double* from)
-        : gain(from),
-          bias(from + c.width()),
-          single(reinterpret_cast<const float*>(from + 2 * c.width() + 1)),
-          are_moderate(from[2 * c.width()] != 0) {}
-};
-
-// Whether y or dx may be computed in float32 arithmetic (see single.h), or products with the gain are of float32.
-inline bool needs_singles(const Call& c, bool is_backward) {
-    auto is_one = [](Format format) { return format == Format::bf16 || format == Format::f32; };
-    if (is_backward) return c.x == Format::bf16 && c.y == Format::bf16;
-    Format decides = c.norm == Format::none ? c.y : c.norm;
-    return is_one(c.x) && is_one(c.y) && (decides == Format::bf16 || (c.norm == Format::f32 && c.product == Format::f32));
-}
-
-inline void prepare(
-    const Call& c, const std::byte* scale, const std::byte* bias, bool is_backward, double* parameters) {
-    std::int64_t width = c.width();
-    double *gain = parameters, *flag = parameters + 2 * width;
-    float* single = reinterpret_cast<float*>(flag + 1);
-    if (scale) {
-        with_format(c.scale, [=]<Format F>() { load_row<F>(as<Stored<F>>(scale), gain, width); });
-    } else {
-        for (std::int64_t j = 0; j < width; ++j) gain[j] = 1.0;
-    }
-    if (scale && c.offset != 0) {  // the gradients are those of the formula, which rounds nothing
-        Format product = c.norm != Format::none && !is_backward ? c.product : Format::none;
-        by_eights(width, [=, &c](std::int64_t j, int count) {
-            D sum = load<Format::f64>(gain + j, count) + all_lanes(c.offset);
-            store<Format::f64>(gain + j, rounded(sum, product), count);
-        });
-    }
-    if (needs_singles(c, is_backward)) {
-        Bits wrong[parts] = {};
-        by_eights(width, [=, &wrong](std::int64_t j, int count) {
-            D g = load<Format::f64>(gain + j, count), size = magnitude(g);
-            store<Format::f32>(single + j, g, count);
-            for (int i = 0; i < parts; ++i) {
-                Part part = size.part[i];
-                wrong[i] |= (part != 0.0) & ~((part > 0x1p-40) & (part < 0x1p16));
-            }
-        });
-        for (int i = 1; i < parts; ++i) wrong[0] |= wrong[i];
-        *flag = !any(wrong[0]);
-    }
-    if (bias) with_format(c.bias, [=]<Format F>() { load_row<F>(as<Stored<F>>(bias), parameters + width, width); });
-}
 
 }  // namespace rmsnorm::RMSNORM_LEVEL

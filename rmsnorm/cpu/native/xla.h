@@ -23,7 +23,7 @@ struct Attribute {
 };
 // A program that was saved, and so its attributes, may be run by a later version of this library. Whoever changes the
 // structures of call.h adds one.
-constexpr std::int64_t attribute_version = 1;
+constexpr std::int64_t attribute_version = 2;
 static_assert(std::is_trivially_copyable_v<Attribute> && sizeof(Attribute) % sizeof(std::int64_t) == 0);
 
 constexpr int major_version = 0, minor_version = 3;

@@ -1,0 +1,142 @@
+// The parameters of a call: the gains o + scale and the biases, and those of one group of elements.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <new>
+
+#include "statistic.h"
+
+namespace rmsnorm::RMSNORM_LEVEL {
+
+// The parameters that `prepare` wrote.
+struct Parameters {
+    const double *gain, *bias;
+    const float* single;  // the gains in float32
+    bool are_moderate;    // a product with any of these gains underflows only where the result is next to nothing, too
+
+    Parameters(const Call& c, const double* from)
+        : gain(from),
+          bias(from + c.features),
+          single(reinterpret_cast<const float*>(from + 2 * c.features + 1)),
+          are_moderate(from[2 * c.features] != 0) {}
+};
+
+// Whether y or dx may be computed in float32 arithmetic (see single.h), or products with the gain are of float32.
+inline bool needs_singles(const Call& c, bool is_backward) {
+    auto is_one = [](Format format) { return format == Format::bf16 || format == Format::f32; };
+    if (is_backward) return c.x == Format::bf16 && c.y == Format::bf16;
+    Format decides = c.norm == Format::none ? c.y : c.norm;
+    return is_one(c.x) && is_one(c.y) && (decides == Format::bf16 || (c.norm == Format::f32 && c.product == Format::f32));
+}
+
+inline void prepare(
+    const Call& c, const std::byte* scale, const std::byte* bias, bool is_backward, double* parameters) {
+    std::int64_t all = c.features;
+    double *gain = parameters, *flag = parameters + 2 * all;
+    float* single = reinterpret_cast<float*>(flag + 1);
+    if (scale) {
+        with_format(c.scale, [=]<Format F>() { load_row<F>(as<Stored<F>>(scale), gain, all); });
+    } else {
+        for (std::int64_t j = 0; j < all; ++j) gain[j] = 1.0;
+    }
+    if (scale && c.offset != 0) {  // the gradients are those of the formula, which rounds nothing
+        Format product = c.norm != Format::none && !is_backward ? c.product : Format::none;
+        by_eights(all, [=, &c](std::int64_t j, int count) {
+            D sum = load<Format::f64>(gain + j, count) + all_lanes(c.offset);
+            store<Format::f64>(gain + j, rounded(sum, product), count);
+        });
+    }
+    if (needs_singles(c, is_backward)) {
+        Bits wrong[parts] = {};
+        by_eights(all, [=, &wrong](std::int64_t j, int count) {
+            D g = load<Format::f64>(gain + j, count), size = magnitude(g);
+            store<Format::f32>(single + j, g, count);
+            for (int i = 0; i < parts; ++i) {
+                Part part = size.part[i];
+                wrong[i] |= (part != 0.0) & ~((part > 0x1p-40) & (part < 0x1p16));
+            }
+        });
+        for (int i = 1; i < parts; ++i) wrong[0] |= wrong[i];
+        *flag = !any(wrong[0]);
+    }
+    if (bias) with_format(c.bias, [=]<Format F>() { load_row<F>(as<Stored<F>>(bias), parameters + all, all); });
+}
+
+// What a group of elements has for each of them: the parameters, and the sums for the gradients of these.
+struct Group {
+    const double *gain, *bias;  // bias: null without one
+    const float* single;        // the gains in float32
+    double *dscale, *dbias;     // in the backward pass
+};
+
+// The groups of a call. Where elements share a parameter, it is written out for each of them, and their sums are added up.
+class Groups {
+    const Call& c;
+    Parameters p;
+    bool has_bias, has_singles;
+    double* sums;
+    std::unique_ptr<double[]> memory;
+    std::int64_t written = -1;  // the group whose parameters are in the memory
+    Group own{};
+
+    // Calls body(j, count, i) for `count` neighbours from the j-th element of a group on, which share the i-th parameter.
+    template <class Body>
+    void by_parameters(std::int64_t group, Body body) const {
+        std::int64_t place = group * c.n, i = place / c.spread % c.features, left = c.spread - place % c.spread;
+        for (std::int64_t j = 0; j < c.n; left = c.spread) {
+            std::int64_t count = std::min(left, c.n - j);
+            body(j, count, i);
+            j += count;
+            i = i + 1 == c.features ? 0 : i + 1;
+        }
+    }
+
+    void write_out(std::int64_t group) {
+        double *gain = memory.get(), *bias = gain + c.n;
+        float* single = reinterpret_cast<float*>(gain + 4 * c.n);
+        by_parameters(group, [&](std::int64_t j, std::int64_t count, std::int64_t i) {
+            std::fill_n(gain + j, count, p.gain[i]);
+            if (has_singles) std::fill_n(single + j, count, p.single[i]);
+            if (has_bias) std::fill_n(bias + j, count, p.bias[i]);
+        });
+        own = {gain, has_bias ? bias : nullptr, single, gain + 2 * c.n, gain + 3 * c.n};
+        written = group;
+    }
+
+public:
+    // `sums` is null in the forward pass.
+    Groups(const Call& c, const double* parameters, bool has_bias, double* sums)
+        : c(c), p(c, parameters), has_bias(has_bias), has_singles(needs_singles(c, sums != nullptr)), sums(sums) {
+        if (!c.has_own()) memory.reset(new (std::nothrow) double[4 * c.n + (c.n + 1) / 2]);
+    }
+    bool has_memory() const { return c.has_own() || memory; }
+    bool are_moderate() const { return p.are_moderate; }
+
+    // The i-th group of the call.
+    const Group& at(std::int64_t i) {
+        std::int64_t group = group_of(c, i), first = group * c.n;
+        if (c.has_own()) {
+            own = {p.gain + first, has_bias ? p.bias + first : nullptr, p.single + first, sums + first,
+                   sums + c.features + first};
+        } else {
+            if (written != group) write_out(group);
+            if (sums) std::fill_n(own.dscale, 2 * c.n, 0.0);
+        }
+        return own;
+    }
+
+    // Adds the sums of the i-th group to those of the call, where they are not the same.
+    void add(std::int64_t i, bool has_dbias) {
+        if (c.has_own()) return;
+        by_parameters(group_of(c, i), [&](std::int64_t j, std::int64_t count, std::int64_t feature) {
+            auto total = [count](const double* from) {
+                return sum_over(count, [=](D sum, std::int64_t e, int some) { return sum + load<Format::f64>(from + e, some); });
+            };
+            sums[feature] += total(own.dscale + j);
+            if (has_dbias) sums[c.features + feature] += total(own.dbias + j);
+        });
+    }
+};
+
+}  // namespace rmsnorm::RMSNORM_LEVEL
