@@ -195,3 +195,28 @@ def test_a_layer_with_a_gate_has_the_bits_of_the_golden(dtype: Any, position: st
 def test_an_axis_of_another_kind_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="rms_norm: feature_axis is"):
         rms_norm(randn(3, 2, 6), axis=-1, feature_axis=np.array([-2, -1]))
+
+
+@pytest.mark.parametrize("axis", [(2, 3), (1, 2, 3)], ids=str)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_a_gain_for_each_channel(axis: Any, layout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images: y and the gradients are those of the golden, eager and compiled, each by one kernel."""
+    x, dy = (randn(3, 4, 5, 8, seed=seed).to(memory_format=layout) for seed in (0, 1))
+    leaves = [x.requires_grad_(), *(randn(4, seed=seed).requires_grad_() for seed in (2, 3))]
+
+    def step(*tensors: Any) -> Any:
+        y = rms_norm(*tensors, variant="lasagne", axis=axis, feature_axis=1)
+        return y, *torch.autograd.grad(y, tensors, dy)
+
+    program = make_fx(step)(*leaves)
+    ours = [node.target for node in program.graph.nodes if getattr(node.target, "namespace", "") == "rmsnorm"]
+    assert ours == [FORWARD, BACKWARD]
+    options = {"variant": "lasagne", "axis": axis, "feature_axis": 1}
+    arrays = list(map(to_numpy, leaves))
+    want = golden.rms_norm(*arrays, **options), *golden.rms_norm_vjp(to_numpy(dy), *arrays, **options)
+    monkeypatch.setattr(arithmetic, "forward", None)  # of plain operations
+    monkeypatch.setattr(arithmetic, "backward", None)
+    for results in (step(*leaves), program(*leaves)):
+        assert results[0].is_contiguous(memory_format=layout)
+        for result, expected in zip(results, want, strict=True):
+            np.testing.assert_array_equal(to_numpy(result), expected)
