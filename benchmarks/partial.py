@@ -57,7 +57,7 @@ def _kernels(x: np.ndarray, dtype: str) -> dict[Any, Callable[[], Any]]:
     def call(share: float | None) -> Callable[[], Any]:
         variant = Variant.get("standard").replace(partial=share)
         plan = launch.plan(resolve("rms_norm", Spec(x.shape, dtype), variant=variant), None, None)
-        arguments = (launch.address(stored), plan.x_bytes, 0, 0, 0, 0, 0, 0, launch.address(y), 0, 0)
+        arguments = (stored, plan.x_bytes, 0, 0, 0, 0, 0, 0, y, 0, 0)
         return lambda: (plan.run_forward(threads.own_threads, *arguments), stored, y)  # which keeps their memory
 
     return _warm({share: call(share) for share in SHARES})

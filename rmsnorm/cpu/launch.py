@@ -22,15 +22,11 @@ Threads: TypeAlias = Callable[[], tuple[int, int]]
 _noted: list[list[str]] = []  # what ``noted`` gave out
 
 
-def address(array: np.ndarray | None) -> int:
-    return 0 if array is None else int(array.__array_interface__["data"][0])
-
-
 class Plan(NamedTuple):
     """What the kernels need for a call, apart from its arrays.
 
-    An address is an integer, and 0 if there is no such array. The caller keeps the memory alive. Rows of all arrays but
-    x, h, mask and gate follow each other without a gap.
+    An array is given as an object with a buffer, as NumPy's arrays are, or as its address; None or 0 if there is no such
+    array. The caller keeps the memory alive. Rows of all arrays but x, h, mask and gate follow each other without a gap.
     """
 
     key: Any  # the arguments of ``plan``
@@ -46,20 +42,20 @@ class Plan(NamedTuple):
     def __reduce__(self) -> Any:
         return plan, self.key
 
-    def run_forward(self, threads: Threads, *arguments: int) -> None:
+    def run_forward(self, threads: Threads, *arguments: Any) -> None:
         """Computes y, h and 1 / rho.
 
-        ``arguments`` are the addresses, and steps in bytes, of x, x_step, residual, scale, bias, mask, mask_step,
+        ``arguments`` are the arrays, and their steps in bytes: x, x_step, residual, scale, bias, mask, mask_step,
         mask_stride, y, h, inverse_rms and, with a gate, gate and gate_step.
         """
         if _noted:
             note("forward", self)
         self.native.forward(*((1, 0) if self.small else self._threads(threads)), *arguments)
 
-    def run_backward(self, threads: Threads, *arguments: int) -> None:
+    def run_backward(self, threads: Threads, *arguments: Any) -> None:
         """Computes dx; and dscale and dbias in the formats of the parameters, unless their addresses are 0.
 
-        ``arguments`` are those of h, h_step, scale, mask, mask_step, mask_stride, inverse_rms, dy, dh, dx, dscale,
+        ``arguments`` are likewise h, h_step, scale, mask, mask_step, mask_stride, inverse_rms, dy, dh, dx, dscale,
         dbias and, with a gate, gate, gate_step, dgate and bias.
         """
         if _noted:

@@ -22,11 +22,12 @@ from typing import Any, Never
 import numpy as np
 
 from rmsnorm import cpu
-from rmsnorm.call import Axis, Call, Spec, resolve
+from rmsnorm.call import Axis
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.numpy_impl import functional as golden
 from rmsnorm.numpy_impl.functional import ArrayLike, _arrays
-from rmsnorm.variants import Preset, Variant, derive
+from rmsnorm.prepared import prepare
+from rmsnorm.variants import Preset, Variant
 
 
 @forward_of(np.ndarray)
@@ -60,15 +61,16 @@ def rms_norm(
         "rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate
     )
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
-    call = _call("rms_norm", options, x, scale, bias, mask, residual, gate)
-    if not _is_compiled() or not _is_supported(call):
+    call, plan, _ = prepare("rms_norm", options, x, scale, bias, mask, residual, gate)
+    if plan is None or call.exact_sum:  # the kernels normalise a rounded sum
+        _say_what_is_missing()
         return golden.rms_norm(
             x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis, mask=mask, residual=residual,
             gate=gate, out_dtype=out_dtype, return_inverse_rms=return_inverse_rms,
         )  # fmt: skip
     from rmsnorm.cpu import arrays as kernels
 
-    y, h, inverse_rms = kernels.forward(call, x, scale, bias, mask, residual, gate, with_inverse_rms=return_inverse_rms)
+    y, h, inverse_rms = kernels.forward(call, plan, x, scale, bias, mask, residual, gate, return_inverse_rms)
     outputs = [y]
     if h is not None:
         outputs.append(h)
@@ -111,9 +113,10 @@ def rms_norm_vjp(
         "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dy=dy, dh=dh
     )
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
-    call = _call("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy, dh)
+    call, plan, _ = prepare("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy, dh)
     one_dtype = residual is None or residual.dtype == x.dtype
-    if not _is_compiled() or not one_dtype or not _is_supported(call):
+    if plan is None or call.exact_sum or not one_dtype:
+        _say_what_is_missing()
         return golden.rms_norm_vjp(
             dy if dh is None else (dy, dh), x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis,
             mask=mask, residual=residual, gate=gate, out_dtype=out_dtype,
@@ -122,53 +125,18 @@ def rms_norm_vjp(
 
     with np.errstate(all="ignore"):
         h = x if residual is None else x + residual  # both have one dtype: the sum is rounded once
-    dx, dscale, dbias, dgate = kernels.backward(call, dy, h, scale, bias, mask, dh, gate)
+    dx, dscale, dbias, dgate = kernels.backward(call, plan, dy, h, scale, bias, mask, dh, gate)
     return dx, dscale, dbias, *(() if residual is None else (dx.copy(),)), *(() if gate is None else (dgate,))
 
 
 @lru_cache(maxsize=1)
-def _is_compiled() -> bool:
-    """Whether there are kernels. Without them a warning has the line that imported or first called this module."""
-    if cpu.is_switched_off():
-        return False
-    missing = cpu.what_is_missing()
+def _say_what_is_missing() -> None:
+    """If there are no kernels, a warning that has the line that imported or first called this module."""
+    missing = None if cpu.is_switched_off() else cpu.what_is_missing()
     if missing is not None:
         warnings.warn(
             f"rmsnorm: numpy_impl.fast is now the golden, 200 to 1,600 times as slow, as {missing}", stacklevel=3
         )
-    return missing is None
 
 
-def _is_supported(call: Call) -> bool:
-    if call.exact_sum:  # the kernels normalise a rounded sum
-        return False
-    return cpu.supports(call)
-
-
-def _call(op: str, options: tuple[Any, ...], *arrays: Any) -> Call:
-    """The checked call, from a cache if the same was checked before."""
-    pairs = [None if array is None else (array.shape, array.dtype) for array in arrays]
-    try:
-        return _cached_call(op, *options, *pairs)
-    except TypeError:  # an option cannot be a key of the cache; or an error of the call, which is then raised again
-        return _cached_call.__wrapped__(op, *options, *pairs)
-
-
-@lru_cache(maxsize=4096, typed=True)
-def _cached_call(
-    op: str, variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any,
-    x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any, *gradients: Any,
-) -> Call:  # fmt: skip
-    """The call on arrays, each given as its shape and dtype; ``gradients`` are dy and dh of rms_norm_vjp."""
-
-    def spec(pair: Any) -> Any:
-        return None if pair is None else Spec(pair[0], pair[1].name)
-
-    return resolve(
-        op, spec(x), spec(scale), spec(bias), mask=spec(mask), residual=spec(residual), gate=spec(gate),
-        out_dtype=out_dtype, variant=derive(op, variant, eps, partial), axis=axis,
-        feature_axis=feature_axis, **dict(zip(("dy", "dh"), map(spec, gradients), strict=False)),
-    )  # fmt: skip
-
-
-_is_compiled()  # what is missing is said before any work
+_say_what_is_missing()  # before any work

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import rmsnorm
-from rmsnorm import Variant, cpu, dtypes
+from rmsnorm import Variant, cpu, dtypes, prepared
 from rmsnorm.call import Spec, resolve
 from rmsnorm.cli import app
 from rmsnorm.numpy_impl import fast
@@ -83,7 +83,7 @@ def test_it_names_what_runs(framework: str) -> None:
 
 def test_without_kernels_it_says_so(monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
     monkeypatch.setenv("RMSNORM_CPU_KERNELS", "0")
-    forget(cpu.is_switched_off, cpu.is_available, fast._is_compiled)
+    forget(cpu.is_switched_off, cpu.is_available, fast._say_what_is_missing, prepared._prepared)
     x = np.ones((4, 6), "float32")
     assert rmsnorm.explain(x) == "NumPy: plain operations, as RMSNORM_CPU_KERNELS=0 switches the kernels off"
 

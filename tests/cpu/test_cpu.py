@@ -23,7 +23,6 @@ from rmsnorm.variants import Variant
 if not cpu.is_available():
     pytest.skip("there are no kernels here", allow_module_level=True)
 from rmsnorm.cpu import _native, arrays
-from rmsnorm.cpu.launch import address
 
 ROUNDED = ("float16", "bfloat16", "float32")
 EXTREME = {  # sizes of a row: the ends of the range, subnormal numbers, and numbers whose squares are out of range
@@ -38,11 +37,12 @@ def _moved(source: Any, target: Any) -> Any:
     """Numbers of one format in another one, by the kernels: the gradient of a bias is dy if there is one row."""
     x = np.zeros(source.size, np.float32)
     plan = _native.Plan(
-        rows=1, n=x.size, k=x.size, groups=1, features=x.size, spread=1, step=1, eps=1.0, offset=0.0, position="inside", variance=False,
+        rows=1, n=x.size, k=x.size, groups=1, features=x.size, spread=1, step=1, eps=1.0, offset=0.0, position="inside",
+        variance=False,
         x="float32", y=source.dtype.name, norm=None, product=None, scale=None, bias=target.dtype.name, gate=None,
         function=None, gate_before=False,
     )  # fmt: skip
-    plan.backward(1, 0, address(x), x.nbytes, 0, 0, 0, 0, 0, address(source), 0, 0, 0, address(target))
+    plan.backward(1, 0, x, x.nbytes, 0, 0, 0, 0, 0, source, 0, 0, 0, target)
     return target
 
 

@@ -1,7 +1,7 @@
 // The Python module `_native`: plans of calls, which compute arrays at addresses, and what XLA needs.
 //
-// An address is an integer, and 0 if there is no such array. The caller keeps the memory alive. Python's lock is free while
-// a plan computes.
+// An address is an integer, and 0 if there is no such array; in its place None is taken, and an object with a buffer, as
+// NumPy's arrays are. The caller keeps the memory alive. Python's lock is free while a plan computes.
 //
 // A program of XLA holds the bytes of `xla_forward` or `xla_backward` as its only attribute, an array of int64, named as the
 // caller likes; see xla.h. Its operands and results are those of the following that there are, in this order:
@@ -34,6 +34,36 @@ using namespace rmsnorm;
 namespace {
 
 using Word = std::int64_t;
+
+struct Address {
+    Word value = 0;
+};
+
+}  // namespace
+
+template <>
+struct nanobind::detail::type_caster<Address> {
+    NB_TYPE_CASTER(Address, const_name("int | typing_extensions.Buffer | None"))
+
+    bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
+        if (source.is_none()) return true;
+        if (PyLong_Check(source.ptr())) {
+            value.value = PyLong_AsLongLong(source.ptr());
+        } else {
+            Py_buffer view;
+            if (PyObject_GetBuffer(source.ptr(), &view, PyBUF_STRIDES) == 0) {  // without a format, which bfloat16 lacks
+                value.value = static_cast<Word>(reinterpret_cast<std::intptr_t>(view.buf));
+                PyBuffer_Release(&view);
+            }
+        }
+        if (!PyErr_Occurred()) return true;
+        PyErr_Clear();
+        return false;
+    }
+};
+
+namespace {
+
 using Name = std::optional<std::string_view>;
 using Steps = std::optional<std::pair<Word, Word>>;  // of a mask, to the next row and element; none without a mask
 
@@ -52,6 +82,11 @@ Format format(Name name) {
 template <class T>
 T* at(Word address) {
     return reinterpret_cast<T*>(static_cast<std::intptr_t>(address));
+}
+
+template <class T>
+T* at(Address address) {
+    return at<T>(address.value);
 }
 
 using Bytes = const std::byte;
@@ -101,8 +136,9 @@ public:
         call.function = function ? choice<Function>("the function of a gate", functions, *function) : Function::none;
     }
 
-    void forward(Word threads, Word gomp_parallel, Word x, Word x_step, Word residual, Word scale, Word bias, Word mask,
-                 Word mask_step, Word mask_stride, Word y, Word h, Word inverse_rms, Word gate, Word gate_step) const {
+    void forward(Word threads, Word gomp_parallel, Address x, Word x_step, Address residual, Address scale, Address bias,
+                 Address mask, Word mask_step, Word mask_stride, Address y, Address h, Address inverse_rms, Address gate,
+                 Word gate_step) const {
         const Forward arrays{
             at<Bytes>(x), x_step, at<Bytes>(residual), at<Bytes>(scale), at<Bytes>(bias),
             {at<const std::uint8_t>(mask), mask_step, mask_stride},
@@ -111,9 +147,9 @@ public:
         check(rmsnorm::forward(call, arrays, pool(threads, gomp_parallel)));
     }
 
-    void backward(Word threads, Word gomp_parallel, Word h, Word h_step, Word scale, Word mask, Word mask_step,
-                  Word mask_stride, Word inverse_rms, Word dy, Word dh, Word dx, Word dscale, Word dbias, Word gate,
-                  Word gate_step, Word dgate, Word bias) const {
+    void backward(Word threads, Word gomp_parallel, Address h, Word h_step, Address scale, Address mask, Word mask_step,
+                  Word mask_stride, Address inverse_rms, Address dy, Address dh, Address dx, Address dscale, Address dbias,
+                  Address gate, Word gate_step, Address dgate, Address bias) const {
         const Backward arrays{
             at<Bytes>(h), h_step, at<Bytes>(scale), at<Bytes>(bias),
             {at<const std::uint8_t>(mask), mask_step, mask_stride},
@@ -164,12 +200,13 @@ NB_MODULE(_native, module) {
              nb::kw_only(), "rows"_a, "n"_a, "k"_a, "groups"_a, "features"_a, "spread"_a, "step"_a, "eps"_a, "offset"_a, "position"_a, "variance"_a,
              "x"_a, "y"_a, "norm"_a.none(), "product"_a.none(), "scale"_a.none(), "bias"_a.none(), "gate"_a.none(),
              "function"_a.none(), "gate_before"_a)
-        .def("forward", &Plan::forward, unlocked(), "threads"_a, "gomp_parallel"_a, "x"_a, "x_step"_a, "residual"_a,
-             "scale"_a, "bias"_a, "mask"_a, "mask_step"_a, "mask_stride"_a, "y"_a, "h"_a, "inverse_rms"_a, "gate"_a = 0,
-             "gate_step"_a = 0)
-        .def("backward", &Plan::backward, unlocked(), "threads"_a, "gomp_parallel"_a, "h"_a, "h_step"_a, "scale"_a,
-             "mask"_a, "mask_step"_a, "mask_stride"_a, "inverse_rms"_a, "dy"_a, "dh"_a, "dx"_a, "dscale"_a, "dbias"_a,
-             "gate"_a = 0, "gate_step"_a = 0, "dgate"_a = 0, "bias"_a = 0)
+        .def("forward", &Plan::forward, unlocked(), "threads"_a, "gomp_parallel"_a, "x"_a, "x_step"_a, "residual"_a.none(),
+             "scale"_a.none(), "bias"_a.none(), "mask"_a.none(), "mask_step"_a, "mask_stride"_a, "y"_a.none(),
+             "h"_a.none(), "inverse_rms"_a.none(), "gate"_a = nb::none(), "gate_step"_a = 0)
+        .def("backward", &Plan::backward, unlocked(), "threads"_a, "gomp_parallel"_a, "h"_a, "h_step"_a,
+             "scale"_a.none(), "mask"_a.none(), "mask_step"_a, "mask_stride"_a, "inverse_rms"_a.none(), "dy"_a,
+             "dh"_a.none(), "dx"_a.none(), "dscale"_a.none(), "dbias"_a.none(), "gate"_a = nb::none(), "gate_step"_a = 0,
+             "dgate"_a = nb::none(), "bias"_a = nb::none())
         .def("xla_forward", &Plan::xla_forward, "threads"_a, "mask"_a.none())
         .def("xla_backward", &Plan::xla_backward, "threads"_a, "mask"_a.none(), "inverse_rms"_a, "dh"_a, "dx"_a,
              "dscale"_a, "dbias"_a);

@@ -1,0 +1,78 @@
+"""A call that is checked and planned once: everything about it that does not depend on the values. No array library."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+from rmsnorm import cpu, dtypes
+from rmsnorm.call import Call, Spec, resolve
+from rmsnorm.variants import derive
+
+# The options of a call: variant, eps, partial, axis, feature_axis and out_dtype.
+Options: TypeAlias = tuple[Any, Any, Any, Any, Any, Any]
+
+
+class Prepared(NamedTuple):
+    """A call that is checked and planned.
+
+    Attributes:
+        call: the checked call.
+        plan: the plan of the CPU kernels, a ``cpu.launch.Plan``; None if no kernel can compute the call.
+        reason: why there is no plan; None if there is one.
+    """
+
+    call: Call
+    plan: Any
+    reason: str | None
+
+
+def prepare(
+    op: str, options: Options, x: Any, scale: Any = None, bias: Any = None, mask: Any = None, residual: Any = None,
+    gate: Any = None, dy: Any = None, dh: Any = None,
+) -> Prepared:  # fmt: skip
+    """The prepared call named ``op`` on arrays of any library, of which only shape and dtype are read.
+
+    A call with the same options, shapes and dtypes is prepared once. With ``dy`` the plan is that of the gradients.
+
+    Raises:
+        TypeError, ValueError: as ``resolve``.
+
+    Example:
+        >>> import numpy as np
+        >>> prepare("rms_norm", ("llama", None, None, -1, None, None), np.ones((4, 6), "float32")).call.n
+        6
+    """
+    arrays = (x, scale, bias, mask, residual, gate, dy, dh)
+    specs = [None if array is None else (array.shape, array.dtype) for array in arrays]
+    try:
+        return _prepared(op, *options, *specs)
+    except TypeError:  # an option cannot be a key of the cache; or an error of the call, which is raised again
+        return _prepared.__wrapped__(op, *options, *specs)
+
+
+@lru_cache(maxsize=4096, typed=True)  # an axis of 1 is valid, of True or 1.0 not
+def _prepared(
+    op: str, variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any, *pairs: Any
+) -> Prepared:
+    specs = [None if pair is None else Spec(tuple(pair[0]), _name(pair[1])) for pair in pairs]
+    x, scale, bias, mask, residual, gate, dy, dh = specs
+    call = resolve(
+        op, x, scale, bias, mask=mask, residual=residual, gate=gate, out_dtype=out_dtype,
+        variant=derive(op, variant, eps, partial), axis=axis, feature_axis=feature_axis,
+        **({} if dy is None else {"dy": dy, "dh": dh}),
+    )  # fmt: skip
+    own = call if dy is None else replace(call, result=dy.dtype)
+    reason = cpu.why_not(own)
+    if reason is not None:
+        return Prepared(call, None, reason)
+    from rmsnorm.cpu import launch
+
+    g, b, z = (None if spec is None else spec.dtype for spec in (scale, bias, gate))
+    return Prepared(call, launch.plan(own, g, b, z), None)
+
+
+def _name(dtype: Any) -> str:
+    """The name of a dtype; of one whose bytes are swapped, that of the numbers."""
+    return getattr(dtype, "name", None) or dtypes.spelled(dtype)
