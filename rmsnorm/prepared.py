@@ -54,12 +54,11 @@ def prepare(
 
 @lru_cache(maxsize=4096, typed=True)  # an axis of 1 is valid, of True or 1.0 not
 def _prepared(
-    op: str, variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any, *pairs: Any
+    op: str, variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any, x: Any, *others: Any
 ) -> Prepared:
-    specs = [None if pair is None else Spec(tuple(pair[0]), _name(pair[1])) for pair in pairs]
-    x, scale, bias, mask, residual, gate, dy, dh = specs
+    scale, bias, mask, residual, gate, dy, dh = (None if pair is None else _spec(*pair) for pair in others)
     call = resolve(
-        op, x, scale, bias, mask=mask, residual=residual, gate=gate, out_dtype=out_dtype,
+        op, _spec(*x), scale, bias, mask=mask, residual=residual, gate=gate, out_dtype=out_dtype,
         variant=derive(op, variant, eps, partial), axis=axis, feature_axis=feature_axis,
         **({} if dy is None else {"dy": dy, "dh": dh}),
     )  # fmt: skip
@@ -73,6 +72,6 @@ def _prepared(
     return Prepared(call, launch.plan(own, g, b, z), None)
 
 
-def _name(dtype: Any) -> str:
-    """The name of a dtype; of one whose bytes are swapped, that of the numbers."""
-    return getattr(dtype, "name", None) or dtypes.spelled(dtype)
+def _spec(shape: Any, dtype: Any) -> Spec:
+    """Of a dtype whose bytes are swapped, the name of the numbers."""
+    return Spec(tuple(shape), getattr(dtype, "name", None) or dtypes.spelled(dtype))

@@ -28,8 +28,8 @@ def forward(
     x, x_step = _rows(plan.n, x)
     gate, gate_step = _rows(plan.n, gate)
     plan.run_forward(
-        own_threads, x, x_step, residual, _native(scale), _native(bias), *_masked(call, plan.n, mask), y, h, inverse_rms,
-        gate, gate_step,
+        own_threads, x, x_step, residual, _native(scale), _native(bias), *_masked(call, plan.n, mask), y, h,
+        inverse_rms, gate, gate_step,
     )  # fmt: skip
     return y, h, inverse_rms
 

@@ -25,8 +25,9 @@ _noted: list[list[str]] = []  # what ``noted`` gave out
 class Plan(NamedTuple):
     """What the kernels need for a call, apart from its arrays.
 
-    An array is given as an object with a buffer, as NumPy's arrays are, or as its address; None or 0 if there is no such
-    array. The caller keeps the memory alive. Rows of all arrays but x, h, mask and gate follow each other without a gap.
+    An array is given as an object with a buffer, as NumPy's arrays are, or as its address; None or 0 if there is no
+    such array. The caller keeps the memory alive. Rows of all arrays but x, h, mask and gate follow each other without
+    a gap.
     """
 
     key: Any  # the arguments of ``plan``
@@ -95,9 +96,9 @@ def plan(call: Call, scale: str | None, bias: str | None, gate: str | None = Non
     native = _native.Plan(
         rows=rows, n=call.n, k=call.k, groups=n // call.n,
         features=math.prod(call.shape[axis] for axis in call.feature_axes),
-        spread=math.prod(call.shape[call.feature_axes[-1] + 1 :]), step=chunk, eps=call.eps, offset=variant.scale_offset,
-        position=variant.eps_position, variance=variant.statistic == "variance", x=call.x, y=call.result,
-        norm=call.norm, product=call.product if call.norm else None, scale=scale, bias=bias, gate=gate,
+        spread=math.prod(call.shape[call.feature_axes[-1] + 1 :]), step=chunk, eps=call.eps,
+        offset=variant.scale_offset, position=variant.eps_position, variance=variant.statistic == "variance", x=call.x,
+        y=call.result, norm=call.norm, product=call.product if call.norm else None, scale=scale, bias=bias, gate=gate,
         function=variant.gate_function if gate else None, gate_before=gate is not None and call.is_gated_before,
     )  # fmt: skip
     return Plan(

@@ -51,9 +51,7 @@ def rms_norm_vjp(
     if one_dtype and not is_transformed() and not is_differentiated(dy, dh, x, residual, scale, gate):
         arrays = moved(call, dy, x, residual, mask, dh, gate)
         own_dy, own_x, own_residual, own_mask, own_dh, own_gate = arrays
-        results = rows.gradients(
-            axes_last(call), own_dy, own_x, own_residual, scale, bias, own_mask, own_dh, own_gate
-        )
+        results = rows.gradients(axes_last(call), own_dy, own_x, own_residual, scale, bias, own_mask, own_dh, own_gate)
     if results is not None:
         dx, dscale, dbias, dgate = results
         dx, dgate = moved_back(call, dx, dgate)

@@ -184,7 +184,8 @@ def test_the_table_leaves_out_what_is_not_in_rows() -> None:
 
 
 LAYOUTS = [  # the normalised axes, and those of the parameters
-    ((2, 3), 1), ((1, 2, 3), 1), (3, 1), ((2, 3), (1, 2)), ((1, 2, 3), 3), ((1, 2, 3), 2), ((1, 2, 3), (1, 2)), (3, (0, 1)),
+    ((2, 3), 1), ((1, 2, 3), 1), (3, 1), ((2, 3), (1, 2)), ((1, 2, 3), 3), ((1, 2, 3), 2), ((1, 2, 3), (1, 2)),
+    (3, (0, 1)),
 ]  # fmt: skip
 
 
