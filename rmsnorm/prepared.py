@@ -19,11 +19,15 @@ class Prepared(NamedTuple):
 
     Attributes:
         call: the checked call.
-        plan: the plan of the CPU kernels, a ``cpu.launch.Plan``; None if no kernel can compute the call.
+        order: the axes of x in the order in which kernels take them; None if it is the order of x.
+        rows: the call with its axes in that order.
+        plan: of ``rows``, the plan of the CPU kernels, a ``cpu.launch.Plan``; None if no kernel can compute it.
         reason: why there is no plan; None if there is one.
     """
 
     call: Call
+    order: tuple[int, ...] | None
+    rows: Call
     plan: Any
     reason: str | None
 
@@ -62,14 +66,39 @@ def _prepared(
         variant=derive(op, variant, eps, partial), axis=axis, feature_axis=feature_axis,
         **({} if dy is None else {"dy": dy, "dh": dh}),
     )  # fmt: skip
-    own = call if dy is None else replace(call, result=dy.dtype)
-    reason = cpu.why_not(own)
-    if reason is not None:
-        return Prepared(call, None, reason)
-    from rmsnorm.cpu import launch
+    order = order_of(call)
+    rows = call if order is None else in_order(call, order)
+    planned = rows if dy is None else replace(rows, result=dy.dtype)
+    reason, plan = cpu.why_not(planned), None
+    if reason is None:
+        from rmsnorm.cpu import launch
 
-    g, b, z = (None if spec is None else spec.dtype for spec in (scale, bias, gate))
-    return Prepared(call, launch.plan(own, g, b, z), None)
+        plan = launch.plan(planned, *(None if spec is None else spec.dtype for spec in (scale, bias, gate)))
+    return Prepared(call, order, rows, plan, reason)
+
+
+def order_of(call: Call) -> tuple[int, ...] | None:
+    """The axes of x in the order in which kernels take them; None if it is the order of x.
+
+    First come axes that are shared by all, then those of the parameters, then others that are normalised.
+    """
+    if call.has_last_axes and call.has_neighbours:
+        return None
+    others = tuple(axis for axis in call.axes if axis not in call.feature_axes)
+    if others and call.variant.partial is not None:  # which counts the elements in the order of x
+        return None
+    return (*(axis for axis in call.shared_axes if axis not in others), *call.feature_axes, *others)
+
+
+def in_order(call: Call, order: tuple[int, ...]) -> Call:
+    """The call on x with its axes in that order."""
+    axes, feature_axes = (tuple(sorted(map(order.index, part))) for part in (call.axes, call.feature_axes))
+    return replace(call, shape=tuple(call.shape[axis] for axis in order), axes=axes, feature_axes=feature_axes)
+
+
+def back(order: tuple[int, ...]) -> tuple[int, ...]:
+    """The order that leads back to that of x."""
+    return tuple(map(order.index, range(len(order))))
 
 
 def _spec(shape: Any, dtype: Any) -> Spec:

@@ -8,17 +8,21 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 
 from rmsnorm.call import Call
-from rmsnorm.cpu.launch import Plan
 from rmsnorm.cpu.threads import own_threads
+from rmsnorm.prepared import Prepared, back
 
 Array: TypeAlias = np.ndarray
 
 
 def forward(
-    call: Call, plan: Plan, x: Array, scale: Array | None, bias: Array | None, mask: Array | None,
+    prepared: Prepared, x: Array, scale: Array | None, bias: Array | None, mask: Array | None,
     residual: Array | None, gate: Array | None, with_inverse_rms: bool,
 ) -> tuple[Array, Array | None, Array | None]:  # fmt: skip
     """y, h = x + residual (None without one), and 1 / rho in float64 if asked for."""
+    _, order, call, plan, _ = prepared
+    if order is not None:
+        mask = None if mask is None else np.broadcast_to(mask, prepared.call.shape)
+        x, mask, residual, gate = _moved(order, x, mask, residual, gate)
     h = None
     if residual is not None:
         x, residual = x.astype(call.x, copy=False), np.ascontiguousarray(residual, call.x)
@@ -31,14 +35,18 @@ def forward(
         own_threads, x, x_step, residual, _native(scale), _native(bias), *_masked(call, plan.n, mask), y, h,
         inverse_rms, gate, gate_step,
     )  # fmt: skip
-    return y, h, inverse_rms
+    return (y, h, inverse_rms) if order is None else _moved(back(order), y, h, inverse_rms, own=True)
 
 
 def backward(
-    call: Call, plan: Plan, dy: Array, h: Array, scale: Array | None, bias: Array | None, mask: Array | None,
+    prepared: Prepared, dy: Array, h: Array, scale: Array | None, bias: Array | None, mask: Array | None,
     dh: Array | None, gate: Array | None,
 ) -> tuple[Array, Array | None, Array | None, Array | None]:  # fmt: skip
     """dx + dh, dscale, dbias and dgate, each in the dtype of its argument."""
+    _, order, call, plan, _ = prepared
+    if order is not None:
+        mask = None if mask is None else np.broadcast_to(mask, prepared.call.shape)
+        dy, h, mask, dh, gate = _moved(order, dy, h, mask, dh, gate)
     dx = np.empty(call.shape, call.x)
     scale, bias = _native(scale), _native(bias)
     dscale, dbias = (None if primal is None else np.empty(primal.shape, primal.dtype) for primal in (scale, bias))
@@ -50,7 +58,15 @@ def backward(
         own_threads, h, h_step, scale, *_masked(call, plan.n, mask), None, _native(dy), dh, dx, dscale, dbias,
         gate, gate_step, dgate, None if gate is None else bias,
     )  # fmt: skip
+    if order is not None:
+        dx, dgate = _moved(back(order), dx, dgate, own=True)
     return dx, dscale, dbias, dgate
+
+
+def _moved(order: tuple[int, ...], *arrays: Array | None, own: bool = False) -> Any:
+    """The arrays with their axes in that order: views, or if ``own`` arrays without gaps."""
+    views = (None if array is None else array.transpose(order) for array in arrays)
+    return tuple(np.ascontiguousarray(view) if own and view is not None else view for view in views)
 
 
 def _native(array: Array | None) -> Any:

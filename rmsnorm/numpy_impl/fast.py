@@ -61,8 +61,9 @@ def rms_norm(
         "rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate
     )
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
-    call, plan, _ = prepare("rms_norm", options, x, scale, bias, mask, residual, gate)
-    if plan is None or call.exact_sum:  # the kernels normalise a rounded sum
+    prepared = prepare("rms_norm", options, x, scale, bias, mask, residual, gate)
+    call = prepared.call
+    if prepared.plan is None or call.exact_sum:  # the kernels normalise a rounded sum
         _say_what_is_missing()
         return golden.rms_norm(
             x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis, mask=mask, residual=residual,
@@ -70,7 +71,7 @@ def rms_norm(
         )  # fmt: skip
     from rmsnorm.cpu import arrays as kernels
 
-    y, h, inverse_rms = kernels.forward(call, plan, x, scale, bias, mask, residual, gate, return_inverse_rms)
+    y, h, inverse_rms = kernels.forward(prepared, x, scale, bias, mask, residual, gate, return_inverse_rms)
     outputs = [y]
     if h is not None:
         outputs.append(h)
@@ -113,9 +114,9 @@ def rms_norm_vjp(
         "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dy=dy, dh=dh
     )
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
-    call, plan, _ = prepare("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy, dh)
-    one_dtype = residual is None or residual.dtype == x.dtype
-    if plan is None or call.exact_sum or not one_dtype:
+    prepared = prepare("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy, dh)
+    call, one_dtype = prepared.call, residual is None or residual.dtype == x.dtype
+    if prepared.plan is None or call.exact_sum or not one_dtype:
         _say_what_is_missing()
         return golden.rms_norm_vjp(
             dy if dh is None else (dy, dh), x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis,
@@ -125,7 +126,7 @@ def rms_norm_vjp(
 
     with np.errstate(all="ignore"):
         h = x if residual is None else x + residual  # both have one dtype: the sum is rounded once
-    dx, dscale, dbias, dgate = kernels.backward(call, plan, dy, h, scale, bias, mask, dh, gate)
+    dx, dscale, dbias, dgate = kernels.backward(prepared, dy, h, scale, bias, mask, dh, gate)
     return dx, dscale, dbias, *(() if residual is None else (dx.copy(),)), *(() if gate is None else (dgate,))
 
 

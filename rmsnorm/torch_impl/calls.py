@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from rmsnorm import errors
 from rmsnorm.call import Call, Spec, resolve
+from rmsnorm.prepared import back, in_order, order_of
 from rmsnorm.torch_impl import rows
 from rmsnorm.torch_impl.memory import check_storage, is_plain, is_plain_on_gpu
 from rmsnorm.torch_impl.private import CPU, untraced
@@ -107,34 +107,21 @@ def kept(
 
 def axes_last(call: Call) -> Call:
     """The call on x with its axes in the order of the kernels."""
-    order = _order_of(call)
-    axes, feature_axes = (tuple(sorted(map(order.index, part))) for part in (call.axes, call.feature_axes))
-    return replace(call, shape=tuple(call.shape[axis] for axis in order), axes=axes, feature_axes=feature_axes)
-
-
-def _order_of(call: Call) -> tuple[int, ...]:
-    """The axes of x in the order in which the kernels take them: those of the parameters, then others normalised."""
-    same = tuple(range(len(call.shape)))
-    if call.has_last_axes and call.has_neighbours:
-        return same
-    others = tuple(axis for axis in call.axes if axis not in call.feature_axes)
-    if others and call.variant.partial is not None:  # which counts the elements in the order of x
-        return same
-    return (*(axis for axis in call.shared_axes if axis not in others), *call.feature_axes, *others)
+    order = order_of(call)
+    return call if order is None else in_order(call, order)
 
 
 def moved(call: Call, *tensors: Tensor | None) -> list[Any]:
     """The tensors, each of the shape of x or to broadcast to it, with the axes in that order."""
-    order = _order_of(call)
-    if order == tuple(range(len(order))):
+    order = order_of(call)
+    if order is None:
         return list(tensors)
     return [None if t is None else t.expand(call.shape).permute(order) for t in tensors]
 
 
 def moved_back(call: Call, *tensors: Tensor | None) -> list[Any]:
     """Such tensors with the axes in the order of x."""
-    order = _order_of(call)
-    if order == tuple(range(len(order))):
+    order = order_of(call)
+    if order is None:
         return list(tensors)
-    back = [order.index(axis) for axis in range(len(order))]
-    return [None if t is None else t.permute(back) for t in tensors]
+    return [None if t is None else t.permute(back(order)) for t in tensors]
