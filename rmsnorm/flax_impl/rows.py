@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jax import ffi
 from jax import numpy as jnp
 
 from rmsnorm import cpu
@@ -207,7 +208,7 @@ def _mask_in_steps(call: Call, mask: Any) -> tuple[Any, tuple[int, int] | None]:
 
 @with_x64
 def _call_kernel(attribute: np.ndarray, types: Any, *operands: Any) -> Any:
-    return private.ffi.ffi_call("rmsnorm", types)(*given(operands), attribute=attribute)
+    return ffi.ffi_call("rmsnorm", types)(*given(operands), attribute=attribute)
 
 
 @lru_cache(maxsize=1)
@@ -216,7 +217,7 @@ def _is_registered() -> bool:
     from rmsnorm.cpu import xla
 
     try:
-        private.ffi.register_ffi_target("rmsnorm", xla.handler(), platform="cpu")
+        ffi.register_ffi_target("rmsnorm", xla.handler(), platform="cpu")
     except jax.errors.JaxRuntimeError as error:
         warnings.warn(
             f"rmsnorm: this jaxlib does not accept the CPU kernels; XLA compiles slower code instead ({error}); "
@@ -249,7 +250,7 @@ def _primitive(
 def _lower(plain: Callable[..., Any], kernel: Callable[..., Any], context: Any, *operands: Any, **params: Any) -> Any:
     """The program of a primitive for CPUs: a kernel, or else plain operations, which XLA divides among devices."""
     one = private.is_for_one_device(context.module_context)
-    if one and private.why_no_kernels() is None and cpu.is_available() and _is_registered():
+    if one and cpu.is_available() and _is_registered():
         return _lower_kernel(kernel, context, *operands, **params)
     return mlir.lower_fun(plain, multiple_results=True)(context, *operands, **params)
 
