@@ -72,7 +72,7 @@ def test_it_names_what_runs(framework: str) -> None:
     assert said(variant="llama") == "kernel forward-float32-float32"
     gated = "forward-float32-float32-silu-after"
     beside = "forward-float32-float32, and plain operations for the gate"
-    assert said(gate=x) == f"kernel {gated if framework in ('numpy', 'torch') else beside}"
+    assert said(gate=x) == f"kernel {beside if framework == 'tf' else gated}"
     gain = np.ones(4, "float32")
     if framework == "torch":  # which gives the kernel the axes in another order
         assert said(axis=0) == "kernel forward-float32-float32"

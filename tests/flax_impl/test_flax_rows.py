@@ -83,6 +83,39 @@ def test_the_formula_of_the_gradients_is_a_kernel() -> None:
                 np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.parametrize("position", ["after", "before"])
+def test_a_gate_is_in_the_kernels(position: str) -> None:
+    """By the formula, by automatic differentiation and under vmap; what is under a mask may be NaN."""
+    x, dy, gate, scale, bias = (
+        normal(0, 4, 5, 16),
+        normal(1, 4, 5, 16),
+        normal(2, 4, 5, 16),
+        normal(3, 16),
+        normal(4, 16),
+    )
+    mask = normal(5, 4, 5, 16) > -0.5
+    x[1:2][~mask[1:2]], gate[2:3][~mask[2:3]] = np.nan, np.nan
+    options: Any = {"variant": Variant.get("llama").replace(gate_position=position), "mask": mask}
+    wanted = golden.rms_norm_vjp(dy, x, scale, bias, gate=gate, **options)
+
+    def norm(x: Any, scale: Any, bias: Any, gate: Any) -> Any:
+        return rms_norm(x, scale, bias, gate=gate, **options)
+
+    derived = lambda dy, *primals: jax.vjp(norm, *primals)[1](dy)  # noqa: E731
+    formula = lambda dy, x, scale, bias, gate: rms_norm_vjp(dy, x, scale, bias, gate=gate, **options)  # noqa: E731
+    for function, count in ((formula, 1), (derived, 2)):
+        assert calls(function, dy, x, scale, bias, gate) == count
+        assert_bits(jax.jit(function)(dy, x, scale, bias, gate), wanted)
+    for which in range(4):
+        loss = lambda *args: jnp.sum(jnp.where(mask, norm(*args), 0) * dy)  # noqa: E731
+        assert calls(jax.grad(loss, which), x, scale, bias, gate) == 2
+    x, gate = np.nan_to_num(x), np.nan_to_num(gate)
+    del options["mask"]
+    mapped = jax.vmap(norm, (0, None, None, 0))
+    assert calls(mapped, x, scale, bias, gate) == 1
+    assert_bits([mapped(x, scale, bias, gate)], [golden.rms_norm(x, scale, bias, gate=gate, **options)])
+
+
 def test_vmap_is_more_rows() -> None:
     x, dy, scale, mask = normal(0, 4, 5, 16), normal(1, 4, 5, 16), normal(2, 16), normal(3, 5, 16) < 0.6
     for axis in (0, 1):
@@ -118,10 +151,19 @@ DERIVATIVES = {
 }
 
 
+@pytest.mark.parametrize("gate", [None, "after", "before"])
 @pytest.mark.parametrize("name", DERIVATIVES)
-def test_other_derivatives_are_those_of_the_operations(name: str) -> None:
+def test_other_derivatives_are_those_of_the_operations(name: str, gate: str | None) -> None:
+    """With a gate also that of the gate, which is a function of both arguments, and with a bias, which is one, too."""
     x, scale = jnp.asarray(normal(0, 3, 8)), jnp.asarray(normal(1, 8))
-    derive = lambda: DERIVATIVES[name](lambda x, scale: jnp.sum(jnp.sin(rms_norm(x, scale))))(x, scale)  # noqa: E731
+
+    def loss(x: Any, scale: Any) -> Any:
+        options: dict[str, Any] = {}
+        if gate is not None:
+            options = {"gate": x[..., ::-1] * scale, "variant": Variant.get("standard").replace(gate_position=gate)}
+        return jnp.sum(jnp.sin(rms_norm(x, scale, scale**2, **options)))
+
+    derive = lambda: DERIVATIVES[name](loss)(x, scale)  # noqa: E731
     results = derive()
     with pytest.MonkeyPatch.context() as patch:
         jax.clear_caches()
@@ -179,7 +221,7 @@ def test_errors_of_a_handler() -> None:
     rms_norm(x)  # registers the handler
     call = resolve("rms_norm", Spec((2, 3), "float32"), variant=Variant.get("standard"))
     types = [jax.ShapeDtypeStruct((2, 3), "float32"), jax.ShapeDtypeStruct((2, 1), "float32")]
-    huge, unknown = xla.forward(call, None, None, None).copy(), xla.forward(call, None, None, None).copy()
+    huge, unknown = (xla.forward(call, None, None, None, None).copy() for _ in range(2))
     assert huge[3:5].tolist() == [2, 3]  # rows and n; see xla.h and call.h
     huge[4] = 2**58
     unknown[0] += 1  # the version
