@@ -60,27 +60,18 @@ def _differentiate_norm(
     y, inverse_rms = normalise(call, across, h, scale, bias, mask, gate)
     # A second derivative finds 1 / rho to be an output of normalise, and goes through it.
     bias = _bias_for(call, bias, dgate)
-    arrays = h, scale, bias, mask, gate, inverse_rms, dh, dscale, dbias, dgate
-    return (y, inverse_rms), _tangent_of(call, across, *arrays)
-
-
-def _tangent_of(
-    call: Call, across: Across | None, h: Any, scale: Any, bias: Any, mask: Any, gate: Any, inverse_rms: Any, dh: Any,
-    dscale: Any, dbias: Any, dgate: Any,
-) -> Pair:  # fmt: skip
-    """dy and the tangent of 1 / rho."""
     operands = h, inverse_rms, dh, gate, dgate, _with_all_axes(call, mask), scale, bias, dscale, dbias
-    if across is not None or not _is_in_rows(call, *given(operands)):
-        return _tangent_in_operations(call, across, *operands)
+    if across is not None or not _is_in_rows(call, *operands):
+        return (y, inverse_rms), _tangent_in_operations(call, across, *operands)
     dy, dinverse_rms = _run(_tangent_p.bind, *operands, call=call)
-    return dy, dinverse_rms
+    return (y, inverse_rms), (dy, dinverse_rms)
 
 
 def gradients(call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, gate: Any, dh: Any) -> Gradients:
     """dx + dh, dscale, dbias and dgate in the dtypes of h, scale, bias and gate, without a forward pass before."""
     wanted = call.x, _name(scale), _name(bias), _name(gate)
     operands = dy, h, dh, gate, _with_all_axes(call, mask), scale, _bias_for(call, bias, gate)
-    function = _gradients_p.bind if _is_in_rows(call, *given(operands)) else _gradients_in_operations
+    function = _gradients_p.bind if _is_in_rows(call, *operands) else _gradients_in_operations
     dx, dscale, dbias, dgate = filled(_run(function, *operands, call=call, wanted=wanted), wanted)
     return dx, dscale, dbias, dgate
 
