@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
-from rmsnorm import cpu
 from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.parity.backends import open_backend
 from rmsnorm.parity.cases import Data
@@ -49,13 +48,6 @@ class Framework:
     @cached_property
     def functional(self) -> Any:
         return importlib.import_module(f"rmsnorm.{self.name}_impl.functional")
-
-    @property
-    def has_kernels(self) -> bool:
-        """Whether kernels compute its calls on the CPU. XLA in an older jaxlib cannot call them."""
-        if self.name != "flax" or not cpu.is_available():
-            return cpu.is_available()
-        return importlib.import_module("rmsnorm.flax_impl.private").why_no_kernels() is None
 
     @cached_property
     def implementation(self) -> Implementation:

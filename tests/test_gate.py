@@ -84,7 +84,7 @@ KERNELS = [  # the kernels of the parity kit; and a gate of another dtype, and e
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("framework", ["numpy", "torch", "flax"])
 @pytest.mark.parametrize(("name", "dtype", "function", "position"), KERNELS)
 @pytest.mark.sample(6)
 def test_kernels_have_the_bits_of_the_golden(framework, name, dtype, function, position, monkeypatch):
@@ -103,6 +103,10 @@ def test_kernels_have_the_bits_of_the_golden(framework, name, dtype, function, p
 
         monkeypatch.setattr(arithmetic, "statistic", None)  # of plain operations
         compute = _kernels_of_torch
+    elif framework == "flax":
+        if pytest.importorskip("jax").default_backend() != "cpu":
+            pytest.skip("the kernels are for CPUs")
+        compute = _kernels_of_flax
     else:
         monkeypatch.setattr(fast, "golden", None)
         compute = _kernels_of_numpy
@@ -177,6 +181,27 @@ def _kernels_of_numpy(dy, x, gain, **options):
         *fast.rms_norm(x, gain, return_inverse_rms=True, **options),
         *fast.rms_norm_vjp(dy, x, gain, **options),
     ]
+
+
+def _kernels_of_flax(dy, x, gain, *, gate, **options):
+    """Likewise."""
+    import jax
+
+    from rmsnorm.flax_impl import rms_norm, rms_norm_vjp
+
+    between = bridge("flax")
+    dy, *inputs = (between.send(array) for array in (dy, x, gain, gate) if array is not None)
+
+    def norm(x, gain, gate=None, **more):
+        return rms_norm(x, gain, gate=gate, **more, **options)
+
+    outputs = norm(*inputs, return_inverse_rms=True)
+    gradients = rms_norm_vjp(dy, *inputs[:2], gate=dict(enumerate(inputs)).get(2), **options)
+    y, pull = jax.vjp(norm, *inputs)
+    pairs = zip(pull(dy), (gradient for gradient in gradients if gradient is not None), strict=True)
+    assert np.array_equal(y, outputs[0])
+    assert all(np.array_equal(one, other) for one, other in pairs)
+    return [None if array is None else between.fetch(array) for array in (*outputs, *gradients)]
 
 
 def _kernels_of_torch(dy, x, gain, *, gate, **options):

@@ -33,8 +33,8 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
 
     Example:
         >>> import numpy as np
-        >>> explain(np.ones((4, 8), "float32"), axis=0)
-        'NumPy: plain operations, as the normalised axes are not the last ones'
+        >>> explain(np.ones((0, 8), "float32"))
+        'NumPy: plain operations, as x has no elements'
     """
     if callable(x) and _key(x) is None:
         return _explained_call(x, [array for array in (scale, bias) if array is not None], options)
@@ -49,7 +49,7 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
         with _noted() as names:
             _rms_norm(row)(x, scale, bias, **options)
     if not names:
-        reason = _why_no_kernels(row) or cpu.why_not(call)
+        reason = cpu.why_not(call)
         if row.key == "numpy" and call.exact_sum:  # see numpy_impl/fast.py
             reason = "the sum of x and the residual is not rounded before the norm"
         place = "on one CPU" if row.key == "flax" else "in the memory of a CPU as it is"
@@ -74,14 +74,6 @@ def _explained_call(function: Any, arrays: list[Any], options: dict[str, Any]) -
     counts = Counter(names)
     kernels = [name if count == 1 else f"{name} ({count} times)" for name, count in counts.items()]
     return f"{row.title}: kernel {' and '.join(kernels)} (compiled for {_level()})"
-
-
-def _why_no_kernels(row: Framework) -> str | None:
-    """Why a framework cannot call kernels of any kind; None if it can."""
-    if row.key != "flax":
-        return None
-    why: Callable[[], str | None] = import_module("rmsnorm.flax_impl.private").why_no_kernels
-    return why()
 
 
 def _rms_norm(row: Framework) -> Callable[..., Any]:

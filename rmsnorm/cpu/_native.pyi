@@ -10,8 +10,8 @@ class Plan:
     def backward(self, threads: int, gomp_parallel: int, *addresses: Any) -> None: ...
     def xla_forward(self, threads: int, mask: tuple[int, int] | None) -> bytes: ...
     def xla_backward(
-        self, threads: int, mask: tuple[int, int] | None, inverse_rms: bool, dh: bool, dx: bool, dscale: bool,
-        dbias: bool,
+        self, threads: int, mask: tuple[int, int] | None, inverse_rms: bool, bias: bool, dh: bool, dx: bool,
+        dscale: bool, dbias: bool, dgate: bool,
     ) -> bytes: ...  # fmt: skip
 
 def level() -> str | None: ...

@@ -15,27 +15,30 @@ from rmsnorm.cpu.threads import available
 _PARALLEL: Final = 2**17  # elements: below, one thread is as fast as two
 
 
-def forward(call: Call, scale: str | None, bias: str | None, mask: tuple[int, int] | None) -> np.ndarray:
-    """The attribute of a call from x, scale, bias and mask, those that are not None, to y and 1 / rho.
+def forward(
+    call: Call, scale: str | None, bias: str | None, gate: str | None, mask: tuple[int, int] | None
+) -> np.ndarray:
+    """The attribute of a call from x, scale, bias, mask and gate, those that are not None, to y and 1 / rho.
 
     ``mask`` is the mask's steps to the next row and element.
     """
-    launched = plan(call, scale, bias)
+    launched = plan(call, scale, bias, gate)
     note("forward", launched)
     return np.frombuffer(launched.native.xla_forward(_threads(launched), mask), np.int64)
 
 
 def backward(
-    call: Call, scale: str | None, bias: str | None, mask: tuple[int, int] | None, wanted: Sequence[bool],
-    inverse_rms: bool = True, dh: bool = False,
+    call: Call, scale: str | None, bias: str | None, gate: str | None, mask: tuple[int, int] | None,
+    wanted: Sequence[bool], *, has_inverse_rms: bool = False, has_bias: bool = False, has_dh: bool = False,
 ) -> np.ndarray:  # fmt: skip
-    """The same for the backward pass: from dy, h, 1 / rho, scale, mask and dh to dx, dscale and dbias.
+    """The same for the backward pass: from dy, h, 1 / rho, scale, bias, mask, dh and gate to the gradients.
 
-    Each of 1 / rho, scale, mask and dh may be absent. ``wanted`` says which of the three results there are.
+    There may be no 1 / rho, scale, bias, mask, dh and gate. ``wanted`` says which of dx, dscale, dbias and dgate there
+    are.
     """
-    launched = plan(call, scale, bias)
+    launched = plan(call, scale, bias, gate)
     note("backward", launched)
-    attribute = launched.native.xla_backward(_threads(launched), mask, inverse_rms, dh, *wanted)
+    attribute = launched.native.xla_backward(_threads(launched), mask, has_inverse_rms, has_bias, has_dh, *wanted)
     return np.frombuffer(attribute, np.int64)
 
 

@@ -16,14 +16,14 @@ import jax
 import numpy as np
 from jax import lax
 from jax import numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 
 from rmsnorm import dtypes, errors
 from rmsnorm.call import Axis, Call, Spec, given, resolve, three_of
-from rmsnorm.flax_impl import arithmetic, rows
-from rmsnorm.flax_impl.arithmetic import Across, backward, elementwise, statistic
-from rmsnorm.flax_impl.gate import factor, slope
+from rmsnorm.flax_impl import rows
+from rmsnorm.flax_impl.arithmetic import elementwise
+from rmsnorm.flax_impl.gate import backward, inverse_rms, tangent
 from rmsnorm.flax_impl.rounding import add, cast, convert, narrowed, with_x64
+from rmsnorm.flax_impl.rows import normalise
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.variants import Preset, Variant, derive
 
@@ -95,7 +95,7 @@ def rms_norm(
         variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
     )  # fmt: skip
     h = add(x, residual, call.x)
-    y, inverse_rms = gated(call, None, h, scale, bias, mask, gate)
+    y, inverse_rms = normalise(call, None, h, scale, bias, mask, gate)
     outputs = [y]
     if residual is not None:
         outputs.append(narrowed(h, call.sum))
@@ -158,26 +158,17 @@ def rms_norm_vjp(
         variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         dy=_spec(dy), dh=_spec(dh),
     )  # fmt: skip
-    if gate is not None:
-        return _gated_vjp(call, dy, x, scale, bias, mask, residual, gate, dh)
-    return _vjp(call, dy, x, scale, bias, mask, residual, dh)
-
-
-def _vjp(
-    call: Call, dy: jax.Array, x: jax.Array, scale: jax.Array | None, bias: jax.Array | None,
-    mask: jax.Array | None = None, residual: jax.Array | None = None, dh: jax.Array | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
-    """The gradients of a checked call without a gate."""
     h = add(x, residual, call.x)
-    if call.x == call.sum and all(t is None or t.dtype == x.dtype for t in (residual, dh)):
-        gradients = _gradients(call, dy, h, scale, bias, mask, dh)
-        return gradients if residual is None else (*gradients, gradients[0])
-    dx, dscale, dbias = _pull_back(call, dy, h, scale, mask, dh)
-    dscale = None if scale is None else convert(dscale, _name(scale))
-    dbias = None if bias is None else convert(dbias, _name(bias))
-    if residual is not None:
-        return convert(dx, _name(x)), dscale, dbias, convert(dx, _name(residual))
-    return convert(dx, _name(x)), dscale, dbias
+    of_sum = given([x, residual])
+    if call.x == call.sum and all(t.dtype == x.dtype for t in given([residual, dh])):
+        dx, dscale, dbias, dgate = _gradients(call, dy, h, scale, bias, mask, gate, dh)
+        terms = [dx for _ in of_sum]
+    else:
+        dx, dscale, dbias, dgate = _pull_back(call, dy, h, scale, bias, mask, gate, dh)
+        terms = [convert(dx, _name(t)) for t in of_sum]
+        parameters = zip((dscale, dbias, dgate), (scale, bias, gate), strict=True)
+        dscale, dbias, dgate = (None if p is None else convert(d, _name(p)) for d, p in parameters)
+    return terms[0], dscale, dbias, *terms[1:], *given([dgate])
 
 
 def rms_norm_jvp(
@@ -233,105 +224,32 @@ def rms_norm_jvp(
         dx=_spec(dx), dscale=_spec(dscale), dbias=_spec(dbias),
     )  # fmt: skip
     h = add(x, residual, call.x)
-    if gate is not None:
-        return _gated_jvp(call, h, scale, mask, gate, dx, dscale, dbias)
-    return _push_forward(call, h, scale, mask, dx, dscale, dbias)
-
-
-def gated(
-    call: Call, across: Across | None, h: jax.Array, scale: jax.Array | None, bias: jax.Array | None,
-    mask: jax.Array | None, gate: jax.Array | None,
-) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """y and 1 / rho of a checked call, with a gate or not."""
-    if gate is None:
-        y, inverse_rms = normalise(call, across, h, scale, bias, mask)
-        return y, inverse_rms
-    f, inner = factor(call, _held(gate, mask)), call.without_gate
-    h = _held(h, mask).astype(f.dtype) * f if call.is_gated_before else h
-    y, inverse_rms = normalise(inner, across, h, scale, bias, mask)
-    return y if call.is_gated_before else _held(convert(y * f, call.result), mask), inverse_rms
-
-
-def _gated_vjp(
-    call: Call, dy: jax.Array, x: jax.Array, scale: jax.Array | None, bias: jax.Array | None, mask: jax.Array | None,
-    residual: jax.Array | None, gate: jax.Array, dh: jax.Array | None,
-) -> tuple[Any, ...]:  # fmt: skip
-    f, inner, h = factor(call, gate), call.without_gate, add(x, residual, call.x)
-    results: tuple[Any, ...]
-    if call.is_gated_before:
-        h = h.astype(f.dtype)
-        gradient, dscale, dbias = _vjp(inner, dy, h * f, scale, bias, mask)
-        dgate, dx = gradient * h, _unmasked(gradient * f, mask)
-        of_sum = [convert(dx, _name(t)) if dh is None else add(dx, dh, _name(t)) for t in given([x, residual])]
-        results = of_sum[0], dscale, dbias, *of_sum[1:]
-    else:
-        dy = dy.astype(f.dtype)
-        results = _vjp(inner, dy * f, x, scale, bias, mask, residual, dh)
-        dgate = dy * normalise(inner, None, h, scale, bias, mask)[0]
-    return *results, convert(_unmasked(dgate * slope(call, gate), mask), _name(gate))
-
-
-def _gated_jvp(
-    call: Call, h: jax.Array, scale: Any, mask: Any, gate: jax.Array, dx: Any, dscale: Any, dbias: Any
-) -> jax.Array:
-    f, inner = factor(call, gate), call.without_gate
-    if not call.is_gated_before:
-        return convert(_unmasked(_push_forward(inner, h, scale, mask, dx, dscale, dbias) * f, mask), call.result)
-    dx = None if dx is None else dx.astype(f.dtype) * f
-    return _push_forward(inner, h.astype(f.dtype) * f, scale, mask, dx, dscale, dbias)
-
-
-def _held(values: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """The values, of which derivatives take those under the mask as constants."""
-    return values if mask is None else jnp.where(mask, values, lax.stop_gradient(values))
-
-
-def _unmasked(values: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """0 under the mask, where gate and x may be NaN."""
-    return values if mask is None else jnp.where(mask, values, jnp.zeros_like(values))
-
-
-@bind(jax.custom_jvp, nondiff_argnums=(0, 1))
-@with_x64
-def _normalise(call: Call, across: Across | None, h: Any, scale: Any, bias: Any, mask: Any) -> tuple[Any, Any]:
-    """y and 1 / rho in float64, of a checked call."""
-    return rows.forward(call, h, scale, bias, mask, across)
-
-
-normalise = jax.jit(_normalise, static_argnums=(0, 1))
-
-
-@bind(_normalise.defjvp, symbolic_zeros=True)
-@with_x64
-def _differentiate(
-    call: Call, across: Across | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
-) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
-    h, scale, bias, mask = primals
-    dh, dscale, dbias, _ = (None if type(tangent) is SymbolicZero else tangent for tangent in tangents)
-    y, inverse_rms = normalise(call, across, h, scale, bias, mask)
-    # A second derivative finds 1 / rho to be an output of normalise, and goes through it.
-    return (y, inverse_rms), rows.tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias, across)
+    return _push_forward(call, h, scale, bias, mask, gate, dx, dscale, dbias)
 
 
 @bind(jax.jit, static_argnums=0)
 @with_x64
-def _gradients(call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, dh: Any) -> tuple[Any, Any, Any]:
-    return rows.gradients(call, dy, h, scale, bias, mask, dh)
+def _gradients(
+    call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, gate: Any, dh: Any
+) -> tuple[Any, Any, Any, Any]:
+    return rows.gradients(call, dy, h, scale, bias, mask, gate, dh)
 
 
 @bind(jax.jit, static_argnums=0)
 @with_x64
-def _pull_back(call: Call, dy: Any, h: Any, scale: Any, mask: Any, dh: Any) -> tuple[Any, Any, Any]:
-    dx, dscale, dbias = backward(call, dy, h, scale, mask, statistic(call, h, mask).inverse_rms)
-    return dx if dh is None else dx + convert(dh, _name(dx)), dscale, dbias
+def _pull_back(
+    call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, gate: Any, dh: Any
+) -> tuple[Any, Any, Any, Any]:
+    return backward(call, normalise, dy, h, scale, bias, mask, gate, dh)
 
 
 @bind(jax.jit, static_argnums=0)
 @with_x64
-def _push_forward(call: Call, h: Any, scale: Any, mask: Any, dx: Any, dscale: Any, dbias: Any) -> Any:
-    inverse_rms = statistic(call, h, mask).inverse_rms
-    wide = elementwise(call)
-    return arithmetic.tangent(call, h, scale, mask, inverse_rms, dx, dscale, dbias, wide=wide)[0]
+def _push_forward(
+    call: Call, h: Any, scale: Any, bias: Any, mask: Any, gate: Any, dx: Any, dscale: Any, dbias: Any
+) -> Any:
+    arrays = h, scale, bias, mask, gate, inverse_rms(call, h, mask, gate), dx, dscale, dbias, None
+    return tangent(call, normalise, elementwise, *arrays)[0]
 
 
 def _name(x: jax.Array) -> str:

@@ -21,8 +21,9 @@ from jax.nn import initializers
 from rmsnorm import errors
 from rmsnorm.call import check_axis
 from rmsnorm.flax_impl.arithmetic import Across
-from rmsnorm.flax_impl.functional import _arrays, _resolve, gated
+from rmsnorm.flax_impl.functional import _arrays, _resolve
 from rmsnorm.flax_impl.rounding import add, narrowed
+from rmsnorm.flax_impl.rows import normalise
 from rmsnorm.interface import constructor
 from rmsnorm.variants import Preset, Variant, derive
 
@@ -253,7 +254,7 @@ def normalise_over(
     )  # fmt: skip
     across = None if axis_name is None else Across(_hashable(axis_name), _hashable(axis_index_groups))
     h = add(x, residual, call.x)
-    y, _ = gated(call, across, h, scale, bias, mask, gate)
+    y, _ = normalise(call, across, h, scale, bias, mask, gate)
     return y if residual is None else (y, narrowed(h, call.sum))
 
 

@@ -6,23 +6,14 @@ made of (``Primitive``, ``ad``, ``batching``, ``mlir``) has no other way, and is
 
 from __future__ import annotations
 
-import re
-from typing import Any, Final
+from typing import Any
 
 import jax
 from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxlib import version
 
 __all__ = ["Literal", "Primitive", "ad", "batching", "enable_x64", "mlir"]
-
-_WITH_INTERFACE: Final = "0.9.1"  # the first jaxlib whose interface is that of rmsnorm/cpu/native/xla.h, 0.3
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", text)[:3]))
-
 
 if hasattr(jax, "enable_x64"):
     enable_x64 = jax.enable_x64
@@ -31,20 +22,8 @@ else:
 
 # The type of an array, or of what a transformation passes in place of one.
 typeof: Any = jax.typeof if hasattr(jax, "typeof") else jax.core.get_aval
-# The interface by which XLA calls the kernels. Without it there are none.
-ffi: Any = getattr(jax, "ffi", None)
 # What says that a module is for a number of devices. Without it none is for one device, and none calls a kernel.
 _ShardingContext: Any = getattr(mlir, "ShardingContext", ())
-
-
-def why_no_kernels() -> str | None:
-    """Why XLA cannot call the kernels; None if it can. An older XLA has other functions at the places of the table."""
-    if ffi is not None and _version(version.__version__) >= _version(_WITH_INTERFACE):
-        return None
-    return (
-        f"jaxlib {version.__version__} has an older interface than the kernels need ({_WITH_INTERFACE} or newer): "
-        "XLA compiles plain operations instead"
-    )
 
 
 def bind_again(equation: Any, *operands: Any) -> Any:

@@ -17,58 +17,76 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jax import ffi
 from jax import numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from rmsnorm import cpu
 from rmsnorm.call import Call, filled, given
 from rmsnorm.flax_impl import arithmetic, private
+from rmsnorm.flax_impl import gate as plain
 from rmsnorm.flax_impl.arithmetic import Across
+from rmsnorm.flax_impl.gate import Pair
 from rmsnorm.flax_impl.private import Primitive, ad, batching, mlir
 from rmsnorm.flax_impl.rounding import convert, with_x64
 
 Present: TypeAlias = tuple[
     bool | None, ...
 ]  # None for an operand that is None: those of x's shape, the mask, parameters
-Wanted: TypeAlias = tuple[str | None, ...]  # dtypes of dx, dscale and dbias; None for what is not computed
-Pair: TypeAlias = tuple[jax.Array, jax.Array]
+Wanted: TypeAlias = tuple[str | None, ...]  # dtypes of dx, dscale, dbias and dgate; None for what is not computed
+Gradients: TypeAlias = tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None]
 
 
-def forward(call: Call, h: Any, scale: Any, bias: Any, mask: Any, across: Across | None = None) -> Pair:
-    """y and 1 / rho in float64."""
-    if across is not None or not _is_in_rows(call, h, scale, bias, mask):
-        return arithmetic.forward(call, h, scale, bias, mask, across)
-    y, inverse_rms = _run(_forward_p.bind, h, _with_all_axes(call, mask), scale, bias, call=call)
+@bind(jax.custom_jvp, nondiff_argnums=(0, 1))
+@with_x64
+def _normalise(call: Call, across: Across | None, h: Any, scale: Any, bias: Any, mask: Any, gate: Any) -> Pair:
+    """y and 1 / rho in float64, of a checked call."""
+    if across is not None or not _is_in_rows(call, h, scale, bias, mask, gate):
+        return plain.forward(call, h, scale, bias, mask, gate, across)
+    y, inverse_rms = _run(_forward_p.bind, h, gate, _with_all_axes(call, mask), scale, bias, call=call)
     return y, inverse_rms
 
 
-def tangent(
-    call: Call, h: Any, scale: Any, mask: Any, inverse_rms: Any, dh: Any, dscale: Any, dbias: Any,
-    across: Across | None = None,
-) -> Pair:  # fmt: skip
-    """dy and the tangent of 1 / rho."""
-    if across is not None or not _is_in_rows(call, h, scale, mask, inverse_rms, dh, dscale, dbias):
-        return _tangent_in_operations(call, across, h, inverse_rms, dh, mask, scale, dscale, dbias)
-    operands = h, inverse_rms, dh, _with_all_axes(call, mask), scale, dscale, dbias
+normalise = jax.jit(_normalise, static_argnums=(0, 1))
+
+
+@bind(_normalise.defjvp, symbolic_zeros=True)
+@with_x64
+def _differentiate_norm(
+    call: Call, across: Across | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Pair, Pair]:
+    h, scale, bias, mask, gate = primals
+    dh, dscale, dbias, _, dgate = (None if type(tangent) is SymbolicZero else tangent for tangent in tangents)
+    y, inverse_rms = normalise(call, across, h, scale, bias, mask, gate)
+    # A second derivative finds 1 / rho to be an output of normalise, and goes through it.
+    bias = _bias_for(call, bias, dgate)
+    operands = h, inverse_rms, dh, gate, dgate, _with_all_axes(call, mask), scale, bias, dscale, dbias
+    if across is not None or not _is_in_rows(call, *operands):
+        return (y, inverse_rms), _tangent_in_operations(call, across, *operands)
     dy, dinverse_rms = _run(_tangent_p.bind, *operands, call=call)
-    return dy, dinverse_rms
+    return (y, inverse_rms), (dy, dinverse_rms)
 
 
-def gradients(
-    call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, dh: Any
-) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-    """dx + dh, dscale and dbias in the dtypes of h, scale and bias, without a forward pass before."""
-    wanted = call.x, _name(scale), _name(bias)
-    function = _gradients_p.bind if _is_in_rows(call, h, dy, scale, mask, dh) else _gradients_in_operations
-    results = _run(function, dy, h, dh, _with_all_axes(call, mask), scale, call=call, wanted=wanted)
-    dx, dscale, dbias = filled(results, wanted)
-    return dx, dscale, dbias
+def gradients(call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, gate: Any, dh: Any) -> Gradients:
+    """dx + dh, dscale, dbias and dgate in the dtypes of h, scale, bias and gate, without a forward pass before."""
+    wanted = call.x, _name(scale), _name(bias), _name(gate)
+    operands = dy, h, dh, gate, _with_all_axes(call, mask), scale, _bias_for(call, bias, gate)
+    function = _gradients_p.bind if _is_in_rows(call, *operands) else _gradients_in_operations
+    dx, dscale, dbias, dgate = filled(_run(function, *operands, call=call, wanted=wanted), wanted)
+    return dx, dscale, dbias, dgate
+
+
+def _bias_for(call: Call, bias: Any, dgate: Any) -> Any:
+    """The bias, if the gradient or tangent of a gate needs it."""
+    return None if dgate is None or call.is_gated_before else bias
 
 
 def _tangent_in_operations(
-    call: Call, across: Across | None, h: Any, inverse_rms: Any, dh: Any, mask: Any, scale: Any, dscale: Any, dbias: Any
-) -> Pair:
-    wide = arithmetic.derived(call)
-    return arithmetic.tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias, across, wide=wide)
+    call: Call, across: Across | None, h: Any, inverse_rms: Any, dh: Any, gate: Any, dgate: Any, mask: Any, scale: Any,
+    bias: Any, dscale: Any, dbias: Any,
+) -> Pair:  # fmt: skip
+    arrays = h, scale, bias, mask, gate, inverse_rms, dh, dscale, dbias, dgate
+    return plain.tangent(call, normalise, arithmetic.derived, *arrays, across)
 
 
 def _is_in_rows(call: Call, *arrays: Any) -> bool:
@@ -90,8 +108,8 @@ def _run(function: Callable[..., Any], *operands: Any, **params: Any) -> Any:
 
 @with_x64
 def _forward(*operands: Any, call: Call, present: Present) -> Any:
-    h, mask, scale, bias = filled(operands, present)
-    return arithmetic.forward(call, h, scale, bias, mask)
+    h, gate, mask, scale, bias = filled(operands, present)
+    return plain.forward(call, h, scale, bias, mask, gate)
 
 
 def _forward_types(h: Any = None, *_: Any, call: Call, present: Present = ()) -> Any:
@@ -102,10 +120,10 @@ def _forward_types(h: Any = None, *_: Any, call: Call, present: Present = ()) ->
 def _forward_kernel(*operands: Any, call: Call, present: Present) -> Any:
     from rmsnorm.cpu import xla
 
-    h, mask, scale, bias = filled(operands, present)
+    h, gate, mask, scale, bias = filled(operands, present)
     mask, steps = _mask_in_steps(call, mask)
-    attribute = xla.forward(call, _name(scale), _name(bias), steps)
-    return _call_kernel(attribute, _forward_types(call=call), h, scale, bias, mask)
+    attribute = xla.forward(call, _name(scale), _name(bias), _name(gate), steps)
+    return _call_kernel(attribute, _forward_types(call=call), h, scale, bias, mask, gate)
 
 
 @with_x64
@@ -114,32 +132,35 @@ def _tangent(*operands: Any, call: Call, present: Present) -> Any:
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, present: Present) -> Any:
-    h, inverse_rms, dh, mask, scale, dscale, dbias = filled(operands, present)
-    wanted = tuple(None if t is None else t.aval.dtype.name for t in (dh, dscale, dbias))
+    h, inverse_rms, dh, gate, dgate, mask, scale, bias, dscale, dbias = filled(operands, present)
+    wanted = tuple(None if t is None else t.aval.dtype.name for t in (dh, dscale, dbias, dgate))
     dy, dinverse_rms = cotangents
     if type(dinverse_rms) is not ad.Zero:  # in a second derivative
-        results = _transposed(call, wanted, h, inverse_rms, mask, scale, *map(ad.instantiate_zeros, cotangents))
+        rest = h, inverse_rms, gate, mask, scale, bias
+        results = _transposed(call, wanted, *rest, *map(ad.instantiate_zeros, cotangents))
     else:
-        rest = ad.instantiate_zeros(dy), h, inverse_rms, mask, scale
-        results = _run(_pull_back_p.bind, *rest, call=call, wanted=wanted)
-    dx, *parameters = filled(results, wanted)
-    transposed = zip((None, None, dx, None, None, *parameters), present, strict=True)
+        operands = ad.instantiate_zeros(dy), h, inverse_rms, gate, mask, scale, bias
+        results = _run(_pull_back_p.bind, *operands, call=call, wanted=wanted)
+    dx, dscale, dbias, dgate = filled(results, wanted)
+    transposed = zip((None, None, dx, None, dgate, None, None, None, dscale, dbias), present, strict=True)
     return [result for result, is_present in transposed if is_present]
 
 
 def _pull_back(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
-    dy, h, inverse_rms, mask, scale = filled(operands, present)
-    return _transposed(call, wanted, h, inverse_rms, mask, scale, dy)
+    dy, *rest = filled(operands, present)
+    return _transposed(call, wanted, *rest, dy)
 
 
 @with_x64
-def _transposed(call: Call, wanted: Wanted, h: Any, inverse_rms: Any, mask: Any, scale: Any, *cotangents: Any) -> Any:
-    """Those of dx, dscale and dbias whose dtype is given in ``wanted``, in that dtype."""
+def _transposed(
+    call: Call, wanted: Wanted, h: Any, inverse_rms: Any, gate: Any, mask: Any, scale: Any, bias: Any, *cotangents: Any
+) -> Any:
+    """Those of dx, dscale, dbias and dgate whose dtype is given in ``wanted``, in that dtype."""
 
     def push_forward(*tangents: Any) -> Any:
-        dh, dscale, dbias = filled(tangents, wanted)
-        pair = _tangent_in_operations(call, None, h, inverse_rms, dh, mask, scale, dscale, dbias)
-        return pair[: len(cotangents)]
+        dh, dscale, dbias, dgate = filled(tangents, wanted)
+        operands = h, inverse_rms, dh, gate, dgate, mask, scale, bias, dscale, dbias
+        return _tangent_in_operations(call, None, *operands)[: len(cotangents)]
 
     return jax.linear_transpose(push_forward, *_gradients(call, wanted, private.typeof(h)))(cotangents)
 
@@ -151,35 +172,35 @@ def _pull_back_types(_: Any, h: Any, *__: Any, call: Call, present: Present, wan
 def _pull_back_kernel(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
     from rmsnorm.cpu import xla
 
-    dy, h, inverse_rms, mask, scale = filled(operands, present)
+    dy, h, inverse_rms, gate, mask, scale, bias = filled(operands, present)
     mask, steps = _mask_in_steps(call, mask)
-    attribute = xla.backward(call, _name(scale), wanted[2], steps, _are_wanted(wanted))
-    return _call_kernel(attribute, _gradients(call, wanted), dy, h, inverse_rms, scale, mask)
+    names = _name(scale), _name(bias) or wanted[2], _name(gate)
+    has_bias, are_wanted = bias is not None, _are_wanted(wanted)
+    attribute = xla.backward(call, *names, steps, are_wanted, has_inverse_rms=True, has_bias=has_bias)
+    return _call_kernel(attribute, _gradients(call, wanted), dy, h, inverse_rms, scale, bias, mask, gate)
 
 
 @with_x64
 def _gradients_in_operations(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
-    dy, h, dh, mask, scale = filled(operands, present)
-    inverse_rms = arithmetic.statistic(call, h, mask).inverse_rms
-    dx, dscale, dbias = arithmetic.backward(call, dy, h, scale, mask, inverse_rms)
-    dx = dx if dh is None else dx + convert(dh, dx.dtype.name)
-    results = zip((dx, dscale, dbias), wanted, strict=True)
+    dy, h, dh, gate, mask, scale, bias = filled(operands, present)
+    results = zip(plain.backward(call, normalise, dy, h, scale, bias, mask, gate, dh), wanted, strict=True)
     return [convert(result, name) for result, name in results if name is not None]
 
 
 def _gradients_kernel(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
     from rmsnorm.cpu import xla
 
-    dy, h, dh, mask, scale = filled(operands, present)
+    dy, h, dh, gate, mask, scale, bias = filled(operands, present)
     mask, steps = _mask_in_steps(call, mask)
-    own = replace(call, result=dy.dtype.name)
-    attribute = xla.backward(own, _name(scale), wanted[2], steps, _are_wanted(wanted), False, dh is not None)
-    return _call_kernel(attribute, _gradients(call, wanted), dy, h, scale, mask, dh)
+    own, names = replace(call, result=dy.dtype.name), (_name(scale), wanted[2], _name(gate))
+    has_bias, has_dh, are_wanted = bias is not None, dh is not None, _are_wanted(wanted)
+    attribute = xla.backward(own, *names, steps, are_wanted, has_bias=has_bias, has_dh=has_dh)
+    return _call_kernel(attribute, _gradients(call, wanted), dy, h, scale, bias, mask, dh, gate)
 
 
 def _gradients(call: Call, wanted: Wanted, h: Any = None) -> Any:
     features = tuple(call.shape[axis] for axis in call.feature_axes)
-    shapes = (call.shape, features, features)
+    shapes = (call.shape, features, features, call.shape)
     return _types(h, *((shape, name) for shape, name in zip(shapes, wanted, strict=True) if name is not None))
 
 
@@ -207,7 +228,7 @@ def _mask_in_steps(call: Call, mask: Any) -> tuple[Any, tuple[int, int] | None]:
 
 @with_x64
 def _call_kernel(attribute: np.ndarray, types: Any, *operands: Any) -> Any:
-    return private.ffi.ffi_call("rmsnorm", types)(*given(operands), attribute=attribute)
+    return ffi.ffi_call("rmsnorm", types)(*given(operands), attribute=attribute)
 
 
 @lru_cache(maxsize=1)
@@ -216,7 +237,7 @@ def _is_registered() -> bool:
     from rmsnorm.cpu import xla
 
     try:
-        private.ffi.register_ffi_target("rmsnorm", xla.handler(), platform="cpu")
+        ffi.register_ffi_target("rmsnorm", xla.handler(), platform="cpu")
     except jax.errors.JaxRuntimeError as error:
         warnings.warn(
             f"rmsnorm: this jaxlib does not accept the CPU kernels; XLA compiles slower code instead ({error}); "
@@ -249,7 +270,7 @@ def _primitive(
 def _lower(plain: Callable[..., Any], kernel: Callable[..., Any], context: Any, *operands: Any, **params: Any) -> Any:
     """The program of a primitive for CPUs: a kernel, or else plain operations, which XLA divides among devices."""
     one = private.is_for_one_device(context.module_context)
-    if one and private.why_no_kernels() is None and cpu.is_available() and _is_registered():
+    if one and cpu.is_available() and _is_registered():
         return _lower_kernel(kernel, context, *operands, **params)
     return mlir.lower_fun(plain, multiple_results=True)(context, *operands, **params)
 
@@ -272,7 +293,7 @@ def _batch(
     call, indices = params["call"], [i for i, is_present in enumerate(params["present"]) if is_present]
     of_parts = any(axis is not None for i, axis in zip(indices, axes, strict=True) if i > like_x)
     shared = any(axis is None for i, axis in zip(indices, axes, strict=True) if i < like_x)
-    if of_parts or shared or any(params.get("wanted", ())[1:]):
+    if of_parts or shared or any(params.get("wanted", ())[1:3]):
         results = jax.vmap(bind(plain, **params), tuple(axes))(*operands)
     else:
         rows = [
@@ -289,8 +310,8 @@ def _with_axis(call: Call, size: int) -> Call:
     return replace(call, shape=(size, *call.shape), axes=axes, feature_axes=features)
 
 
-_forward_p = _primitive("rms_norm", _forward, _forward_types, _forward_kernel, 1)
-_tangent_p = _primitive("rms_norm_tangent", _tangent, _forward_types, None, 3)
-_pull_back_p = _primitive("rms_norm_gradients", _pull_back, _pull_back_types, _pull_back_kernel, 3)
-_gradients_p = _primitive("rms_norm_vjp", _gradients_in_operations, _pull_back_types, _gradients_kernel, 3)
+_forward_p = _primitive("rms_norm", _forward, _forward_types, _forward_kernel, 2)
+_tangent_p = _primitive("rms_norm_tangent", _tangent, _forward_types, None, 5)
+_pull_back_p = _primitive("rms_norm_gradients", _pull_back, _pull_back_types, _pull_back_kernel, 4)
+_gradients_p = _primitive("rms_norm_vjp", _gradients_in_operations, _pull_back_types, _gradients_kernel, 4)
 ad.primitive_transposes[_tangent_p] = _transpose

@@ -9,8 +9,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import jaxlib.version
-import numpy as np
 import pytest
 from programs import printed
 
@@ -20,7 +18,7 @@ pytest.importorskip("jax")
 from rmsnorm.flax_impl import private
 
 PROGRAM = Path(__file__).with_name("flax_without.py")
-MISSING = ("enable_x64", "typeof", "ffi", "interpreters.mlir.ShardingContext")
+MISSING = ("enable_x64", "typeof", "interpreters.mlir.ShardingContext")
 
 
 @lru_cache
@@ -41,7 +39,7 @@ def test_without_one(name: str) -> None:
 
 
 def test_nothing_else_asks_jax_in_private() -> None:
-    young = re.compile(r"jax\._src|jax\.extend|jax\.interpreters|jax\.enable_x64|jax\.typeof|jax\.ffi|\"enable_x64\"")
+    young = re.compile(r"jax\._src|jax\.extend|jax\.interpreters|jax\.enable_x64|jax\.typeof|\"enable_x64\"")
     folder = Path(rmsnorm.__file__).parent
     texts = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in folder.rglob("*.py")}
     assert [name for name, text in texts.items() if young.search(text)] == ["flax_impl/private.py"]
@@ -58,15 +56,3 @@ def test_no_number_is_an_argument_of_what_jax_compiles_by_itself() -> None:
     ]
     assert calls
     assert not [call for *call, values in calls if any(map(number.fullmatch, values))]
-
-
-def test_an_older_jaxlib_has_no_kernels_and_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jax import numpy as jnp
-
-    monkeypatch.setattr(jaxlib.version, "__version__", "0.7.2")
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 7)), "float32")
-    want = "jaxlib 0.7.2 has an older interface than the kernels need (0.9.1 or newer): XLA compiles plain operations"
-    assert rmsnorm.explain(x, variant="llama") == f"JAX: plain operations, as {want} instead"
-    for name, has in {"0.9.0": False, "0.9.1": True, "0.10.2": True, "0.12.0.1": True, "1.0.0.dev1": True}.items():
-        monkeypatch.setattr(jaxlib.version, "__version__", name)
-        assert (private.why_no_kernels() is None) == has

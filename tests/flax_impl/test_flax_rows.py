@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,8 +29,6 @@ from rmsnorm.variants import Variant  # noqa: E402
 if not cpu.is_available() or jax.default_backend() != "cpu":
     pytest.skip("no kernels for this device", allow_module_level=True)
 
-CALLS_KERNELS = pytest.mark.needs("jaxlib>=0.9.1", "an older XLA has another interface than the kernels need")
-
 
 def normal(seed: int, *shape: int, dtype: str = "float32") -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, np.float32).astype(dtype)
@@ -45,7 +45,6 @@ def calls(function: Any, *arrays: Any) -> int:
     return jax.jit(function).lower(*arrays).as_text().count("custom_call @rmsnorm(")
 
 
-@CALLS_KERNELS
 def test_a_loss_of_some_arguments() -> None:
     """A loss of each argument alone; and a program that uses y alone, or 1 / rho alone."""
     x, dy, scale, bias = normal(0, 8, 16), normal(1, 8, 16), normal(2, 16), normal(3, 16)
@@ -58,7 +57,6 @@ def test_a_loss_of_some_arguments() -> None:
     assert_bits([inverse_rms], [golden.rms_norm(x, return_inverse_rms=True)[1]])
 
 
-@CALLS_KERNELS
 def test_the_formula_of_the_gradients_is_a_kernel() -> None:
     """Also with a residual. JAX transforms it as it transforms the gradients that it derives itself."""
     x, dy, residual, dh = (normal(seed, 8, 16) for seed in range(4))
@@ -85,7 +83,39 @@ def test_the_formula_of_the_gradients_is_a_kernel() -> None:
                 np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-13)
 
 
-@CALLS_KERNELS
+@pytest.mark.parametrize("position", ["after", "before"])
+def test_a_gate_is_in_the_kernels(position: str) -> None:
+    """By the formula, by automatic differentiation and under vmap; what is under a mask may be NaN."""
+    x, dy, gate, scale, bias = (
+        normal(0, 4, 5, 16),
+        normal(1, 4, 5, 16),
+        normal(2, 4, 5, 16),
+        normal(3, 16),
+        normal(4, 16),
+    )
+    mask = normal(5, 4, 5, 16) > -0.5
+    x[1:2][~mask[1:2]], gate[2:3][~mask[2:3]] = np.nan, np.nan
+    options: Any = {"variant": Variant.get("llama").replace(gate_position=position), "mask": mask}
+    wanted = golden.rms_norm_vjp(dy, x, scale, bias, gate=gate, **options)
+
+    def norm(x: Any, scale: Any, bias: Any, gate: Any) -> Any:
+        return rms_norm(x, scale, bias, gate=gate, **options)
+
+    derived = lambda dy, *primals: jax.vjp(norm, *primals)[1](dy)  # noqa: E731
+    formula = lambda dy, x, scale, bias, gate: rms_norm_vjp(dy, x, scale, bias, gate=gate, **options)  # noqa: E731
+    for function, count in ((formula, 1), (derived, 2)):
+        assert calls(function, dy, x, scale, bias, gate) == count
+        assert_bits(jax.jit(function)(dy, x, scale, bias, gate), wanted)
+    for which in range(4):
+        loss = lambda *args: jnp.sum(jnp.where(mask, norm(*args), 0) * dy)  # noqa: E731
+        assert calls(jax.grad(loss, which), x, scale, bias, gate) == 2
+    x, gate = np.nan_to_num(x), np.nan_to_num(gate)
+    del options["mask"]
+    mapped = jax.vmap(norm, (0, None, None, 0))
+    assert calls(mapped, x, scale, bias, gate) == 1
+    assert_bits([mapped(x, scale, bias, gate)], [golden.rms_norm(x, scale, bias, gate=gate, **options)])
+
+
 def test_vmap_is_more_rows() -> None:
     x, dy, scale, mask = normal(0, 4, 5, 16), normal(1, 4, 5, 16), normal(2, 16), normal(3, 5, 16) < 0.6
     for axis in (0, 1):
@@ -121,10 +151,19 @@ DERIVATIVES = {
 }
 
 
+@pytest.mark.parametrize("gate", [None, "after", "before"])
 @pytest.mark.parametrize("name", DERIVATIVES)
-def test_other_derivatives_are_those_of_the_operations(name: str) -> None:
+def test_other_derivatives_are_those_of_the_operations(name: str, gate: str | None) -> None:
+    """With a gate also that of the gate, which is a function of both arguments, and with a bias, which is one, too."""
     x, scale = jnp.asarray(normal(0, 3, 8)), jnp.asarray(normal(1, 8))
-    derive = lambda: DERIVATIVES[name](lambda x, scale: jnp.sum(jnp.sin(rms_norm(x, scale))))(x, scale)  # noqa: E731
+
+    def loss(x: Any, scale: Any) -> Any:
+        options: dict[str, Any] = {}
+        if gate is not None:
+            options = {"gate": x[..., ::-1] * scale, "variant": Variant.get("standard").replace(gate_position=gate)}
+        return jnp.sum(jnp.sin(rms_norm(x, scale, scale**2, **options)))
+
+    derive = lambda: DERIVATIVES[name](loss)(x, scale)  # noqa: E731
     results = derive()
     with pytest.MonkeyPatch.context() as patch:
         jax.clear_caches()
@@ -135,7 +174,6 @@ def test_other_derivatives_are_those_of_the_operations(name: str) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-@CALLS_KERNELS
 def test_where_xla_compiles_the_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     x, scale = jnp.asarray(normal(0, 8, 16)), jnp.asarray(normal(1, 16))
     assert calls(rms_norm, x, scale) == 1
@@ -154,7 +192,6 @@ def test_where_xla_compiles_the_operations(monkeypatch: pytest.MonkeyPatch) -> N
     assert calls(functools.partial(rms_norm), x, scale) == 0
 
 
-@CALLS_KERNELS
 @pytest.mark.parametrize("threads", ["1", "2", "16"])
 def test_threads_change_no_bit(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RMSNORM_NUM_THREADS", threads)  # read when a program is compiled
@@ -164,7 +201,6 @@ def test_threads_change_no_bit(threads: str, monkeypatch: pytest.MonkeyPatch) ->
     assert_bits(results[1:], golden.rms_norm_vjp(dy, x, scale)[:2])
 
 
-@CALLS_KERNELS
 def test_many_calls_at_once() -> None:
     """From Python threads, and within one program: more calls than XLA has threads."""
     x, dy, scale = normal(0, 260, 1025), normal(1, 260, 1025), normal(2, 1025)
@@ -177,7 +213,6 @@ def test_many_calls_at_once() -> None:
     assert_bits(many, [golden.rms_norm(x + np.float32(i), scale) for i in range(12)])
 
 
-@CALLS_KERNELS
 def test_errors_of_a_handler() -> None:
     """They are errors of XLA: without memory, and if another version wrote the program."""
     from rmsnorm.cpu import xla
@@ -186,7 +221,7 @@ def test_errors_of_a_handler() -> None:
     rms_norm(x)  # registers the handler
     call = resolve("rms_norm", Spec((2, 3), "float32"), variant=Variant.get("standard"))
     types = [jax.ShapeDtypeStruct((2, 3), "float32"), jax.ShapeDtypeStruct((2, 1), "float32")]
-    huge, unknown = xla.forward(call, None, None, None).copy(), xla.forward(call, None, None, None).copy()
+    huge, unknown = (xla.forward(call, None, None, None, None).copy() for _ in range(2))
     assert huge[3:5].tolist() == [2, 3]  # rows and n; see xla.h and call.h
     huge[4] = 2**58
     unknown[0] += 1  # the version
@@ -198,7 +233,14 @@ def test_errors_of_a_handler() -> None:
             jax.block_until_ready(jax.ffi.ffi_call("rmsnorm", types)(x, attribute=attribute))
 
 
-@CALLS_KERNELS
+def test_the_functions_of_xla_are_where_the_handler_calls_them() -> None:
+    """The places in the table of xla.h, in jaxlib's own header. The handler runs with every version from 0.7.2 on."""
+    header = Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h").read_text(encoding="utf-8")
+    table = re.findall(r"_XLA_FFI_API_STRUCT_FIELD\(XLA_FFI_(\w+)\);", header)
+    wanted = {"Error_Create": 0, "Error_Destroy": 2, "ThreadPool_Schedule": 11, "ThreadPool_NumThreads": 12}
+    assert {name: table.index(name) for name in wanted} == wanted
+
+
 def test_a_jaxlib_that_does_not_take_them(monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: the handler's API version (0.3) is incompatible")

@@ -15,7 +15,6 @@ from flax_arrays import gradients  # noqa: E402
 from rmsnorm import cpu  # noqa: E402
 from rmsnorm.flax_impl.functional import rms_norm  # noqa: E402
 
-CALLS_KERNELS = pytest.mark.needs("jaxlib>=0.9.1", "an older XLA has another interface than the kernels need")
 FUSES = pytest.mark.needs("jax>=0.10.2", "an older XLA stores the row in float64")
 GAINS = [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
 
@@ -25,7 +24,7 @@ def temporaries(function: Any, *arrays: Any) -> int:
     return size
 
 
-@pytest.fixture(params=[pytest.param("kernels", marks=CALLS_KERNELS), pytest.param("operations", marks=FUSES)])
+@pytest.fixture(params=["kernels", pytest.param("operations", marks=FUSES)])
 def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "operations":
         monkeypatch.setattr(cpu, "is_available", lambda: False)
@@ -44,7 +43,6 @@ def test_nothing_of_xs_size_is_stored(shape: tuple[int, int], dtype: str, gain: 
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu" or not cpu.is_available(), reason="operations store more")
-@CALLS_KERNELS
 @pytest.mark.parametrize("options", [{}, {"partial": 0.9}, {"partial": 0.0625}, {"out_dtype": "float32"}], ids=str)
 @pytest.mark.parametrize(("dtype", "gain"), [*GAINS, ("float16", "float16")])
 def test_kernels_store_no_part_either(dtype: str, gain: str, options: dict[str, Any]) -> None:

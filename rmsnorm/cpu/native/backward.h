@@ -6,8 +6,6 @@
 #pragma once
 
 #include <algorithm>
-#include <memory>
-#include <new>
 
 #include "cancelled.h"
 #include "parameters.h"
@@ -98,7 +96,7 @@ template <Format X, Format Y>
 bool settle(
     const Call& c, const Stored<X>* h, const Stored<Y>* dy, const Stored<X>* dh, const double* gain,
     const std::uint8_t* counts, Stored<X>* dx) {
-    std::unique_ptr<double[]> rows(new (std::nothrow) double[3 * c.n]);
+    Rows rows = new_rows(c, 3);
     if (!rows) return false;
     double *x = rows.get(), *v = x + c.n, *other = v + c.n;
     load_row<X>(h, x, c.n);

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <memory>
-#include <new>
 
 #include "statistic.h"
 
@@ -76,7 +74,7 @@ class Groups {
     Parameters p;
     bool has_bias, has_singles;
     double* sums;
-    std::unique_ptr<double[]> memory;
+    Rows memory;
     std::int64_t written = -1;  // the group whose parameters are in the memory
     Group own{};
 
@@ -108,7 +106,7 @@ public:
     // `sums` is null in the forward pass.
     Groups(const Call& c, const double* parameters, bool has_bias, double* sums)
         : c(c), p(c, parameters), has_bias(has_bias), has_singles(needs_singles(c, sums != nullptr)), sums(sums) {
-        if (!c.has_own()) memory.reset(new (std::nothrow) double[4 * c.n + (c.n + 1) / 2]);
+        if (!c.has_own()) memory = new_rows(c, 5);
     }
     bool has_memory() const { return c.has_own() || memory; }
     bool are_moderate() const { return p.are_moderate; }

@@ -6,10 +6,11 @@
 // A program of XLA holds the bytes of `xla_forward` or `xla_backward` as its only attribute, an array of int64, named as the
 // caller likes; see xla.h. Its operands and results are those of the following that there are, in this order:
 //
-//     forward     x, scale, bias, mask -> y, 1 / rho
-//     backward    dy, h, 1 / rho, scale, mask, dh -> dx, dscale, dbias
+//     forward     x, scale, bias, mask, gate -> y, 1 / rho
+//     backward    dy, h, 1 / rho, scale, bias, mask, dh, gate -> dx, dscale, dbias, dgate
 //
-// The plan has a dtype for scale and for bias if there is one; the other choices are arguments.
+// The plan has a dtype for scale, bias and gate if there is one; the other choices are arguments. The backward pass reads
+// the bias only if there is a gate after the norm.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -116,6 +117,7 @@ class Plan {
     }
 
     Word x_step() const { return call.width() * size_of(call.x); }
+    Word gate_step() const { return call.width() * size_of(call.gate); }
 
 public:
     Plan(Word rows, Word n, Word k, Word groups, Word features, Word spread, Word step, double eps, double offset, std::string_view position,
@@ -167,11 +169,13 @@ public:
             if (call.scale != Format::none) a.scale = at<Bytes>(++operands);
             if (call.bias != Format::none) a.bias = at<Bytes>(++operands);
             if (mask) a.mask = {at<const std::uint8_t>(++operands), mask->first, mask->second};
+            if (call.gate != Format::none) a.gate = at<Bytes>(++operands), a.gate_step = gate_step();
             a.y = at<std::byte>(--results), a.inverse_rms = at<double>(--results);
         });
     }
 
-    nb::bytes xla_backward(Word threads, Steps mask, bool inverse_rms, bool dh, bool dx, bool dscale, bool dbias) const {
+    nb::bytes xla_backward(Word threads, Steps mask, bool inverse_rms, bool bias, bool dh, bool dx, bool dscale, bool dbias,
+                           bool dgate) const {
         return attribute(true, threads, [&](xla::Attribute& result) {
             Word operands = 0, results = 0;
             auto& a = result.backward;
@@ -179,11 +183,14 @@ public:
             a.h = at<Bytes>(++operands), a.h_step = x_step();
             if (inverse_rms) a.inverse_rms = at<const double>(++operands);
             if (call.scale != Format::none) a.scale = at<Bytes>(++operands);
+            if (bias) a.bias = at<Bytes>(++operands);
             if (mask) a.mask = {at<const std::uint8_t>(++operands), mask->first, mask->second};
             if (dh) a.dh = at<Bytes>(++operands);
+            if (call.gate != Format::none) a.gate = at<Bytes>(++operands), a.gate_step = gate_step();
             if (dx) a.dx = at<std::byte>(--results);
             if (dscale) a.dscale = at<std::byte>(--results);
             if (dbias) a.dbias = at<std::byte>(--results);
+            if (dgate) a.dgate = at<std::byte>(--results);
         });
     }
 };
@@ -208,8 +215,8 @@ NB_MODULE(_native, module) {
              "dh"_a.none(), "dx"_a.none(), "dscale"_a.none(), "dbias"_a.none(), "gate"_a = nb::none(), "gate_step"_a = 0,
              "dgate"_a = nb::none(), "bias"_a = nb::none())
         .def("xla_forward", &Plan::xla_forward, "threads"_a, "mask"_a.none())
-        .def("xla_backward", &Plan::xla_backward, "threads"_a, "mask"_a.none(), "inverse_rms"_a, "dh"_a, "dx"_a,
-             "dscale"_a, "dbias"_a);
+        .def("xla_backward", &Plan::xla_backward, "threads"_a, "mask"_a.none(), "inverse_rms"_a, "bias"_a, "dh"_a,
+             "dx"_a, "dscale"_a, "dbias"_a, "dgate"_a);
     module.def("level", [] { return kernels() ? kernels()->level : nullptr; }, "None if there are no kernels.");
     module.def("xla_handler", [] {
         return nb::capsule(reinterpret_cast<void*>(xla::handle), "xla._CUSTOM_CALL_TARGET");

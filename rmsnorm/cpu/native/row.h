@@ -14,8 +14,6 @@
 
 namespace rmsnorm::RMSNORM_LEVEL {
 
-using Rows = std::unique_ptr<double[]>;
-inline Rows new_rows(const Call& c, int count) { return Rows(new (std::nothrow) double[count * c.n]); }
 using Marks = std::unique_ptr<std::uint8_t[]>;
 inline Marks new_marks(const Call& c) { return Marks(new (std::nothrow) std::uint8_t[c.n]); }
 

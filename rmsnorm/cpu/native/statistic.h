@@ -1,9 +1,20 @@
 // A row: h = x + residual, and its statistic rho.
 #pragma once
 
+#include <memory>
+#include <new>
+
 #include "formats.h"
 
 namespace rmsnorm::RMSNORM_LEVEL {
+
+// Rows of float64.
+using Rows = std::unique_ptr<double[]>;
+// Null if memory is short.
+inline Rows new_rows(const Call& c, std::int64_t count) {
+    if (c.n > PTRDIFF_MAX / std::int64_t{sizeof(double)} / count) return nullptr;  // too many even to ask for
+    return Rows(new (std::nothrow) double[count * c.n]);
+}
 
 // Calls body(j, count) for each eight elements of n, and for the rest, with how many there are.
 template <class Body>

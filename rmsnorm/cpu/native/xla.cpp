@@ -58,7 +58,9 @@ Error* handle(CallFrame* frame) {
     if (const auto* extension = frame->extension_start; extension && extension->type == metadata_extension) {
         auto& version = reinterpret_cast<const MetadataExtension*>(extension)->metadata->api_version;
         version.major_version = major_version;  // XLA asks before the first call, and refuses what it does not serve
-        version.minor_version = minor_version;
+        // That is its own version, as a later XLA may no longer serve the first. One of the first version has no table here.
+        version.minor_version =
+            frame->api ? std::min(frame->api->api_version.minor_version, last_minor_version) : first_minor_version;
         return nullptr;
     }
     Attribute attribute;

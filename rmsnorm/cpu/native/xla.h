@@ -26,7 +26,9 @@ struct Attribute {
 constexpr std::int64_t attribute_version = 2;
 static_assert(std::is_trivially_copyable_v<Attribute> && sizeof(Attribute) % sizeof(std::int64_t) == 0);
 
-constexpr int major_version = 0, minor_version = 3;
+// The first and the last version of the interface that were compared with the structures below, those of jaxlib 0.6.1 and
+// 0.12.0: what is here has stayed at its place.
+constexpr int major_version = 0, first_minor_version = 1, last_minor_version = 5;
 
 struct Error;
 struct Context;
