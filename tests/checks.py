@@ -13,8 +13,7 @@ from rmsnorm.accuracy.ulps import ulps
 def check_values(got: Any, want: Any, most: int = 1, share: float = 0.999) -> None:
     """y is rounded once, from at least 53 bits: it is another number than the golden's only next to a tie.
 
-    Where a / rho is rounded before the scale, a tie may move a y of 32 bits by two; so may, in 64 bits, what the
-    operations round off if it is not carried along.
+    Where a / rho is rounded before the scale, a tie may move a y of 32 bits by two.
     """
     apart = ulps(got, want)
     assert apart.max(initial=0) <= most

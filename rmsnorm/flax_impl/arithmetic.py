@@ -2,8 +2,8 @@
 
 The statistic is float64, so that no square leaves the range. In 32 bits every element is computed in float64, which
 makes y the correctly rounded number; in 16 bits, and in the derivatives that JAX takes, it is computed in float32. If
-the call has a float64, all of it is float64; if x or y is float64, the statistic is scaled by a power of two, and the
-error of each operation of the forward pass is carried along.
+the call has a float64, all of it is float64; if x or y is float64, rows are multiplied by a power of two, so that no
+square of these leaves the range.
 
 XLA stores an array that several operations read, in the size of x: here each operation has a copy, behind a barrier. A
 product that is summed over rows is v * (x / rho): as (v * x) / rho it takes XLA's CPU backend 50 times as long.
@@ -28,23 +28,15 @@ from rmsnorm import dtypes
 from rmsnorm.call import Call
 from rmsnorm.flax_impl.rounding import (
     apart,
-    cast,
     clip,
     convert,
-    cut,
     double,
     excess,
     exponent_of,
-    finite,
     number_as,
-    plus,
     power_of_two,
-    product_error,
     rounded_within,
-    sum_error,
-    sum_of_squares,
     total,
-    two_product,
     two_to,
     where,
     zero_outside,
@@ -65,55 +57,26 @@ class Statistic(NamedTuple):
     empty: jax.Array | None
     inverse_power: Any
     rho: jax.Array
-    rho_error: Any
     inverse_rms: jax.Array
 
 
 def statistic(call: Call, h: jax.Array, mask: jax.Array | None, across: Across | None = None) -> Statistic:
     call, h = _part(call, h, mask)
-    exact = _is_exact(call)
     counted, k, empty = _counted(call, h, mask, across)
     inverse_power: Any = 1.0
-    q_error: Any = 0.0
-    if exact:
-        h = zero_outside(counted, double(h))
-        inverse_power = _inverse_power(call, h, k, across)
-        h = h * inverse_power
-        c = _centred(call, h, counted, k, across)
-        lost: Any = 0.0
-        if call.variant.statistic == "variance":  # the mean may be slightly off: q feels the square of it alone
-            mean = cut(_sum(call, h, across) / k)
-            lost = sum_error(h, -mean, h - mean)
-            c = zero_outside(counted, h - mean)
-        summed, error = sum_of_squares(c, bind(_sum, call, across=across))
-        error = error + 2 * _sum(call, c * lost, across)
-        q = cut(summed / k)
-        q_error = finite((error - product_error(q, k, summed)) / k)
+    if _may_leave_range(call):
+        c = _centred(call, zero_outside(counted, double(h)), counted, k, across)
+        inverse_power = _inverse_power(call, c, k, across)
+        c = c * inverse_power
+        q = _sum(call, c * c, across) / k
     else:
         q = _across(_squares(call, h, counted, k, across), across) / k
     inside, outside, floor = _eps(call, k, inverse_power)
-    floor_error: Any = 0.0
-    if exact and call.variant.eps_position == "clamp":
-        root, floor = jnp.sqrt(k), cut(floor)
-        lost = -product_error(root, root, k) / (2 * root)
-        floor_error = (-product_error(floor, root, call.eps * inverse_power) - floor * lost) / root
-    radicand = q + inside
-    root = cut(jnp.sqrt(radicand)) if exact else jnp.sqrt(radicand)
-    rho = jnp.maximum(root + outside, floor)
-    rho_error: Any = 0.0
-    if exact:
-        lost = sum_error(q, inside, radicand) + q_error - product_error(root, root, radicand)
-        rho_error = finite(lost / (2 * root)) + sum_error(root, outside, rho)
-        rho_error = jnp.where(rho > floor, rho_error, floor_error)
-    reciprocal = 1 / rho
-    if exact:
-        reciprocal = cut(reciprocal)
-        lost = (-product_error(reciprocal, rho, 1.0) - reciprocal * rho_error) / rho
-        reciprocal = reciprocal + finite(lost)
-    inverse_rms = reciprocal * inverse_power
+    rho = jnp.maximum(jnp.sqrt(q + inside) + outside, floor)
+    inverse_rms = inverse_power / rho
     if empty is not None:
         inverse_rms = zero_outside(~empty, inverse_rms)
-    return Statistic(empty, inverse_power, rho, rho_error, inverse_rms)
+    return Statistic(empty, inverse_power, rho, inverse_rms)
 
 
 def _squares(call: Call, h: jax.Array, counted: jax.Array | None, k: Any, across: Across | None) -> jax.Array:
@@ -150,11 +113,12 @@ def forward(
 
 def _scaled(call: Call, h: jax.Array, row: Statistic, scale: jax.Array | None, bias: jax.Array | None) -> jax.Array:
     """h / rho, the gain and the bias, rounded as the variant says."""
-    if _is_exact(call):
-        return _scaled_exactly(call, h, row, scale, bias)
     wide = elementwise(call)
-    if call.norm is None:
+    if _may_leave_range(call):
+        y = double(h) * row.inverse_power / row.rho
+    else:
         y = _over_rho(h, row.inverse_rms, wide)
+    if call.norm is None:
         if scale is not None:
             y = y * _gain(call, scale, wide)
         if bias is not None:
@@ -162,41 +126,13 @@ def _scaled(call: Call, h: jax.Array, row: Statistic, scale: jax.Array | None, b
         return convert(y, call.result)
     # A product of two float32 is rounded by itself, unless XLA contracts it with a sum.
     own = dtypes.arithmetic(call.product) if bias is None else "float64"
-    y = rounded_within(_over_rho(h, row.inverse_rms, wide), call.norm, own)
+    y = rounded_within(y, call.norm, own)
     if scale is not None:
         gain = rounded_within(_gain(call, scale, own), call.product, own)
         y = rounded_within(y * gain, call.product, own)
     if bias is not None:
         y = rounded_within(y + _features(call, bias, own), call.product, own)
     return convert(y, call.result)
-
-
-def _scaled_exactly(
-    call: Call, h: jax.Array, row: Statistic, scale: jax.Array | None, bias: jax.Array | None
-) -> jax.Array:
-    """The same from float64 or to it; each ``lost`` is what float64 rounded off."""
-    rho, h = row.rho, double(h) * row.inverse_power
-    y = cut(h / rho)
-    lost: Any = finite((-product_error(y, rho, h) - y * row.rho_error) / rho)
-    if call.norm is not None:
-        y = double(cast(plus(y, lost), call.norm))
-        if scale is not None:
-            gain = double(cast(_gain(call, scale), call.product))
-            product, lost = two_product(y, gain)
-            y = double(cast(plus(product, lost), call.product))
-        if bias is not None:
-            y = double(cast(y + _features(call, bias), call.product))
-        return cast(y, call.result)
-    if scale is not None:
-        gain = _gain(call, scale)
-        product, product_lost = two_product(y, gain)
-        lost = lost * gain + y * sum_error(_features(call, scale), call.variant.scale_offset, gain) + product_lost
-        y = product
-    if bias is not None:
-        b = _features(call, bias)
-        product, y = y, y + b
-        lost = lost + sum_error(product, b, y)
-    return cast(plus(y, lost), call.result)
 
 
 def _over_rho(h: jax.Array, inverse_rms: jax.Array, dtype: str) -> jax.Array:
@@ -222,7 +158,7 @@ def backward(
 
     v, normalised = copies(mask)
     gain, exponents = None if scale is None else _gain(call, scale, wide), []
-    if _is_exact(call):  # within the range while they are multiplied
+    if _may_leave_range(call):  # within it while they are multiplied
         exponents = [exponent_of(inverse_rms), excess(exponent_of(_sum(call, abs(v) / call.n, across)), 850)]
         v = v * two_to(-exponents[-1])
         if gain is not None:
@@ -232,7 +168,7 @@ def backward(
     inner = _sum(call, u * normalised, across) / number_as(k, wide)
     if counted is not None:
         inner, normalised = lax.optimization_barrier(inner), copies(counted)[1]
-    along = _centred(call, normalised, counted, k, across) * _slope(call, k, inverse_rms, wide)
+    along = _along(call, h, normalised, counted, k, inverse_rms, across) * _slope(call, k, inverse_rms, wide)
     dx = u - zero_outside(counted, along * inner)
     if not exponents:
         dx = _over_rho(dx, inverse_rms, wide)
@@ -274,7 +210,7 @@ def _along_x(
     if counted is not None:
         own, inverse = lax.optimization_barrier((h, inverse_rms))
         along = _over_rho(zero_outside(counted, own), inverse, wide)
-    along = _centred(call, along, counted, k, across) * _slope(call, k, inverse_rms, wide)
+    along = _along(call, h, along, counted, k, inverse_rms, across) * _slope(call, k, inverse_rms, wide)
     inner = _sum(call, along * dh, across) / number_as(k, wide)
     if counted is not None:
         inner = lax.optimization_barrier(inner)
@@ -340,8 +276,20 @@ def _live(call: Call, h: jax.Array, mask: jax.Array | None, across: Across | Non
 def _centred(call: Call, h: jax.Array, counted: jax.Array | None, k: Any, across: Across | None = None) -> jax.Array:
     """The numbers that the statistic squares: h, or for a variance h less its mean; 0 where not counted."""
     if call.variant.statistic == "variance":
-        h = zero_outside(counted, h - _sum(call, h, across) / number_as(k, h.dtype.name))
+        for _ in range(2 if _may_leave_range(call) else 1):  # in float64 the mean is slightly off, and what is left too
+            h = zero_outside(counted, h - _sum(call, h, across) / number_as(k, h.dtype.name))
     return h
+
+
+def _along(
+    call: Call, h: jax.Array, normalised: jax.Array, counted: jax.Array | None, k: Any, inverse_rms: jax.Array,
+    across: Across | None,
+) -> jax.Array:  # fmt: skip
+    """What the statistic squares, over rho. In float64 the mean is taken of h, as XLA may contract h / rho with it."""
+    if _may_leave_range(call):
+        c = _centred(call, zero_outside(counted, double(h)), counted, k, across)
+        return _over_rho(c, inverse_rms, "float64")
+    return _centred(call, normalised, counted, k, across)
 
 
 def _eps(call: Call, k: Any, inverse_power: Any = 1.0) -> tuple[Any, Any, Any]:
@@ -365,7 +313,8 @@ def _slope(call: Call, k: Any, inverse_rms: jax.Array, dtype: str) -> Any:
     return 1.0
 
 
-def _is_exact(call: Call) -> bool:
+def _may_leave_range(call: Call) -> bool:
+    """Whether products of the numbers of a call may leave the range of float64."""
     return bool(call.n) and "float64" in (call.x, call.result)
 
 

@@ -1,4 +1,4 @@
-"""What float64 arithmetic rounds off, single roundings to 16 bits, and other helpers on JAX arrays."""
+"""Single roundings to 16 bits, powers of two, and other helpers on JAX arrays."""
 
 from __future__ import annotations
 
@@ -136,35 +136,13 @@ ad.deflinear2(convert_p, _transpose)
 batching.primitive_batchers[convert_p] = _batch
 
 
-def cut(x: jax.Array) -> jax.Array:
-    """x less its last bit.
-
-    XLA may compute one product in several places, and there contract it with a sum to one fused operation. The value
-    of a cut product is the same everywhere, and nothing is lost where what was cut off is carried along. What was cut
-    off of a tiny x would be subnormal, which XLA takes for 0 on CPUs.
-    """
-    return jnp.where(abs(x) < 2.0**-900, x, _keep(x, -2))
-
-
 def apart(x: jax.Array) -> jax.Array:
     """x >= 0 by way of its bits: XLA's CPU backend does not fuse across, and so stores no h / rho to be rounded."""
     return _keep(x, 2**63 - 1)
 
 
-def product_error(a: jax.Array, b: jax.Array, product: jax.Array) -> jax.Array:
-    """a * b - product, exactly: Dekker 1971, the halves cut by a bit mask. Exact products may be contracted."""
-    a1, b1 = _keep(a, -(2**27)), _keep(b, -(2**27))
-    a2, b2 = a - a1, b - b1
-    return ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2
-
-
 def number_as(k: Any, dtype: str) -> Any:
     return np.dtype(dtype).type(k) if isinstance(k, np.generic) else convert(k, dtype)
-
-
-def two_product(h: jax.Array, b: jax.Array) -> tuple[jax.Array, Any]:
-    product = cut(h * b)
-    return product, product_error(h, b, product)
 
 
 def zero_outside(mask: jax.Array | None, h: jax.Array) -> jax.Array:
@@ -186,37 +164,9 @@ def rounded_within(x: jax.Array, dtype: str, own: str) -> jax.Array:
     return convert(x if dtype == own else rounded(x, dtype), own)
 
 
-def sum_of_squares(a: jax.Array, add_up: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Sum of a^2, and what that rounded off, with ``add_up`` to sum an array, over devices or not.
-
-    Every square is cut in two at the same place, so far up that the first parts add up without rounding: the same bits
-    in any order, wherever the elements are. Demmel & Nguyen 2013, Fast Reproducible Floating-Point Summation.
-    """
-    squares = cut(a * a)
-    error = product_error(a, a, squares)
-    power = jnp.minimum(4 * power_of_two(add_up(squares)), 2.0**1020)
-    first = (squares + power) - power
-    return add_up(first), add_up((squares - first) + error)
-
-
-def sum_error(a: Any, b: Any, total: jax.Array) -> jax.Array:
-    """a + b - total, exactly: Knuth."""
-    t = total - a
-    return finite((a - (total - t)) + (b - t))
-
-
 def clip(x: jax.Array, least: float, largest: float) -> jax.Array:
     """As jnp.clip, to which JAX 0.7 passes bounds as it does to jnp.where."""
     return jnp.minimum(jnp.maximum(x, least), largest)
-
-
-def finite(error: jax.Array) -> jax.Array:
-    return zero_outside(jnp.isfinite(error), error)
-
-
-def plus(a: jax.Array, lost: Any) -> jax.Array:
-    """The sum with what was rounded off. Nothing is not added: it would make +0 of -0."""
-    return jnp.where(jnp.isfinite(lost) & (lost != 0), a + lost, a)
 
 
 def power_of_two(x: jax.Array) -> jax.Array:

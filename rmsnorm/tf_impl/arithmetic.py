@@ -2,8 +2,8 @@
 
 The statistic is float64, so that no square of a number in 16 or 32 bits leaves the range. The rest is float64, too, and
 results in 32 bits are correctly rounded; between 16 bits it is float32, which XLA makes twice as fast. Where x or y is
-float64 itself, the statistic is scaled by a power of two and what each operation of the forward pass rounds off is
-carried along. Sizes may be unknown while a graph is traced.
+float64 itself, rows are multiplied by a power of two, so that no square of these leaves the range. Sizes may be unknown
+while a graph is traced.
 """
 
 from __future__ import annotations
@@ -20,20 +20,13 @@ from rmsnorm.tf_impl.rounding import (
     cast,
     excess,
     exponent_of,
-    finite,
-    plus,
     power_of_two,
-    product_error,
     settled,
     straight_through,
-    sum_error,
-    sum_of_squares,
     two_to,
 )
 
 # Comparisons are of constants to every derivative: in graphs, a ForwardAccumulator in another one fails on any other.
-# TensorFlow takes subnormal numbers as 0: below this, what is lost is, too.
-_TINY = 2.0**-900
 # XLA on the CPU stores the terms of a longer sum before it adds them, unless slabs of them are added by elements first.
 _FUSED_SUM = 32
 _SLABS = 8
@@ -45,53 +38,31 @@ class Statistic(NamedTuple):
     empty: tf.Tensor | None
     inverse_power: tf.Tensor | float
     rho: tf.Tensor
-    rho_error: tf.Tensor | float
     inverse_rms: tf.Tensor
 
 
 def statistic(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
     call, h = _part(call, h, mask)
-    exact, h = _is_exact(call), _double(h)
+    h = _double(h)
     counted, k, empty = _counted(call, h, mask)
-    h = h if counted is None else tf.where(counted, h, 0.0)
-    inverse_power: Any = _inverse_power(call, h, k) if exact else 1.0
-    c = _centred(call, h * inverse_power if exact else h, counted, k)
-    q_error: Any = 0.0
-    if exact:
-        total, total_error = sum_of_squares(c, call.axes)
-        if call.variant.statistic == "variance":  # the mean may be slightly off: q feels the square of it alone
-            scaled = h * inverse_power
-            mean = _sum(scaled, call.axes, keepdims=True) / k
-            total_error += 2 * _sum(c * sum_error(scaled, -mean, scaled - mean), call.axes, keepdims=True)
-        q = total / k
-        q_error = finite((total_error - product_error(q, tf.convert_to_tensor(k, tf.float64), total)) / k)
-    else:
-        q = _sum(tf.square(c), call.axes, keepdims=True) / k
+    c = _centred(call, h, counted, k)
+    inverse_power: Any = 1.0
+    if _may_leave_range(call):
+        inverse_power = _inverse_power(call, c, k)
+        c = c * inverse_power
+    q = _sum(tf.square(c), call.axes, keepdims=True) / k
     inside, outside, floor = _eps(call, k, inverse_power)
-    floor_error: Any = 0.0
-    if exact and call.variant.eps_position == "clamp":
-        size = tf.convert_to_tensor(k, tf.float64)
-        root = tf.sqrt(size)
-        lost = -product_error(root, root, size) / (2 * root)
-        floor_error = (-product_error(floor, root, call.eps * inverse_power) - floor * lost) / root
     radicand = q + inside
     # not the operator, which in graphs of TensorFlow 1 compares identities
     positive = tf.not_equal(tf.stop_gradient(radicand), 0)
     root = tf.where(positive, tf.sqrt(tf.where(positive, radicand, 1.0)), 0.0)  # a finite slope at 0
     rho = tf.maximum(root + outside, tf.convert_to_tensor(floor, tf.float64))
-    rho_error: Any = 0.0
-    if exact:
-        lost = sum_error(q, inside, radicand) + q_error - product_error(root, root, radicand)
-        rho_error = finite(lost / (2 * root)) + sum_error(root, outside, rho)
-        rho_error = tf.where(tf.stop_gradient(rho) > floor, rho_error, floor_error)
-        correction = finite(rho + rho_error - rho)
-        rho, rho_error = rho + correction, rho_error - correction
     if empty is not None:
         rho = tf.where(~empty, rho, 1.0)  # for eps = 0: no 0 / 0 for a derivative to meet
     inverse_rms = inverse_power / rho
     if empty is not None:
         inverse_rms = tf.where(~empty, inverse_rms, 0.0)
-    return Statistic(empty, inverse_power, rho, rho_error, inverse_rms)
+    return Statistic(empty, inverse_power, rho, inverse_rms)
 
 
 def forward(
@@ -109,32 +80,14 @@ def forward(
 
 
 def _scaled(call: Call, h: tf.Tensor, row: Statistic, scale: tf.Tensor | None, bias: tf.Tensor | None) -> tf.Tensor:
-    """h / rho, the gain and the bias, rounded as the variant says; each ``lost`` is what float64 rounded off."""
-    exact = _is_exact(call)
-    lost: Any = 0.0
-    if not exact:
-        y = _over_rho(h, row.inverse_rms)
-    else:
-        rho, h = row.rho, h * row.inverse_power
-        y = h / rho
-        lost = -finite((product_error(y, rho, h) + y * row.rho_error) / rho)
-        lost = tf.where(tf.stop_gradient(tf.abs(y)) > _TINY, lost, 0.0)
-    rounded = None if call.norm is None else _before_scale(call, plus(y, lost) if exact else y, scale, bias)
+    """h / rho, the gain and the bias, rounded as the variant says."""
+    y = h * row.inverse_power / row.rho if _may_leave_range(call) else _over_rho(h, row.inverse_rms)
+    rounded = None if call.norm is None else _before_scale(call, y, scale, bias)
     if scale is not None:
-        gain = _gain(call, scale, y)
-        normalised, y = y, y * gain
-        if exact:
-            gain_error = sum_error(_features(call, scale, y), call.variant.scale_offset, gain)
-            lost = lost * gain + normalised * gain_error + product_error(normalised, gain, y)
-            lost = tf.where(tf.stop_gradient(tf.abs(y)) > _TINY, lost, 0.0)
+        y = y * _gain(call, scale, y)
     if bias is not None:
-        b = _features(call, bias, y)
-        product, y = y, y + b
-        if exact:
-            lost = lost + sum_error(product, b, y)
-    if rounded is not None:
-        return cast(straight_through(rounded, y), call.result)
-    return cast(plus(y, lost) if exact else y, call.result)
+        y = y + _features(call, bias, y)
+    return cast(y if rounded is None else straight_through(rounded, y), call.result)
 
 
 def _before_scale(call: Call, y: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None) -> tf.Tensor:
@@ -166,7 +119,7 @@ def backward(
     normalised = _over_rho(h, inverse_rms)
     gain, exponents = None if scale is None else _gain(call, scale, v), []
     u = v
-    if _is_exact(call):  # within the range while they are multiplied
+    if _may_leave_range(call):  # within it while they are multiplied
         exponents = [
             exponent_of(inverse_rms),
             excess(exponent_of(tf.reduce_max(tf.abs(v), call.axes, keepdims=True)), 850),
@@ -271,8 +224,9 @@ def _centred(call: Call, h: tf.Tensor, counted: tf.Tensor | None, k: Any) -> tf.
     if counted is not None:
         h = tf.where(counted, h, 0.0)
     if call.variant.statistic == "variance":
-        h = h - tf.cast(_sum(h, call.axes, keepdims=True) / k, h.dtype)
-        h = h if counted is None else tf.where(counted, h, 0.0)
+        for _ in range(2 if _may_leave_range(call) else 1):  # in float64 the mean is slightly off, and what is left too
+            h = h - tf.cast(_sum(h, call.axes, keepdims=True) / k, h.dtype)
+            h = h if counted is None else tf.where(counted, h, 0.0)
     return h
 
 
@@ -298,7 +252,8 @@ def _slope(call: Call, k: Any, inverse_rms: tf.Tensor) -> Any:
     return 1.0
 
 
-def _is_exact(call: Call) -> bool:
+def _may_leave_range(call: Call) -> bool:
+    """Whether products of the numbers of a call may leave the range of float64."""
     return "float64" in (call.x, call.result)
 
 

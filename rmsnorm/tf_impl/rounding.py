@@ -1,14 +1,10 @@
-"""What float64 arithmetic rounds off, and single roundings to 16 bits, on TensorFlow tensors.
+"""Single roundings to 16 bits, and powers of two, on TensorFlow tensors.
 
 Graph and XLA compilers may contract a product and a sum into one operation, and merge constants of neighbouring ones.
-So an error is computed against the operand that is there, not against a product formed anew, and no constant is added
-only to be taken off again.
+So no constant is added only to be taken off again.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -42,50 +38,13 @@ def straight_through(value: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.math.is_finite(tf.stop_gradient(value)), plus(x, value - x), value)
 
 
-def product_error(a: tf.Tensor, b: tf.Tensor, product: tf.Tensor) -> tf.Tensor:
-    """a * b - product, to 2^-75 of it, for a product within a few ulps: Dekker 1971, the halves cut by a bit mask."""
-    a1, b1 = _cut(a, -(2**27)), _cut(b, -(2**27))
-    a2, b2 = a - a1, b - b1
-    return ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2
-
-
-def sum_of_squares(a: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sum of a^2 over the axes, and what that rounded off, to 2^-75 of it, in any order and for any sizes.
-
-    The squares of the upper halves, which are exact, are cut at a grid so coarse that their sum is exact, too: Rump,
-    Ogita & Oishi 2008. The upper halves are constants to every derivative; what is left has the right one.
-    """
-    a1 = _cut(a, -(2**27))
-    square = a1 * a1
-    n = tf.cast(tf.reduce_prod(tf.gather(tf.shape(a), axes)), tf.float64)
-    grid = power_of_two(tf.reduce_max(square, axes, keepdims=True)) * power_of_two(n) * 4  # beyond the sum
-    grid = tf.minimum(grid, 2.0**1000)  # an infinite square stays infinite
-    upper = (grid + square) - grid
-    lower = (square - upper) + (a - a1) * (a + a1)
-    upper, lower = (tf.reduce_sum(part, axes, keepdims=True) for part in (upper, lower))
-    total = tf.where(tf.math.is_finite(upper), upper + lower, upper)
-    return total, finite(lower - (total - upper))
-
-
 def settled(product: tf.Tensor) -> tf.Tensor:
     """The product as it is, which a compiler is not to contract with a sum that follows."""
     return tf.where(tf.math.is_finite(tf.stop_gradient(product)), product, product + product)
 
 
-def sum_error(a: tf.Tensor, b: Any, total: tf.Tensor) -> tf.Tensor:
-    """a + b - total, exactly: Knuth."""
-    t = total - a
-    return finite((a - (total - t)) + (b - t))
-
-
-def finite(error: tf.Tensor) -> tf.Tensor:
-    """The part that was rounded off: 0 where the value is not finite, and a constant to every derivative."""
-    error = tf.stop_gradient(error)
-    return tf.where(tf.math.is_finite(error), error, 0.0)
-
-
 def plus(a: tf.Tensor, lost: tf.Tensor) -> tf.Tensor:
-    """The sum with what was rounded off. Nothing is not added: it would make +0 of -0."""
+    """The sum with a constant to every derivative. A 0 is not added: it would make +0 of -0."""
     lost = tf.stop_gradient(lost)
     return tf.where(tf.math.is_finite(lost) & tf.not_equal(lost, 0), a + lost, a)
 

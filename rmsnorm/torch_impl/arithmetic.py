@@ -1,14 +1,12 @@
 """The arithmetic of RMSNorm on PyTorch tensors.
 
 All of it is float64, so that results in 16 and 32 bits are correctly rounded and no square of theirs leaves the range.
-Where x or y is float64 itself, the statistic is scaled by a power of two and what each operation of the forward pass
-rounds off is carried along.
+Where x or y is float64 itself, rows are multiplied by a power of two, so that no square of these leaves the range.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,13 +21,8 @@ from rmsnorm.torch_impl.rounding import (
     dtype_name,
     excess,
     exponent_of,
-    finite,
-    plus,
     power_of_two,
-    product_error,
     straight_through,
-    sum_error,
-    sum_of_squares,
     two_to,
 )
 
@@ -40,62 +33,30 @@ class Statistic(NamedTuple):
     empty: Tensor | None
     inverse_power: Tensor | float
     rho: Tensor
-    rho_error: Tensor | float
     inverse_rms: Tensor
 
 
 def statistic(call: Call, h: Tensor, mask: Tensor | None) -> Statistic:
     call, h = _part(call, h, mask)
-    exact = _is_exact(call)
     counted, k, empty = _counted(call, h, mask)
-    h = h if counted is None else torch.where(counted, h, 0.0)
-    inverse_power: Any = _inverse_power(call, h, k) if exact else 1.0
-    c = _centred(call, h * inverse_power if exact else h, counted, k)
+    c = _centred(call, h, counted, k)
+    inverse_power: Any = 1.0
+    if _may_leave_range(call):
+        inverse_power = _inverse_power(call, c, k)
+        c = c * inverse_power
     q = _sum(call, c.square()) / k
-    q_error: Any = 0.0
-    if exact:
-        with torch.no_grad():
-            lost: Any = 0.0
-            if call.variant.statistic == "variance":  # the mean may be slightly off: q feels the square of it alone
-                scaled = h * inverse_power
-                mean = _sum(call, scaled) / k
-                lost = sum_error(scaled, -mean, scaled - mean)
-                lost = 2 * _sum(call, c * lost)
-            total, total_error = sum_of_squares(c, partial(_sum, call))
-            total_error = total_error + lost
-            mean = total / k
-            product = mean * k
-            q_error = (total - product - product_error(mean, _tensor(k, mean), product) + total_error) / k
-            q_error = finite(mean - q + q_error)
     inside, outside, floor = _eps(call, k, inverse_power)
-    floor_error: Any = 0.0
-    if exact and call.variant.eps_position == "clamp":
-        with torch.no_grad():
-            size = _tensor(k, q)
-            root = size.sqrt()
-            square, product = root * root, floor * root
-            lost = (size - square - product_error(root, root, square)) / (2 * root)
-            lost = call.eps * inverse_power - product - product_error(floor, root, product) - floor * lost
-            floor_error = lost / root
     radicand = q + inside
     root = torch.where(radicand == 0, 0.0, torch.where(radicand == 0, 1.0, radicand).sqrt())  # a finite slope at 0
-    rho = torch.maximum(root + outside, _tensor(floor, q))
-    rho_error: Any = 0.0
-    if exact:
-        with torch.no_grad():
-            square = root * root
-            lost = radicand - square - product_error(root, root, square)
-            lost = lost + sum_error(q, inside, radicand) + q_error
-            rho_error = finite(lost / (2 * root)) + sum_error(root, outside, rho)
-            rho_error = torch.where(rho > floor, rho_error, floor_error)
-            correction = finite(rho + rho_error - rho)
-        rho, rho_error = rho + correction, rho_error - correction
+    rho = root + outside
+    if call.variant.eps_position == "clamp":  # a DTensor of PyTorch 2.5 has no maximum
+        rho = torch.maximum(rho, _tensor(floor, q))
     if empty is not None:
         rho = torch.where(empty, 1.0, rho)  # for eps = 0: no 0 / 0 for a derivative to meet
     inverse_rms = inverse_power / rho
     if empty is not None:
         inverse_rms = torch.where(empty, 0.0, inverse_rms)
-    return Statistic(empty, inverse_power, rho, rho_error, inverse_rms)
+    return Statistic(empty, inverse_power, rho, inverse_rms)
 
 
 def forward(
@@ -149,32 +110,14 @@ def _forward(
 
 
 def _scaled(call: Call, h: Tensor, row: Statistic, scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    """h / rho, the gain and the bias, rounded as the variant says; each ``lost`` is what float64 rounded off."""
-    exact = _is_exact(call)
-    rho, h = row.rho, h * row.inverse_power
-    y = h / rho
-    lost: Any = 0.0
-    if exact:
-        with torch.no_grad():
-            product = y * rho
-            lost = finite((h - product - product_error(y, rho, product) - y * row.rho_error) / rho)
-    rounded = None if call.norm is None else _before_scale(call, plus(y, lost) if exact else y, scale, bias)
+    """h / rho, the gain and the bias, rounded as the variant says."""
+    y = h * row.inverse_power / row.rho
+    rounded = None if call.norm is None else _before_scale(call, y, scale, bias)
     if scale is not None:
-        gain = _gain(call, scale)
-        normalised, y = y, y * gain
-        if exact:
-            with torch.no_grad():
-                gain_error = sum_error(_features(call, scale), call.variant.scale_offset, gain)
-                lost = lost * gain + normalised * gain_error + product_error(normalised, gain, y)
+        y = y * _gain(call, scale)
     if bias is not None:
-        b = _features(call, bias)
-        product, y = y, y + b
-        if exact:
-            with torch.no_grad():
-                lost = lost + sum_error(product, b, y)
-    if rounded is not None:
-        return cast(straight_through(rounded, y), call.result)
-    return cast(plus(y, lost) if exact else y, call.result)
+        y = y + _features(call, bias)
+    return cast(y if rounded is None else straight_through(rounded, y), call.result)
 
 
 @torch.no_grad()
@@ -199,7 +142,7 @@ def backward(
         v, h = torch.where(live, v, 0.0), torch.where(live, h, 0.0)
     normalised = h * inverse_rms
     u, gain, exponents = v, None if scale is None else _gain(call, scale), []
-    if _is_exact(call):  # within the range while they are multiplied
+    if _may_leave_range(call):  # within it while they are multiplied
         exponents = [exponent_of(inverse_rms), excess(exponent_of(_sum(call, v.abs() / call.n)), 850)]
         u = v * two_to(-exponents[-1])
         if gain is not None and not hasattr(gain, "placements"):  # of a DTensor it would have to be sent
@@ -328,8 +271,9 @@ def _centred(call: Call, h: Tensor, counted: Tensor | None, k: Any) -> Tensor:
     if counted is not None:
         h = torch.where(counted, h, 0.0)
     if call.variant.statistic == "variance":
-        h = h - _sum(call, h) / k
-        h = h if counted is None else torch.where(counted, h, 0.0)
+        for _ in range(2 if _may_leave_range(call) else 1):  # in float64 the mean is slightly off, and what is left too
+            h = h - _sum(call, h) / k
+            h = h if counted is None else torch.where(counted, h, 0.0)
     return h
 
 
@@ -363,7 +307,8 @@ def _slope(call: Call, k: Any, inverse_rms: Tensor) -> Any:
     return 1.0
 
 
-def _is_exact(call: Call) -> bool:
+def _may_leave_range(call: Call) -> bool:
+    """Whether products of the numbers of a call may leave the range of float64."""
     return "float64" in (call.x, call.result) and bool(call.n)
 
 

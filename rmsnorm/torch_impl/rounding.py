@@ -1,9 +1,8 @@
-"""What float64 arithmetic rounds off, and single roundings to 16 bits, on PyTorch tensors."""
+"""Single roundings to 16 bits, and powers of two, on PyTorch tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -55,40 +54,6 @@ def straight_through(value: Tensor, smooth: Tensor) -> Tensor:
 
 def dtype_name(dtype: torch.dtype) -> str:
     return NAMES.get(dtype) or str(dtype).removeprefix("torch.")
-
-
-def product_error(a: Tensor, b: Tensor, product: Tensor) -> Tensor:
-    """a * b - product, exactly: Dekker 1971, the halves cut by a bit mask."""
-    a1, b1 = (bits_of(bits_of(part, torch.int64) & -(2**27), torch.float64) for part in (a, b))
-    a2, b2 = a - a1, b - b1
-    return ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2
-
-
-def sum_of_squares(a: Tensor, add_up: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Sum of a^2, and what that rounded off, with ``add_up`` to sum a tensor, over devices or not.
-
-    Every square is cut in two at the same place, so far up that the first parts add up without rounding: the same bits
-    in any order, wherever the elements are. Demmel & Nguyen 2013, Fast Reproducible Floating-Point Summation.
-    """
-    squares = a * a
-    power = 4 * power_of_two(add_up(squares))
-    first = (squares + power) - power
-    return add_up(first), add_up((squares - first) + product_error(a, a, squares))
-
-
-def sum_error(a: Tensor, b: Any, total: Tensor) -> Tensor:
-    """a + b - total, exactly: Knuth."""
-    t = total - a
-    return finite((a - (total - t)) + (b - t))
-
-
-def finite(error: Tensor) -> Tensor:
-    return torch.where(error.isfinite(), error, 0.0)
-
-
-def plus(a: Tensor, lost: Any) -> Tensor:
-    """The sum with what was rounded off. Nothing is not added: it would make +0 of -0."""
-    return torch.where(lost.isfinite() & (lost != 0), a + lost, a)
 
 
 def power_of_two(a: Tensor) -> Tensor:

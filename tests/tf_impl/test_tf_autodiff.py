@@ -114,7 +114,7 @@ def test_jacobians(name: str) -> None:
 def test_vectorized_map() -> None:
     rng = np.random.default_rng(0)
     x, scale, mask = rng.standard_normal((3, 4, 8)), rng.standard_normal((3, 8)), rng.random((3, 4, 8)) > 0.3
-    for dtype in dtypes.FLOATS[:3]:  # kernels of float64 round each operation, and plain operations do not
+    for dtype in dtypes.FLOATS[:3]:  # in float64 sums of another order
         a, g = (to_tf(value.astype(dtype)) for value in (x, scale))
 
         def one(row: Any) -> Any:

@@ -32,9 +32,7 @@ def test_compile_the_function_itself() -> None:
     x = torch.randn((4, 8), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for a in (x, x[:3], x.float(), torch.cat([x, x], 1).float()):
         assert torch.equal(compiled(a), rms_norm(a))
-    assert (
-        counter.frame_count == 2
-    )  # one for each dtype; float64, whose sum is a tree of pairs, is bound to its row size
+    assert counter.frame_count == 2  # one for each dtype
     x = x.float()
     for options in ({"axis": 0}, {"variant": "llama", "eps": 1e-3}, {"partial": 0.6}, {"partial": Fraction(1, 3)}):
         assert torch.equal(compiled(x, **options), rms_norm(x, **options))
@@ -59,11 +57,11 @@ def test_a_compiled_layer(variant: str, dtype: str, backend: str) -> None:
         return torch._dynamo.lookup_backend(backend)(graph, inputs)
 
     rng = np.random.default_rng(0)
-    n = 6 if dtype == "float64" else 48  # its sum of squares is a tree of pairs, slow to compile
+    n = 48
     layer = randomised(RMSNorm(n, variant=variant, partial=0.6, bias=True, dtype=getattr(torch, dtype)))
-    compiled = torch.compile(layer, fullgraph=True, dynamic=dtype != "float64", backend=counted)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=counted)
     first = 0
-    for batch in ((3, 11),) if dtype == "float64" else ((4, 16), (3, 11), (7, 9)):
+    for batch in ((4, 16), (3, 11), (7, 9)):
         x, residual = (rng.standard_normal((*batch, n)).astype(dtype) for _ in range(2))
         mask = rng.random((*batch, n)) > 0.3
         mask[1] = False
@@ -79,8 +77,7 @@ def test_a_compiled_layer(variant: str, dtype: str, backend: str) -> None:
             check_values(to_numpy(g), w, 1 if w.dtype.itemsize == 2 else 2)
         for g, w in zip(got[2:], eager[2:], strict=True):
             # both round once at the end, but dx is rounded before dh is added in one and may be after in the other
-            bound = 4 * dtypes.unit_roundoff(dtype) if dtype != "float64" else 2.0**-46
-            assert (g - w).abs().max() <= bound * w.abs().max()
+            assert (g - w).abs().max() <= 4 * dtypes.unit_roundoff(dtype) * w.abs().max()
         first = first or len(frames)
     assert len(frames) == first
 
