@@ -44,17 +44,17 @@ def check(apart: list[float], dtype: str, *, rows_whole: bool) -> None:
     """Of y, dx, dscale and dbias, in units of the sums of their terms.
 
     Rows that are whole are computed as on one device. In pieces, a sum of n terms is made in two orders, each within n
-    roundings of float32 (float64 for float64) of the sum: that of dx, which feels no other; in 16 bits also that of the
-    squares, which y and dscale feel less. A result that differs is rounded to another number, so two of its roundings.
-    The squares of 32 bits are summed in float64, those of float64 exactly. Sums over rows are float64, and that in two
-    orders is the same float32 but next to a tie.
+    roundings of float32 (float64 for float64) of the sum: that of dx, which feels no other; in 16 and 64 bits also that
+    of the squares, which y and dscale feel less. A result that differs is rounded to another number, so two of its
+    roundings. The squares of 32 bits are summed in float64. Sums over rows are float64, and that in two orders is the
+    same float32 but next to a tie.
     """
     u = dtypes.unit_roundoff(dtype)
     pieces = 0.0 if rows_whole else 2 * WIDTH * min(u, 2.0**-24) + 2 * u
     y, dx, dscale, dbias = apart
     assert dx <= pieces
-    assert y <= (pieces if dtype == "bfloat16" else 0)
-    assert dscale <= (pieces if dtype == "bfloat16" else 0 if dtype == "float32" else 2 * ROWS * u)
+    assert y <= (0 if dtype == "float32" else pieces)
+    assert dscale <= (0 if dtype == "float32" else pieces if dtype == "bfloat16" else pieces + 2 * ROWS * u)
     assert dbias <= (2 * ROWS * u if dtype == "float64" else 0)
 
 

@@ -166,7 +166,7 @@ def test_exported_with_sizes_to_come(dtype: str, variant: str) -> None:
         rows, width = export.symbolic_shape("rows, width")
         program = exported(norm, *(jax.ShapeDtypeStruct(shape, dtype) for shape in ((rows, width), (width,))))
         x, scale = normal(0, 5, 9, dtype=dtype), normal(1, 9, dtype=dtype)
-        few = 2.0**-51 if dtype == "float64" else 0.0  # kernels of float64 round each operation
+        few = 2.0**-51 if dtype == "float64" else 0.0  # each operation rounds
         np.testing.assert_allclose(program.call(x, scale).astype(float), norm(x, scale).astype(float), rtol=few, atol=0)
         dy = normal(2, 5, 9, dtype=dtype)
         found = [jax.jit(lambda x, scale: jax.vjp(f, x, scale)[1](dy))(x, scale) for f in (program.call, norm)]  # noqa: B023

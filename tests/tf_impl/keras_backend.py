@@ -1,13 +1,13 @@
 """The layer on the backend of Keras that KERAS_BACKEND names, against the golden; test_keras runs it where there is no
 TensorFlow, in a process for each backend.
 
-On TensorFlow, PyTorch and JAX y has the golden's bits. On NumPy it is made of keras.ops, and in ONNX of float32
-operations. The bound there, in units u = 2^-24 (float64: 2^-53) of the terms of y, k elements counted: The mean square
-errs by the square, k - 1 additions in any order, the mean and two operations on eps: k + 3; the root halves that, and
-adds 1; so do the division, the offset, the gain and the bias: (k + 3) / 2 + 5. Where a mean is taken out of a first, it
-errs by k + 1 of the mean of |a|, which is at most the root mean square of a, and so the mean square errs by 2 (k + 2)
-kappa more, kappa being the root mean square of a over that of a - mean. A rounding to 16 bits errs by 1 in its own
-unit; the golden makes it, too, and there are 4 at most.
+On TensorFlow, PyTorch and JAX y of up to 32 bits has the golden's bits. On NumPy it is made of keras.ops, and in ONNX
+of float32 operations. The bound there, in units u = 2^-24 (float64: 2^-53) of the terms of y, k elements counted: The
+mean square errs by the square, k - 1 additions in any order, the mean and two operations on eps: k + 3; the root halves
+that, and adds 1; so do the division, the offset, the gain and the bias: (k + 3) / 2 + 5. Where a mean is taken out of
+a first, it errs by k + 1 of the mean of |a|, which is at most the root mean square of a, and so the mean square errs by
+2 (k + 2) kappa more, kappa being the root mean square of a over that of a - mean. A rounding to 16 bits errs by 1 in
+its own unit; the golden makes it, too, and there are 4 at most.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def check(got: Any, layer: Any, x: Any, by_operations: bool = BACKEND == "numpy"
     if BACKEND == "tensorflow":  # which takes subnormal numbers as 0
         distance[np.abs(want.astype(np.float64)) < np.finfo(np.float32).tiny] = 0
     most = 1 if in_float32(layer, x) else 0
-    if x.dtype == np.float64:  # kernels round each operation, and a bias may cancel most of the rest
+    if x.dtype == np.float64:  # each operation rounds, and a bias may cancel most of the rest
         np.testing.assert_allclose(got, want, rtol=2.0**-50, atol=2.0**-48)
         return
     assert distance.max(initial=0) <= most, (layer.variant.name, x.dtype, got[distance > most], want[distance > most])
