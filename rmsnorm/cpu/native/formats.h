@@ -87,7 +87,7 @@ inline D load(const Stored<F>* from) {
             float eight[lanes];
             for (int i = 0; i < lanes; ++i) {
                 if constexpr (F == Format::f16) {
-                    eight[i] = static_cast<float>(bits<_Float16>(from[i]));
+                    eight[i] = static_cast<float>(bits<Half>(from[i]));
                 } else {
                     eight[i] = bits<float>(static_cast<std::uint32_t>(from[i]) << 16);
                 }
@@ -176,7 +176,7 @@ inline void store(Stored<F>* to, D d) {
             std::memcpy(eight, single, sizeof eight);
             for (int i = 0; i < lanes; ++i) {
                 if constexpr (F == Format::f16) {
-                    to[i] = bits<std::uint16_t>(static_cast<_Float16>(eight[i]));
+                    to[i] = bits<std::uint16_t>(static_cast<Half>(eight[i]));
                 } else {
                     to[i] = static_cast<std::uint16_t>(bits<std::uint32_t>(eight[i]) >> 16);
                 }

@@ -21,6 +21,11 @@ constexpr int native = 4;
 #else
 constexpr int native = 2;
 #endif
+#if defined(__aarch64__)
+typedef __fp16 Half;  // g++ 12 has no _Float16 in C++ here
+#else
+typedef _Float16 Half;
+#endif
 constexpr int lanes = 8;
 constexpr int parts = lanes / native;
 
