@@ -20,11 +20,7 @@ constexpr int native = 8;  // lanes of float64 in a register
 constexpr int native = 4;
 #else
 constexpr int native = 2;
-#endif
-#if defined(__aarch64__)
-typedef __fp16 Half;  // g++ 12 has no _Float16 in C++ here
-#else
-typedef _Float16 Half;
+typedef __fp16 Half;  // in C++ g++ 12 has no _Float16 for arm64
 #endif
 constexpr int lanes = 8;
 constexpr int parts = lanes / native;
