@@ -27,6 +27,7 @@ constexpr int parts = lanes / native;
 
 typedef double Part __attribute__((vector_size(8 * native)));
 typedef std::int64_t Bits __attribute__((vector_size(8 * native)));
+typedef std::uint64_t Naturals __attribute__((vector_size(8 * native)));
 typedef float HalfPart __attribute__((vector_size(4 * native)));
 
 struct D {
