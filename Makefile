@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # In a folder of its own, for processes of its own: imported after TensorFlow it ends the process.
 TRITON := 'triton==3.9.0; sys_platform == "linux"'
 
-.PHONY: check quick test test-all versions times mutants native experiments gpu-check gpu-rehearsal fuzz sanitize lint types docs format clean
+.PHONY: check quick test test-all versions times mutants native experiments gpu-check gpu-rehearsal fuzz sanitize levels lint types docs format clean
 
 check: $(VENV)/ready
 	$(BIN)/rmsnorm check --backend numpy --backend torch --backend tf --backend flax
@@ -73,6 +73,23 @@ sanitize: $(VENV)/ready
 	$(CXX) -std=c++20 -g -O1 -fsanitize=thread -I rmsnorm/cpu/native -o $(SANITIZED)/protocol \
 		tests/native/protocol.cpp rmsnorm/cpu/native/threads.cpp
 	$(SANITIZED)/protocol
+
+# The bits of 3,584 calls by the kernels of each level that this processor has, compiled by CXX, and of arm64 in an emulator if
+# there are a compiler for it and the emulator: each must have the hash that stands in tests/native/bits.cpp. Two minutes.
+LEVELS := build/levels
+ARM64_CXX ?= aarch64-linux-gnu-g++
+ARM64_RUN ?= qemu-aarch64
+BITS_BUILD = $(BIN)/cmake -G Ninja -S . -B $(1) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DRMSNORM_BITS=ON $(2) && $(BIN)/cmake --build $(1)
+levels: | $(BIN)/python
+	rm -rf $(LEVELS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check cmake ninja
+	$(call BITS_BUILD,$(LEVELS)/own,-DCMAKE_CXX_COMPILER=$(CXX))
+	$(LEVELS)/own/bits
+	for level in v3 v4 v4-bf16 arm64; do RMSNORM_CPU_LEVEL=$$level $(LEVELS)/own/bits || test $$? = 2 || exit 1; done
+	if command -v $(ARM64_CXX) && command -v $(ARM64_RUN); then \
+		$(call BITS_BUILD,$(LEVELS)/arm64,-DCMAKE_CXX_COMPILER=$(ARM64_CXX) -DCMAKE_EXE_LINKER_FLAGS=-static \
+			-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64) && $(ARM64_RUN) $(LEVELS)/arm64/bits; \
+	else echo "arm64 is left out: there is no $(ARM64_CXX) or no $(ARM64_RUN)"; fi
 
 # The kernels for GPUs on a machine without one: interpreted in the cases of the parity kit, and compiled. Under half an hour.
 gpu-check: $(VENV)/ready

@@ -56,6 +56,16 @@ def test_special_numbers_in_kernels_and_golden(eps, position, partial):
         assert np.array_equal(np.signbit(golden)[~np.isnan(golden)], np.signbit(ours)[~np.isnan(golden)])
 
 
+@needs_kernels
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float32", "float64"])
+def test_a_product_with_a_gain_of_float64_is_rounded_once(out_dtype):
+    """A former kernel rounded such a gain to float32 where h / rho is of bfloat16."""
+    random = np.random.default_rng(0)
+    x, gain = random.normal(size=(9, 77)).astype(ml_dtypes.bfloat16), random.normal(size=77)
+    options = {"variant": LLAMA, "out_dtype": out_dtype}
+    assert np.array_equal(numpy_impl.rms_norm(x, gain, **options), fast.rms_norm(x, gain, **options))
+
+
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_what_is_not_counted_does_not_feel_an_infinite_sum(framework, axis):
     arrays = np.array([[[np.inf, 1.0, 2.0, 3.0]], [[1.0, 2.0, 3.0, 4.0]]], np.float32)

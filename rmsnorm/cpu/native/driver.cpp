@@ -7,6 +7,10 @@
 #include <memory>
 #include <new>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace rmsnorm {
 namespace {
 
@@ -19,10 +23,18 @@ struct Level {
     const Kernels* (*kernels)();
 };
 
+#if defined(__x86_64__)
+// Older versions of clang do not know the name "f16c" in __builtin_cpu_supports.
+bool has_f16c() {
+    unsigned a, b, c = 0, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 const Kernels* choose() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+    const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() &&
                     __builtin_cpu_supports("bmi2");
     const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                     __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&

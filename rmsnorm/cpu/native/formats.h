@@ -87,7 +87,7 @@ inline D load(const Stored<F>* from) {
             float eight[lanes];
             for (int i = 0; i < lanes; ++i) {
                 if constexpr (F == Format::f16) {
-                    eight[i] = static_cast<float>(bits<_Float16>(from[i]));
+                    eight[i] = static_cast<float>(bits<Half>(from[i]));
                 } else {
                     eight[i] = bits<float>(static_cast<std::uint32_t>(from[i]) << 16);
                 }
@@ -101,14 +101,14 @@ inline D load(const Stored<F>* from) {
 
 // The numbers that `rounded` needs for a format. Its step is 1.5 * 2^52 times the unit in the last place of 1.
 struct Grid {
-    std::int64_t up;  // what is added to the bits of a power of two
+    std::uint64_t up;  // what is added to the bits of a power of two
     double least;     // that step for subnormal numbers
     double overflow;  // where numbers become infinite
 };
 
 constexpr Grid grid_of(Format format) {
     // bits of 1.5 * 2^(52 - p) less those of 1: the exponents differ by 52 - p, and half of a significand is added
-    auto up = [](int p) { return (static_cast<std::int64_t>(52 - p) << 52) + (std::int64_t{1} << 51); };
+    auto up = [](int p) { return (static_cast<std::uint64_t>(52 - p) << 52) + (std::uint64_t{1} << 51); };
     if (format == Format::f16) return {up(10), 1.5 * 0x1p52 * 0x1p-24, 0x1p16};
     if (format == Format::bf16) return {up(7), 1.5 * 0x1p52 * 0x1p-133, 0x1p128};
     return {up(23), 1.5 * 0x1p52 * 0x1p-149, 0x1p128};
@@ -128,7 +128,7 @@ inline D rounded(D d) {
     } else {
         constexpr Grid grid = grid_of(F);
         for (auto& x : d.part) {
-            Part large = (Part)(((Bits)x & 0x7ff0000000000000) + grid.up);
+            Part large = (Part)(((Naturals)x & 0x7ff0000000000000) + grid.up);  // infinity's is negative
             large = large < grid.least ? all(grid.least) : large;
             Part near = (x + large) - large;
             near = (Part)(((Bits)near & 0x7fffffffffffffff) | ((Bits)x & std::int64_t(0x8000000000000000)));
@@ -176,7 +176,7 @@ inline void store(Stored<F>* to, D d) {
             std::memcpy(eight, single, sizeof eight);
             for (int i = 0; i < lanes; ++i) {
                 if constexpr (F == Format::f16) {
-                    to[i] = bits<std::uint16_t>(static_cast<_Float16>(eight[i]));
+                    to[i] = bits<std::uint16_t>(static_cast<Half>(eight[i]));
                 } else {
                     to[i] = static_cast<std::uint16_t>(bits<std::uint32_t>(eight[i]) >> 16);
                 }

@@ -122,7 +122,8 @@ inline void row_of_y(
     Quotient q(rho, c.scale != Format::f64);
     if constexpr (may_be_single<X, Y>) {
         Format decides = c.norm == Format::none ? Y : c.norm;
-        if (decides == Format::bf16 && !p.bias && are_moderate && 0x1p-20 < rho && rho < 0x1p20 &&
+        bool is_exact = c.product != Format::f64;  // else bfloat16 times the gain is rounded after float64, not float32
+        if (decides == Format::bf16 && is_exact && !p.bias && are_moderate && 0x1p-20 < rho && rho < 0x1p20 &&
             (c.k == c.n || are_small<X>(h, c.k, c.n))) {
             if (c.norm != Format::none) {
                 fill_single<X, Y, true>(c, h, p.gain, p.single, q, y);

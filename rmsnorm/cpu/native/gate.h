@@ -44,7 +44,7 @@ inline Part power_of(Part size) {
     size = choose(size < -last_exponent, all(-last_exponent), size);
     Part fraction, sum;
     exponential(size, fraction, sum);
-    return fraction * (Part)(((Bits)sum + 1023) << 52);
+    return fraction * (Part)(((Naturals)sum + 1023) << 52);
 }
 
 // f(z) and, if `slope` is not null, f'(z).
@@ -82,7 +82,7 @@ inline Float factor(Function function, Float z) {
     Float sum = f(size, all_singles(1.4426950408889634f), rounding), whole = sum - rounding;
     Float r = fma(whole, all_singles(2.12194440e-4f), fma(whole, all_singles(-0.693359375f), size));
     Float q = f(f(f(f(all_singles(0.0013926176f), r, 0.008363173f), r, 0.041666556f), r, 0.16666578f), r, 0.5f);
-    Float power = f(f(q, r, 1.0f), r, 1.0f) * (Float)(((Word)sum + 127) << 23);
+    Float power = f(f(q, r, 1.0f), r, 1.0f) * (Float)(((Unsigned)sum + 127) << 23);
     return function == Function::silu ? z / (1.0f + power) : 1.0f / (1.0f + power);
 }
 

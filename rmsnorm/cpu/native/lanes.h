@@ -20,12 +20,14 @@ constexpr int native = 8;  // lanes of float64 in a register
 constexpr int native = 4;
 #else
 constexpr int native = 2;
+typedef __fp16 Half;  // in C++ g++ 12 has no _Float16 for arm64
 #endif
 constexpr int lanes = 8;
 constexpr int parts = lanes / native;
 
 typedef double Part __attribute__((vector_size(8 * native)));
 typedef std::int64_t Bits __attribute__((vector_size(8 * native)));
+typedef std::uint64_t Naturals __attribute__((vector_size(8 * native)));
 typedef float HalfPart __attribute__((vector_size(4 * native)));
 
 struct D {

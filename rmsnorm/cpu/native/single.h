@@ -28,7 +28,7 @@ inline Float load_singles(const Stored<F>* from) {
 #elif defined(__AVX2__)
         r = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 #else
-        for (int i = 0; i < singles; ++i) r[i] = static_cast<float>(bits<_Float16>(from[i]));
+        for (int i = 0; i < singles; ++i) r[i] = static_cast<float>(bits<Half>(from[i]));
 #endif
     } else {
 #if defined(__AVX512F__)
