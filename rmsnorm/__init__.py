@@ -33,7 +33,7 @@ _ELSEWHERE = {
     "RMSNormalization": "rmsnorm.tf_impl.RMSNormalization",
     **{
         name: " or ".join(f"rmsnorm.{row.folder}.{name}" for row in FRAMEWORKS.values())
-        for name in ("rms_norm", "rms_norm_vjp", "rms_norm_jvp")
+        for name in ("rms_norm", "rms_norm_vjp")
     },
     **{name: f"rmsnorm.conversion.{name}" for name in ("replace", "to_rms_norm")},
     **{name: f"rmsnorm.parity.{name}" for name in ("check", "Report")},

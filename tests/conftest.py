@@ -60,8 +60,21 @@ class Framework:
     def rms_norm_vjp(self, *arguments: Any, **options: Any) -> Any:
         return self.call("rms_norm_vjp", *arguments, **options)
 
-    def rms_norm_jvp(self, *arguments: Any, **options: Any) -> Any:
-        return self.call("rms_norm_jvp", *arguments, **options)
+    def rms_norm_jvp(self, primals: Any, tangents: Any, **options: Any) -> Any:
+        """By the golden's function, or by the framework's forward mode."""
+        if self.name == "numpy":
+            return self.call("rms_norm_jvp", primals, tangents, **options)
+        names = ("x", "scale", "bias")
+        with self.precision(any(array.dtype == np.float64 for array in _arrays((primals, options)))):
+            along = {name: self.send(t) for name, t in zip(names, tangents, strict=False) if t is not None}
+            sent = {name: self.send(p) for name, p in zip(names, primals, strict=False) if p is not None}
+            others = _mapped(self.send, options)
+
+            def function(tensors: Any) -> Any:
+                y = self.functional.rms_norm(*map(tensors.get, names), **others)
+                return y if isinstance(y, tuple) else (y,)
+
+            return self.fetch(self.bridge.push(function, sent, along))
 
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:
         with self.precision(any(array.dtype == np.float64 for array in _arrays((arguments, options)))):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 from fractions import Fraction
 
 import ml_dtypes
@@ -173,14 +174,16 @@ def test_a_residual_of_another_dtype_takes_both_gradients(framework):
         assert not [verdict for verdict in judge(implementation, data) if not verdict.passed]
 
 
-def test_primals_and_tangents_may_be_left_out(framework):
+def test_tangents_may_be_left_out():
     x, r, _, _, t, g, b, dg, db = _drawn()
     for primals, tangents in (
         ((x,), (t,)), ((x, g), (t,)), ((x, g), (t, dg)), ((x, g, b), (None, dg, None)), ((x, g, b), (None, None, db)),
         ((x, None, b), (t, None, db)), ((x, g, b), (t, dg, db)), ((x, g, b), (None,)),
     ):  # fmt: skip
+        pairs = [*itertools.zip_longest(primals, tangents)]
+        whole = [None if p is None else np.zeros_like(p) if tangent is None else tangent for p, tangent in pairs]
         for options in ({}, {"residual": r}, {"out_dtype": "bfloat16"}):
-            _same(framework.rms_norm_jvp(primals, tangents, **options), rms_norm_jvp(primals, tangents, **options))
+            _same(rms_norm_jvp(primals, tangents, **options), rms_norm_jvp(primals, whole, **options))
 
 
 @pytest.mark.parametrize("variant", ["standard", "llama"])

@@ -3,7 +3,7 @@
 from rmsnorm.frameworks import imported
 
 with imported("torch"):
-    from rmsnorm.torch_impl.functional import rms_norm, rms_norm_jvp, rms_norm_vjp
+    from rmsnorm.torch_impl.functional import rms_norm, rms_norm_vjp
     from rmsnorm.torch_impl.layers import RMSNorm
 
-__all__ = ["RMSNorm", "rms_norm", "rms_norm_jvp", "rms_norm_vjp"]
+__all__ = ["RMSNorm", "rms_norm", "rms_norm_vjp"]

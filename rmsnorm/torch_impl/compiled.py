@@ -28,11 +28,6 @@ def rms_norm_vjp_in_graph(options: Any, *others: Any) -> Any:
     return routes.rms_norm_vjp(_options(*options), *others)
 
 
-@torch.compiler.allow_in_graph
-def rms_norm_jvp_in_graph(options: Any, *others: Any) -> Any:
-    return routes.rms_norm_jvp(_options(*options), *others)
-
-
 def _options(variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any) -> tuple[Any, ...]:
     """The options of a call, from those that a graph holds.
 

@@ -7,14 +7,13 @@ Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmeti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Never
 
 import torch
 from torch import Tensor
 
-from rmsnorm.call import Axis, three_of
+from rmsnorm.call import Axis
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.torch_impl import routes
 from rmsnorm.variants import Preset, Variant
@@ -139,58 +138,6 @@ def rms_norm_vjp(
 
         return rms_norm_vjp_in_graph(_in_graph(*options), dy, x, residual, scale, bias, mask, gate)
     return routes.rms_norm_vjp(options, dy, x, residual, scale, bias, mask, gate)
-
-
-def rms_norm_jvp(
-    primals: Sequence[Any],
-    tangents: Sequence[Any],
-    *,
-    variant: Preset | Variant = "standard",
-    eps: float | None = None,
-    partial: float | Fraction | None = None,
-    axis: Axis = -1,
-    feature_axis: Axis | None = None,
-    mask: Tensor | None = None,
-    residual: Tensor | None = None,
-    gate: Tensor | None = None,
-    out_dtype: Any = None,
-    **unknown: Never,
-) -> Tensor:
-    """Directional derivative of rms_norm: the product of its Jacobian with the tangents.
-
-        dy = (R dx) * (o + scale) + h / rho * dscale + dbias
-
-    A rounding counts as the identity, and dy is rounded once.
-
-    Args:
-        primals: (x, scale, bias); the last ones may be None or left out.
-        tangents: (dx, dscale, dbias), each shaped as its primal; None is zero.
-        options: as for rms_norm; the residual and the gate are constants.
-
-    Returns:
-        dy, shaped as x, in the dtype of y.
-
-    Raises:
-        TypeError, ValueError: as rms_norm; also when a tangent has another shape than its primal.
-
-    Source: Zhang & Sennrich 2019, section 4.2 (the R matrix).
-
-    Example:
-        >>> import torch
-        >>> rms_norm_jvp((torch.tensor([3.0, 4.0]),), (torch.tensor([4.0, -3.0]),), variant="paper")
-        tensor([ 1.1314, -0.8485])
-    """
-    if unknown:
-        raise unknown_argument("rms_norm_jvp", rms_norm_jvp, unknown)
-    x, scale, bias = three_of("primals", primals)
-    dx, dscale, dbias = three_of("tangents", tangents)
-    options: Any = variant, eps, partial, axis, feature_axis, out_dtype
-    moves = dx, dscale, dbias
-    if torch.compiler.is_dynamo_compiling():
-        from rmsnorm.torch_impl.compiled import rms_norm_jvp_in_graph
-
-        return rms_norm_jvp_in_graph(_in_graph(*options), moves, x, residual, scale, bias, mask, gate)
-    return routes.rms_norm_jvp(options, moves, x, residual, scale, bias, mask, gate)
 
 
 def _in_graph(variant: Any, eps: Any, partial: Any, *others: Any) -> tuple[Any, ...]:

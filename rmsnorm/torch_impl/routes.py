@@ -65,19 +65,6 @@ def rms_norm_vjp(
     return laid_out(dx, x), dscale, dbias, *others
 
 
-def rms_norm_jvp(
-    options: Any, moves: Any, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
-    mask: Tensor | None, gate: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """The tangent of y along ``moves``, those of x, the gain and the bias."""
-    tensors = {"x": x, "scale": scale, "bias": bias, "mask": mask, "residual": residual, "gate": gate}
-    dx, dscale, dbias = moves
-    moved_by = {"dx": dx, "dscale": dscale, "dbias": dbias}
-    call = resolved("rms_norm_jvp", {**tensors, **moved_by}, **named("rms_norm_jvp", *options))
-    dy = arithmetic.tangents(call, add(x, residual, call.x), scale, bias, mask, gate, dx, dscale, dbias)
-    return laid_out(dy, x)
-
-
 def _forward(options: Any, tensors: Tensors, with_inverse_rms: bool) -> Any:
     """The call, y, h = x + residual and 1 / rho in float64; the last two may be None where they are not asked for."""
     if is_watched():  # sizes may be symbols, for which no plan can be looked up

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from rmsnorm import PRESETS, Variant, errors
+from rmsnorm import PRESETS, Variant, errors, numpy_impl
 
 X = np.ones((4, 16), np.float32)
 G = np.ones(16, np.float32)
@@ -136,7 +136,8 @@ def test_every_function_says_what_is_wrong(framework, wrong):
     kind, sentence, arguments, options = WRONG[wrong]
     _raised(kind, f"rms_norm: {sentence}", framework.rms_norm, *arguments, **options)
     _raised(kind, f"rms_norm_vjp: {sentence}", framework.rms_norm_vjp, X, *arguments, **options)
-    _raised(kind, f"rms_norm_jvp: {sentence}", framework.rms_norm_jvp, arguments, (None,), **options)
+    if framework.name == "numpy":
+        _raised(kind, f"rms_norm_jvp: {sentence}", framework.rms_norm_jvp, arguments, (None,), **options)
 
 
 SHAPE = "has shape (4, 8), expected (4, 16) to match x f32[4, 16]"
@@ -151,8 +152,8 @@ def test_gradients_of_the_wrong_shape(framework):
     _raised(TypeError, sentence, framework.rms_norm_vjp, X.astype(np.int32), X)
 
 
-def test_tangents_that_do_not_fit(framework):
-    jvp = framework.rms_norm_jvp
+def test_tangents_that_do_not_fit():
+    jvp = numpy_impl.rms_norm_jvp
     _raised(ValueError, f"rms_norm_jvp: dx {SHAPE}", jvp, (X,), (X[:, :8],))
     sentence = "rms_norm_jvp: dscale has shape (8,), expected (16,) to match axis -1 of x f32[4, 16]"
     _raised(ValueError, sentence, jvp, (X, G), (X, G[:8]))
@@ -162,10 +163,10 @@ def test_tangents_that_do_not_fit(framework):
 
 
 @pytest.mark.parametrize("values", [(), (None, None, None, None), 3])
-def test_primals_and_tangents_are_three(framework, values):
+def test_primals_and_tangents_are_three(values):
     want = f"{values!r} ({type(values).__name__}), expected (x, scale, bias); leave trailing ones out or None"
-    _raised(TypeError, f"rms_norm_jvp: primals is {want}", framework.rms_norm_jvp, values, (X,))
-    _raised(TypeError, f"rms_norm_jvp: tangents is {want}", framework.rms_norm_jvp, (X,), values)
+    _raised(TypeError, f"rms_norm_jvp: primals is {want}", numpy_impl.rms_norm_jvp, values, (X,))
+    _raised(TypeError, f"rms_norm_jvp: tangents is {want}", numpy_impl.rms_norm_jvp, (X,), values)
 
 
 ARGUMENTS = [
@@ -176,7 +177,8 @@ ARGUMENTS = [
 
 @pytest.mark.parametrize(("name", "value", "meant"), ARGUMENTS)
 def test_an_argument_by_its_name_elsewhere(framework, name, value, meant):
-    arguments = {"rms_norm": (X,), "rms_norm_vjp": (X, X), "rms_norm_jvp": ((X,), (X,))}
+    arguments = {"rms_norm": (X,), "rms_norm_vjp": (X, X)}
+    arguments |= {"rms_norm_jvp": ((X,), (X,))} if framework.name == "numpy" else {}
     for op, positional in arguments.items():
         fix = "choose one" if op == "rms_norm_jvp" and meant == "scale" else f"did you mean {meant!r}"
         with pytest.raises(TypeError, match=f"^{op}: there is no argument {name!r}, expected .*; {fix}"):
@@ -303,8 +305,6 @@ def test_a_list_is_no_tensor(framework):
     _raised(TypeError, f"rms_norm: x {got} {want}", functional.rms_norm, x)
     _raised(TypeError, f"rms_norm_vjp: x {got} {want}", functional.rms_norm_vjp, framework.send(X), x)
     _raised(TypeError, f"rms_norm_vjp: dy {got} {want}", functional.rms_norm_vjp, x, framework.send(X))
-    _raised(TypeError, f"rms_norm_jvp: x {got} {want}", functional.rms_norm_jvp, (x,), (None,))
-    _raised(TypeError, f"rms_norm_jvp: dx {got} {want}", functional.rms_norm_jvp, (framework.send(X),), (x,))
     for name in ("scale", "bias", "mask", "residual"):
         _raised(TypeError, f"rms_norm: {name} {got} {want}", functional.rms_norm, framework.send(X), **{name: x})
         for value in (1.0, True):

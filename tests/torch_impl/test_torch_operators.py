@@ -26,7 +26,7 @@ from torch_arrays import randn  # noqa: E402
 from torch_layers import randomised  # noqa: E402
 
 from rmsnorm import PRESETS  # noqa: E402
-from rmsnorm.torch_impl import RMSNorm, rms_norm, rms_norm_jvp, rms_norm_vjp  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm, rms_norm, rms_norm_vjp  # noqa: E402
 
 pytest.importorskip("rmsnorm.cpu._native", reason="without the kernels a program has plain operations")
 pytestmark = [
@@ -202,7 +202,7 @@ def test_the_formulas_of_the_gradients_are_compiled_in_one_piece(options: dict[s
     scale = randn(*(3, 6) if "axis" in options else (6,), seed=2)
 
     def derivatives(x: Any, dy: Any) -> Any:
-        return *rms_norm_vjp(dy, x, scale, **options)[:2], rms_norm_jvp((x, scale), (dy, scale), **options)
+        return rms_norm_vjp(dy, x, scale, **options)[:2]
 
     compiled = torch.compile(derivatives, backend="aot_eager", fullgraph=True, dynamic=dynamic)
     assert all(map(torch.equal, compiled(x, dy), derivatives(x, dy)))

@@ -20,7 +20,7 @@ if not cpu.is_available():
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch_arrays import LAYOUTS, randn  # noqa: E402
 
-from rmsnorm.torch_impl import RMSNorm, calls, rms_norm, rms_norm_jvp, rms_norm_vjp, rows  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm, calls, rms_norm, rms_norm_vjp, rows  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
 ROUNDED = (torch.float16, torch.bfloat16, torch.float32)
@@ -264,8 +264,6 @@ def test_what_has_no_memory_of_that_kind_is_refused_by_name(kind: str) -> None:
     calls = {
         "rms_norm": (rms_norm, {"x": x, "scale": scale, "bias": scale, "gate": x}),
         "rms_norm_vjp": (rms_norm_vjp, {"x": x, "scale": scale, "bias": scale, "gate": x, "dy": x}),
-        "rms_norm_jvp": (lambda x, scale, gate, dx, **o: rms_norm_jvp((x, scale), (dx, None), gate=gate, **o),
-                         {"x": x, "scale": scale, "gate": x, "dx": x}),
     }  # fmt: skip
     for op, (function, arguments) in calls.items():
         for name in arguments:
