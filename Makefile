@@ -61,25 +61,30 @@ native: | $(BIN)/python
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# The kernels under the sanitizers of memory and of undefined behaviour, and their threads under that of races.
+# The kernels under the sanitizers of memory and of undefined behaviour, in every level, and their threads under that of races.
 SANITIZED := build/sanitized
+SANITIZERS := address,undefined
+BITS_BUILD = $(BIN)/cmake -G Ninja -S . -B $(1) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DRMSNORM_BITS=ON $(2) && $(BIN)/cmake --build $(1)
 sanitize: $(VENV)/ready
 	rm -rf $(SANITIZED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(SANITIZED) \
-		-C cmake.build-type=RelWithDebInfo -C cmake.define.CMAKE_CXX_FLAGS=-fsanitize=address,undefined .
+		-C cmake.build-type=RelWithDebInfo -C cmake.define.CMAKE_CXX_FLAGS=-fsanitize=$(SANITIZERS) .
 	export LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
 		PYTHONPATH=$(SANITIZED) PYTHONSAFEPATH=1 PYTHONMALLOC=malloc && \
 		$(BIN)/python -c "import rmsnorm.cpu._native" && $(BIN)/python -m rmsnorm check --backend numpy
 	$(CXX) -std=c++20 -g -O1 -fsanitize=thread -I rmsnorm/cpu/native -o $(SANITIZED)/protocol \
 		tests/native/protocol.cpp rmsnorm/cpu/native/threads.cpp
 	$(SANITIZED)/protocol
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check cmake ninja
+	$(call BITS_BUILD,$(SANITIZED)/bits,-DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS="-g -O1 -fsanitize=$(SANITIZERS)")
+	for level in v3 v4 v4-bf16 arm64; do \
+		RMSNORM_CPU_LEVEL=$$level UBSAN_OPTIONS=halt_on_error=1 $(SANITIZED)/bits/bits || test $$? = 2 || exit 1; done
 
 # The bits of 3,584 calls by the kernels of each level that this processor has, compiled by CXX, and of arm64 in an emulator if
 # there are a compiler for it and the emulator: each must have the hash that stands in tests/native/bits.cpp. Two minutes.
 LEVELS := build/levels
 ARM64_CXX ?= aarch64-linux-gnu-g++
 ARM64_RUN ?= qemu-aarch64
-BITS_BUILD = $(BIN)/cmake -G Ninja -S . -B $(1) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DRMSNORM_BITS=ON $(2) && $(BIN)/cmake --build $(1)
 levels: | $(BIN)/python
 	rm -rf $(LEVELS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check cmake ninja

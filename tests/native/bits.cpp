@@ -273,9 +273,9 @@ void compute(int i, Hash& hash) {
     if (!y.data() || random.one_in(2)) inverse_rms = Array(Format::f64, rows * call.groups);
     const std::int64_t x_step = (width + gap) * size_of(call.x), gate_step = (width + gap) * size_of(call.gate);
     check(rmsnorm::forward(call, Forward{
-        .x = x.data(), .x_step = x_step, .residual = residual.data(), .scale = scale.data(), .bias = bias.data(), .mask = mask,
-        .y = y.data(), .h = h.data(), .inverse_rms = reinterpret_cast<double*>(inverse_rms.data()), .gate = gate.data(),
-        .gate_step = gate_step,
+        .x = x.data(), .x_step = x_step, .residual = residual.data(), .scale = scale.data(), .bias = bias.data(),
+        .mask = mask, .y = y.data(), .h = h.data(), .inverse_rms = reinterpret_cast<double*>(inverse_rms.data()),
+        .gate = gate.data(), .gate_step = gate_step,
     }, pool));
     for (const Array* array : {&y, &h, &inverse_rms}) hash.add(*array);
 
