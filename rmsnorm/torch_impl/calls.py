@@ -10,9 +10,8 @@ from torch import Tensor
 
 from rmsnorm import errors
 from rmsnorm.call import Call, Spec, resolve
-from rmsnorm.prepared import back, in_order, order_of
 from rmsnorm.torch_impl import rows
-from rmsnorm.torch_impl.memory import check_storage, is_plain, is_plain_on_gpu
+from rmsnorm.torch_impl.memory import axes_last, check_storage, is_plain, is_plain_on_gpu
 from rmsnorm.torch_impl.private import CPU, untraced
 from rmsnorm.torch_impl.rounding import NAMES, dtype_name
 from rmsnorm.variants import derive
@@ -103,25 +102,3 @@ def kept(
         return None
     g, b = (None if t is None else (t.shape, t.dtype) for t in (scale, bias))
     return rows.keep(settings, call, plan, x.shape, x.dtype, g, b, None if gate is None else gate.dtype)
-
-
-def axes_last(call: Call) -> Call:
-    """The call on x with its axes in the order of the kernels."""
-    order = order_of(call)
-    return call if order is None else in_order(call, order)
-
-
-def moved(call: Call, *tensors: Tensor | None) -> list[Any]:
-    """The tensors, each of the shape of x or to broadcast to it, with the axes in that order."""
-    order = order_of(call)
-    if order is None:
-        return list(tensors)
-    return [None if t is None else t.expand(call.shape).permute(order) for t in tensors]
-
-
-def moved_back(call: Call, *tensors: Tensor | None) -> list[Any]:
-    """Such tensors with the axes in the order of x."""
-    order = order_of(call)
-    if order is None:
-        return list(tensors)
-    return [None if t is None else t.permute(back(order)) for t in tensors]

@@ -10,6 +10,8 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
 from rmsnorm import errors
+from rmsnorm.call import Call
+from rmsnorm.prepared import back, in_order, order_of
 from rmsnorm.torch_impl.private import format_of, is_zero_tensor, modes
 from rmsnorm.torch_impl.rounding import dtype_name
 
@@ -90,3 +92,25 @@ def laid_out(result: Any, x: Any) -> Any:
 
 def gapless(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
+
+
+def axes_last(call: Call) -> Call:
+    """The call on x with its axes in the order of the kernels."""
+    order = order_of(call)
+    return call if order is None else in_order(call, order)
+
+
+def moved(call: Call, *tensors: Tensor | None) -> list[Any]:
+    """The tensors, each of the shape of x or to broadcast to it, with the axes in that order."""
+    order = order_of(call)
+    if order is None:
+        return list(tensors)
+    return [None if t is None else t.expand(call.shape).permute(order) for t in tensors]
+
+
+def moved_back(call: Call, *tensors: Tensor | None) -> list[Any]:
+    """Such tensors with the axes in the order of x."""
+    order = order_of(call)
+    if order is None:
+        return list(tensors)
+    return [None if t is None else t.permute(back(order)) for t in tensors]

@@ -22,8 +22,7 @@ from rmsnorm import cpu, gpu
 from rmsnorm.call import Call
 from rmsnorm.torch_impl import arithmetic, inductor, private, rows
 from rmsnorm.torch_impl import gpu as gpu_rows
-from rmsnorm.torch_impl.calls import axes_last, moved, moved_back
-from rmsnorm.torch_impl.memory import is_plain, laid_out
+from rmsnorm.torch_impl.memory import axes_last, is_plain, laid_out, moved, moved_back
 from rmsnorm.torch_impl.private import constant, is_differentiated, untraced
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 from rmsnorm.torch_impl.settings import call_of, decoded, planned, settings_of

@@ -13,8 +13,8 @@ from torch import Tensor
 from rmsnorm.call import Call
 from rmsnorm.torch_impl import arithmetic, onnx, operators, rows
 from rmsnorm.torch_impl.autograd import RMSNormFunction
-from rmsnorm.torch_impl.calls import axes_last, call_of, moved, moved_back, named, planned, resolved
-from rmsnorm.torch_impl.memory import laid_out
+from rmsnorm.torch_impl.calls import call_of, named, planned, resolved
+from rmsnorm.torch_impl.memory import laid_out, moved, moved_back
 from rmsnorm.torch_impl.private import is_differentiated, is_transformed, is_watched, untraced
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
@@ -49,12 +49,9 @@ def rms_norm_vjp(
     one_dtype = call.x == call.sum and all(t is None or t.dtype == x.dtype for t in (residual, dh))
     results = None
     if one_dtype and not is_transformed() and not is_differentiated(dy, dh, x, residual, scale, gate):
-        arrays = moved(call, dy, x, residual, mask, dh, gate)
-        own_dy, own_x, own_residual, own_mask, own_dh, own_gate = arrays
-        results = rows.gradients(axes_last(call), own_dy, own_x, own_residual, scale, bias, own_mask, own_dh, own_gate)
+        results = rows.gradients(call, dy, x, residual, scale, bias, mask, dh, gate)
     if results is not None:
         dx, dscale, dbias, dgate = results
-        dx, dgate = moved_back(call, dx, dgate)
         dresidual = None if residual is None else dx.clone()
     else:
         wide, dscale, dbias, dgate = arithmetic.gradients(

@@ -18,7 +18,17 @@ from rmsnorm import cpu, dtypes
 from rmsnorm.call import Call
 from rmsnorm.cpu import openmp
 from rmsnorm.torch_impl import arithmetic, gpu
-from rmsnorm.torch_impl.memory import check_storage, gapless, is_plain, is_plain_on_gpu, mask_rows, rows_of
+from rmsnorm.torch_impl.memory import (
+    axes_last,
+    check_storage,
+    gapless,
+    is_plain,
+    is_plain_on_gpu,
+    mask_rows,
+    moved,
+    moved_back,
+    rows_of,
+)
 from rmsnorm.torch_impl.private import CPU, empty_strided
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
@@ -178,16 +188,20 @@ def gradients(
     """As backward, by kernels and without a forward pass before; None if no kernel can compute with these tensors."""
     if not (is_plain if x.is_cpu else is_plain_on_gpu)(dy, x, residual, scale, bias, mask, dh, gate):
         return None
+    whole, call = call, axes_last(call)
     g, b, z = (None if p is None else dtype_name(p.dtype) for p in (scale, bias, gate))
     kernels = plan(x.device, replace(call, result=dtype_name(dy.dtype)), g, b, z)
     if kernels is None:
         return None
+    dy, x, residual, mask, dh, gate = moved(whole, dy, x, residual, mask, dh, gate)
     h = x if residual is None else x + residual  # of one dtype: rounded once
     inverse_rms = None  # the kernels for the CPU compute it again
     if type(kernels) is gpu.Plan:
         statistic = plan(x.device, call, None, None)
         inverse_rms = forward(call, statistic, True, h, None, None, None, mask)[2]
-    return _backward_by_kernels(call, kernels, dy, h, scale, bias, mask, inverse_rms, dh, gate)
+    dx, dscale, dbias, dgate = _backward_by_kernels(call, kernels, dy, h, scale, bias, mask, inverse_rms, dh, gate)
+    dx, dgate = moved_back(whole, dx, dgate)
+    return dx, dscale, dbias, dgate
 
 
 def _backward_by_kernels(

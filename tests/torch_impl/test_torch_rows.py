@@ -117,13 +117,14 @@ def test_large_with_kernels_as_without(dtype: str, without_kernels: Any, monkeyp
 
 
 def test_the_kernels_are_used() -> None:
-    """They are not used for other axes. The other tests compare these two ways."""
+    """Not for a part of other axes than those of the parameters. The other tests compare these two ways."""
     for dtype, layout in itertools.product((*ROUNDED, torch.float64), LAYOUTS):
         x = LAYOUTS[layout](randn(3, 6, 5, 24, dtype=dtype)).requires_grad_()
         scale, dy = torch.ones(24, requires_grad=True), randn(3, 6, 5, 24, dtype=dtype)
         assert by_kernels(lambda x=x, scale=scale, dy=dy: torch.autograd.grad(rms_norm(x, scale), (x, scale), dy))
         assert by_kernels(lambda x=x: rms_norm(x, axis=0))
-        assert not by_kernels(lambda x=x: rms_norm(x, axis=0, feature_axis=1))
+        assert by_kernels(lambda x=x: rms_norm(x, axis=0, feature_axis=1))
+        assert not by_kernels(lambda x=x: rms_norm(x, axis=0, feature_axis=1, partial=0.5))
 
 
 def test_the_kernels_are_used_by_the_formula_of_the_gradients() -> None:

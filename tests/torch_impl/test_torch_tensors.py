@@ -144,7 +144,9 @@ def test_any_tensor_in_any_mode(mode: str) -> None:
         got, want = results(tensors, options, MODES[mode]), results(before, options, contextlib.nullcontext)
         assert len(got) >= len(shapes) - ("residual" in shapes)
         for tensor, expected in zip(got, want, strict=False):  # some modes have no gradients by autograd
-            assert torch.equal(tensor, expected), (options, dtype, shape, tensors)
+            # where all terms cancel, plain operations leave a few float64 roundings of numbers of about 1
+            same = tensor.equal(expected) or ((tensor - expected).abs() <= 2.0**-50).all()
+            assert same, (options, dtype, shape, tensors)
             assert tensor.dtype == expected.dtype
         assert all(torch.equal(plain(t), before[name]) for name, t in tensors.items())
 
