@@ -155,6 +155,8 @@ def test_gradients_in_the_bits_of_the_golden(framework, dtype):
 @pytest.mark.sample(6)
 def test_automatic_differentiation_rounds_once(framework, dtype, variant, shape):
     """Twice would be another number than the golden's in one element of 10^4 or more."""
+    if framework.name == "flax" and not cpu.is_available():
+        pytest.skip("the derivatives of JAX's plain operations are computed in float32")
     data = make(dataclasses.replace(BY_NAME["bias"], shape=shape), variant, dtype)
     want, results = golden(data), framework.implementation(data).results
     for name in ("y", "dx", "dscale", "dbias"):
