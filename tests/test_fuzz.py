@@ -22,7 +22,6 @@ from rmsnorm import Variant
 from rmsnorm.frameworks import FRAMEWORKS
 
 Function = Callable[[Any, Any], Any]  # of x and the gain
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
 NIGHTLY = settings().max_examples > 100  # pytest --hypothesis-profile nightly
 EXAMPLES = {False: 2, True: 5}  # without and with pytest --all
 BOUND = 1000  # units of the largest element: at most some hundred operations in a row, on numbers about 1

@@ -19,8 +19,6 @@ from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import make, select
 from rmsnorm.parity.judge import golden, judge
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # from forward_ad
-
 
 @pytest.mark.parametrize(
     ("framework", "dtype"),
