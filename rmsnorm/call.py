@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
 from numbers import Integral
 from operator import index
 from typing import Any, NamedTuple, TypeAlias
 
 from rmsnorm import dtypes, errors
 from rmsnorm.variants import Variant
+from rmsnorm.version import VERSION
 
 Axis: TypeAlias = int | Sequence[int]
 Shape: TypeAlias = tuple[Any, ...]  # of int, None for an unknown size, or symbols of a compiler
+_FIELDS = ("eps", "eps_position", "statistic", "scale_offset", "norm", "product", "result")  # of a call's text
 
 
 class Roundings(NamedTuple):
@@ -112,6 +118,34 @@ class Call:
         return self.axes == tuple(range(len(self.shape) - len(self.axes), len(self.shape)))
 
     @property
+    def text(self) -> str:
+        """All of a call without a gate, whose axes are in the order of kernels, but shape, dtype of x, and k.
+
+        Programs of other frameworks hold it, so it has no double quotes, which a language may want to escape.
+        """
+        variant = self.variant
+        return text_of(
+            len(self.axes), len(self.feature_axes), len(self.shape) - 1 - self.feature_axes[-1], self.eps,
+            variant.eps_position, variant.statistic, variant.scale_offset, self.norm, self.product, self.result,
+        )  # fmt: skip
+
+    @staticmethod
+    def from_text(text: str, shape: Shape, dtype: str, k: Any = None) -> Call:
+        """The call that has this text, on x of that shape and dtype; k as a number if it is not n."""
+        fields, rank = fields_of(text), len(shape)
+        axes, end = tuple(range(rank - fields["axes"], rank)), rank - fields["after"]
+        n = math.prod(shape[axis] for axis in axes)
+        return Call(
+            variant=Variant(
+                name="", eps=fields["eps"], eps_position=fields["eps_position"], statistic=fields["statistic"],
+                scale_offset=fields["scale_offset"], partial=None if k is None else Fraction(int(k), int(n)),
+            ),
+            shape=tuple(shape), axes=axes, feature_axes=tuple(range(end - fields["features"], end)), eps=fields["eps"],
+            x=dtype, sum=dtype, norm=fields["norm"], product=fields["product"], result=fields["result"],
+            inverse_rms=dtypes.arithmetic(dtype),
+        )  # fmt: skip
+
+    @property
     def has_neighbours(self) -> bool:
         """Whether no axis is between those of the parameters."""
         first, last = self.feature_axes[0], self.feature_axes[-1]
@@ -131,6 +165,20 @@ class Call:
     def shared_axes(self) -> tuple[int, ...]:
         """Axes over which the gradients of the parameters are summed."""
         return tuple(axis for axis in range(len(self.shape)) if axis not in self.feature_axes)
+
+
+def text_of(axes: int, features: int, after: int, *values: Any) -> str:
+    """The text of a call with these fields."""
+    fields = {"axes": axes, "features": features, "after": after, **dict(zip(_FIELDS, values, strict=True))}
+    # a compiler keeps its programs on disk, and finds them by what is in them
+    return json.dumps({**fields, "version": VERSION}).replace('"', "'")
+
+
+@lru_cache(maxsize=1024)
+def fields_of(text: str) -> dict[str, Any]:
+    """The fields of such a text: ``axes`` are how many, ``after`` how many follow those of the parameters."""
+    fields: dict[str, Any] = json.loads(text.replace("'", '"'))
+    return fields
 
 
 def resolve(

@@ -18,15 +18,14 @@ from torch import Tensor
 from rmsnorm.torch_impl import gpu, rows
 from rmsnorm.torch_impl.private import has_inductor, is_used, write_in_programs
 from rmsnorm.torch_impl.rounding import dtype_name
-from rmsnorm.torch_impl.settings import planned
 
 
 @lru_cache(maxsize=4096)
 def _kept(device: torch.device, shape: torch.Size, key: str) -> rows.Kept | gpu.Plan | None:
     """What the kernels of a device need, which is there at every call; None if they cannot compute it."""
-    x, scale, bias, *settings = json.loads(key)
+    x, scale, bias, *text = json.loads(key)
     g, b = (None if p is None else (torch.Size(p[0]), _dtype(p[1])) for p in (scale, bias))
-    call, plan = planned(device, shape, _dtype(x), g and g[1], b and b[1], *settings)
+    call, plan = rows.planned(device, shape, _dtype(x), g and g[1], b and b[1], *text)
     return plan if device.type == "cuda" else rows.keep(None, call, plan, shape, _dtype(x), g, b)
 
 
@@ -57,19 +56,19 @@ def _backward(key: str, dy: Tensor, h: Tensor, inverse_rms: Tensor, scale: Tenso
 
 
 def _write_forward(node: Any, write_line: Callable[[str], None]) -> None:
-    (x, residual, scale, bias, mask, *settings), _ = node.unflatten_args(node.inputs, node.constant_args)
+    (x, residual, scale, bias, mask, *text), _ = node.unflatten_args(node.inputs, node.constant_args)
     _, h, inverse_rms = _used(node)
     served = residual is None and mask is None and not h and _have_no_gaps(x, scale, bias)
-    key = _key(x, scale, bias, settings)
+    key = _key(x, scale, bias, text)
     _write(node, write_line, served and key, x, scale, bias, inverse_rms)
 
 
 def _write_backward(node: Any, write_line: Callable[[str], None]) -> None:
-    (dy, dh, h, inverse_rms, scale, bias, mask, *settings), _ = node.unflatten_args(node.inputs, node.constant_args)
+    (dy, dh, h, inverse_rms, scale, bias, mask, *text), _ = node.unflatten_args(node.inputs, node.constant_args)
     _, dscale, dbias = _used(node)
     served = dh is None and mask is None and _have_no_gaps(dy, h, inverse_rms, scale)
     served = served and dscale <= (scale is not None) and dbias <= (bias is not None)
-    key = _key(h, scale, bias, settings)
+    key = _key(h, scale, bias, text)
     _write(node, write_line, served and key, dy, h, inverse_rms, scale, bias)
 
 
@@ -90,11 +89,11 @@ def _have_no_gaps(*tensors: Any) -> bool:
     return True
 
 
-def _key(x: Any, scale: Any, bias: Any, settings: list[Any]) -> str | None:
+def _key(x: Any, scale: Any, bias: Any, text: list[Any]) -> str | None:
     """The text from which ``_kept`` knows a call, apart from the shape of x; None if there are symbols in it."""
     try:
         parameters = [p and (list(map(int, p.get_size())), dtype_name(p.get_dtype())) for p in (scale, bias)]
-        return json.dumps([dtype_name(x.get_dtype()), *parameters, *settings])
+        return json.dumps([dtype_name(x.get_dtype()), *parameters, *text])
     except TypeError:
         return None
 

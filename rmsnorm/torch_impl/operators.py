@@ -19,29 +19,29 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from rmsnorm import cpu, gpu
-from rmsnorm.call import Call
+from rmsnorm.call import Call, fields_of, text_of
 from rmsnorm.torch_impl import arithmetic, inductor, private, rows
 from rmsnorm.torch_impl import gpu as gpu_rows
 from rmsnorm.torch_impl.memory import axes_last, is_plain, laid_out, moved, moved_back
 from rmsnorm.torch_impl.private import constant, is_differentiated, untraced
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
-from rmsnorm.torch_impl.settings import call_of, decoded, planned, settings_of
 
 TYPES: Final = (Tensor, Parameter, *private.TRACED)  # others, a DTensor say, do not know the operators
 
 LIBRARY: Final = torch.library.Library("rmsnorm", "DEF")
 LIBRARY.define(
-    "forward(Tensor x, Tensor? residual, Tensor? scale, Tensor? bias, Tensor? mask, str settings, SymInt? k) "
+    "forward(Tensor x, Tensor? residual, Tensor? scale, Tensor? bias, Tensor? mask, str text, SymInt? k) "
     "-> (Tensor y, Tensor h, Tensor inverse_rms)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 LIBRARY.define(
     "backward(Tensor dy, Tensor? dh, Tensor h, Tensor inverse_rms, Tensor? scale, Tensor? bias, Tensor? mask, "
-    "str settings, SymInt? k) -> (Tensor dx, Tensor dscale, Tensor dbias)",
+    "str text, SymInt? k) -> (Tensor dx, Tensor dscale, Tensor dbias)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 _forward, _backward = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
 inductor.prepare(_forward, _backward)
+constant(text_of)
 _has_kernels, _is_usable = constant(lambda: cpu.is_available()), constant(gpu_rows.is_usable)
 
 
@@ -70,7 +70,7 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """y, h = x + residual (None without one) and 1 / rho in float64."""
     x, residual, mask = moved(call, x, residual, mask)
-    y, h, inverse_rms = _forward(x, residual, scale, bias, mask, *settings_of(axes_last(call)))
+    y, h, inverse_rms = _forward(x, residual, scale, bias, mask, *_arguments(axes_last(call)))
     y, h, inverse_rms = moved_back(call, y, None if residual is None else h, inverse_rms)
     return y, h, inverse_rms
 
@@ -80,8 +80,21 @@ def backward(
     inverse_rms: Tensor, dh: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """dx + dh in T, dscale and dbias in the dtypes of the parameters."""
-    dx, dscale, dbias = _backward(dy, dh, h, inverse_rms, scale, bias, mask, *settings_of(call))
+    dx, dscale, dbias = _backward(dy, dh, h, inverse_rms, scale, bias, mask, *_arguments(call))
     return dx, None if scale is None else dscale, None if bias is None else dbias
+
+
+def _arguments(call: Call) -> tuple[str, Any]:
+    """The arguments of the operators beside the tensors: the text of a call, and k if it is not n.
+
+    Every argument takes half a microsecond, so most are one text.
+    """
+    return call.text, None if call.variant.partial is None else call.k
+
+
+def call_of(x: Tensor, text: str, k: Any) -> Call:
+    """The call with these arguments, on tensors like x."""
+    return Call.from_text(text, x.shape, dtype_name(x.dtype), k)
 
 
 def dtype_of(tensor: Tensor | None) -> torch.dtype | None:
@@ -90,10 +103,10 @@ def dtype_of(tensor: Tensor | None) -> torch.dtype | None:
 
 @untraced
 def _run_forward(
-    x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, *settings: Any
+    x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, *text: Any
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     others = dtype_of(scale), dtype_of(bias)
-    call, plan = planned(x.device, x.shape, x.dtype, *others, *settings)
+    call, plan = rows.planned(x.device, x.shape, x.dtype, *others, *text)
     y, h, inverse_rms = rows.forward(call, plan, True, x, residual, scale, bias, mask)
     return y, x.new_empty(0) if h is None else h, inverse_rms
 
@@ -101,10 +114,10 @@ def _run_forward(
 @untraced
 def _run_backward(
     dy: Tensor, dh: Tensor | None, h: Tensor, inverse_rms: Tensor, scale: Tensor | None, bias: Tensor | None,
-    mask: Tensor | None, *settings: Any,
+    mask: Tensor | None, *text: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     others = dtype_of(scale), dtype_of(bias)
-    call, plan = planned(h.device, h.shape, h.dtype, *others, *settings)
+    call, plan = rows.planned(h.device, h.shape, h.dtype, *others, *text)
     return present(h, *rows.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh)[:3])
 
 
@@ -119,11 +132,12 @@ def in_order(like: Tensor, *tensors: Tensor | None) -> Any:
 
 
 def _forward_types(
-    x: Tensor, residual: Tensor | None, scale: Any, bias: Any, mask: Any, settings: str, k: Any
+    x: Tensor, residual: Tensor | None, scale: Any, bias: Any, mask: Any, text: str, k: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     inductor.register()
     private.decompose_in_exports(_forward, _plain_forward)
-    axes, result = decoded(settings)["axes"], getattr(torch, decoded(settings)["result"])
+    fields = fields_of(text)
+    axes, result = fields["axes"], getattr(torch, fields["result"])
     reduced = [*x.shape[:-axes], *(1 for _ in range(axes))]
     y, inverse_rms = x.new_empty(x.shape, dtype=result), x.new_empty(reduced, dtype=torch.float64)
     return y, x.new_empty(0) if residual is None else x.new_empty(x.shape), inverse_rms
@@ -131,7 +145,7 @@ def _forward_types(
 
 def _backward_types(
     dy: Tensor, dh: Any, h: Tensor, inverse_rms: Any, scale: Tensor | None, bias: Tensor | None, mask: Any,
-    settings: str, k: Any,
+    text: str, k: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     private.decompose_in_exports(_backward, _plain_backward)
     return present(h, *(None if p is None else p.new_empty(p.shape) for p in (h, scale, bias)))
@@ -145,7 +159,7 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, residual, scale, bias, mask, *ctx.settings = inputs
+        x, residual, scale, bias, mask, *ctx.text = inputs
         _, h, inverse_rms = output
         ctx.save_for_backward(x if residual is None else h, scale, bias, mask, inverse_rms)
         ctx.save_for_forward(x, residual, scale, bias, mask)
@@ -157,7 +171,7 @@ class _Forward(torch.autograd.Function):
         h, scale, bias, mask, inverse_rms = ctx.saved_tensors
         dx, dscale, dbias = dh, None, None
         if dy is not None:
-            dx, dscale, dbias = _backward(dy, dh, h, inverse_rms, scale, bias, mask, *ctx.settings)
+            dx, dscale, dbias = _backward(dy, dh, h, inverse_rms, scale, bias, mask, *ctx.text)
             dx = laid_out(dx, h)
         _, needs_residual, needs_scale, needs_bias, *rest = ctx.needs_input_grad
         return (
@@ -168,7 +182,7 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, dx: Any, dresidual: Any, dscale: Any, dbias: Any, *_: Any) -> Any:
         x, *others = ctx.saved_tensors
-        call = call_of(x.shape, x.dtype, *ctx.settings)
+        call = call_of(x, *ctx.text)
         return *tangents(call, (x, *others, None), (dx, dresidual, dscale, dbias, None)), None
 
 
@@ -198,7 +212,7 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        dy, dh, h, _, scale, bias, mask, *ctx.settings = inputs
+        dy, dh, h, _, scale, bias, mask, *ctx.text = inputs
         ctx.save_for_backward(dy, dh, h, scale, bias, mask)
         ctx.save_for_forward(dy, dh, h, scale, bias, mask)
         _, dscale, dbias = output
@@ -211,7 +225,7 @@ class _Backward(torch.autograd.Function):
         _, pull_back = torch.func.vjp(function, *primals)
         rest = iter(pull_back(cotangents))
         ddy, ddh, dx, dscale = (None if p is None else next(rest) for p in (dy, dh, h, scale))
-        return ddy, ddh, dx, None, dscale, *(None for _ in range(2 + len(ctx.settings)))
+        return ddy, ddh, dx, None, dscale, *(None for _ in range(2 + len(ctx.text)))
 
     @staticmethod
     def jvp(ctx: Any, ddy: Any, ddh: Any, dx: Any, _: Any, dscale: Any, *__: Any) -> Any:
@@ -233,7 +247,7 @@ def _plain(
     def gradients(*primals: Tensor) -> Any:
         rest = iter(primals)
         v, vh, x, g = (None if p is None else next(rest) for p in (dy, dh, h, scale))
-        return _plain_backward(v, vh, x, None, g, bias, mask, *ctx.settings)
+        return _plain_backward(v, vh, x, None, g, bias, mask, *ctx.text)
 
     return gradients, tuple(p for p in (dy, dh, h, scale) if p is not None)
 
@@ -255,30 +269,30 @@ def differentiated(function: Any, plain: Callable[..., Any], run_on_cpu: Callabl
     return run
 
 
-def _plain_forward(x: Any, residual: Any, scale: Any, bias: Any, mask: Any, *settings: Any) -> Any:
-    call = call_of(x.shape, x.dtype, *settings)
+def _plain_forward(x: Any, residual: Any, scale: Any, bias: Any, mask: Any, *text: Any) -> Any:
+    call = call_of(x, *text)
     h = add(x, residual, call.x)
     y, inverse_rms = arithmetic.forward(call, h, scale, bias, mask)
     return in_order(x, y, None if residual is None else h, inverse_rms.detach())
 
 
 def _plain_backward(
-    dy: Any, dh: Any, h: Any, inverse_rms: Any, scale: Any, bias: Any, mask: Any, *settings: Any
+    dy: Any, dh: Any, h: Any, inverse_rms: Any, scale: Any, bias: Any, mask: Any, *text: Any
 ) -> Any:
-    call = call_of(h.shape, h.dtype, *settings)
+    call = call_of(h, *text)
     dx, dscale, dbias, _ = arithmetic.gradients(call, dy, h, scale, bias, mask, dh)
     return in_order(h, cast(dx, call.x), dscale, dbias)
 
 
 def _batched_forward(info: Any, in_dims: Any, *arguments: Any) -> Any:
     """More rows; plain operations where a parameter is batched, too."""
-    x, residual, scale, bias, mask, *settings = arguments
+    x, residual, scale, bias, mask, *text = arguments
     x, residual, scale, bias = _with_batches(info, in_dims[:4], x, residual, scale, bias)
     mask = _mask_first(mask, in_dims[4], x)
     if in_dims[2] is None and in_dims[3] is None:
         _, _, scale, bias, *_ = arguments
-        return _forward(x, residual, scale, bias, mask, *settings), (0, None if residual is None else 0, 0)
-    call = _call_on_batch(x, settings)
+        return _forward(x, residual, scale, bias, mask, *text), (0, None if residual is None else 0, 0)
+    call = _call_on_batch(x, text)
     h = add(x, residual, call.x)
     y, inverse_rms = arithmetic.forward(call, h, scale, bias, mask)
     return present(x, y, None if residual is None else h, inverse_rms), (0, None if residual is None else 0, 0)
@@ -286,12 +300,12 @@ def _batched_forward(info: Any, in_dims: Any, *arguments: Any) -> Any:
 
 def _batched_backward(info: Any, in_dims: Any, *arguments: Any) -> Any:
     """More rows; plain operations where a parameter has gradients, which each element of the batch has of its own."""
-    dy, dh, h, inverse_rms, scale, bias, mask, *settings = arguments
+    dy, dh, h, inverse_rms, scale, bias, mask, *text = arguments
     dy, dh, h, inverse_rms, gain = _with_batches(info, in_dims[:5], dy, dh, h, inverse_rms, scale)
     mask = _mask_first(mask, in_dims[6], h)
     if scale is None and bias is None:
-        return _backward(dy, dh, h, inverse_rms, None, None, mask, *settings), (0, None, None)
-    call = _call_on_batch(h, settings)
+        return _backward(dy, dh, h, inverse_rms, None, None, mask, *text), (0, None, None)
+    call = _call_on_batch(h, text)
     # an outer derivative goes through 1 / rho
     dx, dscale, dbias, _ = arithmetic.gradients(call, dy, h, gain, bias, mask, dh)
     dims = (0, None if scale is None else 0, None if bias is None else 0)
@@ -306,9 +320,9 @@ def _with_batches(info: Any, in_dims: Any, *tensors: Tensor | None) -> list[Any]
     ]
 
 
-def _call_on_batch(x: Tensor, settings: Any) -> Call:
+def _call_on_batch(x: Tensor, text: Any) -> Call:
     """The call on a batch in which each element has parameters of its own."""
-    call = call_of(x.shape, x.dtype, *settings)
+    call = call_of(x, *text)
     return replace(call, feature_axes=(0, *call.feature_axes))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
 from operator import mul
 from typing import Any, Final, NamedTuple
@@ -47,6 +48,13 @@ def plan(
     from rmsnorm.cpu import launch
 
     return launch.plan(call, scale, bias, gate)
+
+
+@lru_cache(maxsize=4096)
+def planned(device: Any, shape: Any, dtype: Any, scale: Any, bias: Any, text: str, k: Any) -> tuple[Call, Any]:
+    """The call that has this text, and its plan."""
+    call = Call.from_text(text, shape, dtype_name(dtype), k)
+    return call, plan(device, call, *(None if p is None else dtype_name(p) for p in (scale, bias)))
 
 
 def forward(

@@ -43,7 +43,8 @@ NEAR = 2.0**-53 * 2 * (60 + 6) * 2**4
 
 def settings(dtype: Any, position: str = "inside", k: int | None = None) -> Any:
     name = str(dtype).removeprefix("torch.")
-    fields = {"axes": 1, "eps": 1e-3, "eps_position": position, "statistic": "mean_square", "scale_offset": 0.5}
+    fields = {"axes": 1, "features": 1, "after": 0, "eps": 1e-3, "eps_position": position}
+    fields |= {"statistic": "mean_square", "scale_offset": 0.5}
     return json.dumps({**fields, "norm": None, "product": name, "result": name}), k
 
 
