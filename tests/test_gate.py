@@ -99,9 +99,9 @@ def test_kernels_have_the_bits_of_the_golden(framework, name, dtype, function, p
     x, gains = x[:, 1:4], random.normal(0.3, 1.0, (3, 4, 24)).astype(dtype)
     if framework == "torch":
         pytest.importorskip("torch")
-        from rmsnorm.torch_impl import arithmetic
+        from rmsnorm.torch_impl import operations
 
-        monkeypatch.setattr(arithmetic, "statistic", None)  # of plain operations
+        monkeypatch.setattr(operations, "statistic", None)  # of plain operations
         compute = _kernels_of_torch
     elif framework == "flax":
         if pytest.importorskip("jax").default_backend() != "cpu":

@@ -27,9 +27,8 @@ EXCEPTIONS = {
     },
     "torch": {
         "onnx.py": "the operator that the exporter writes",
-        "calls.py": "from the arguments to the call and the plan of its kernels",
-        "routes.py": "which code computes a call",
-        "settings.py": "a call as a text, for the operators",
+        "arithmetic.py": "operations.py",
+        "engines.py": "which code computes a call",
         "private.py": "what PyTorch has no public function for",
         "compiled.py": "rms_norm as torch.compile has it",
         "inductor.py": "what it writes for the operators",
@@ -37,7 +36,8 @@ EXCEPTIONS = {
         "autograd.py": "a torch.autograd.Function",
         "gpu.py": "the Triton kernels",
         "memory.py": "which tensors a kernel may read",
-        "rows.py": "tensors in memory, by the CPU kernels or in blocks",
+        "kernels.py": "the door to the kernels",
+        "operations.py": "the arithmetic in the framework's own operations",
     },
     "tf": {
         "keras_ops.py": "the layer on backends of Keras without a framework",

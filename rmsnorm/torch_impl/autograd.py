@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from rmsnorm.call import Call
-from rmsnorm.torch_impl import operators, rows
-from rmsnorm.torch_impl.arithmetic import gradients
+from rmsnorm.torch_impl import kernels, operators
 from rmsnorm.torch_impl.memory import is_plain, laid_out
+from rmsnorm.torch_impl.operations import gradients
 from rmsnorm.torch_impl.private import apply_of, has_tangents, is_differentiated, is_transformed, is_watched, untraced
 from rmsnorm.torch_impl.rounding import cast, dtype_name
 
@@ -26,7 +26,7 @@ class RMSNormFunction(torch.autograd.Function):
         ctx: Any, call: Call, plan: Any, return_inverse_rms: bool, x: Tensor, residual: Tensor | None,
         scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, gate: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-        y, h, inverse_rms = rows.forward(call, plan, True, x, residual, scale, bias, mask, gate)
+        y, h, inverse_rms = kernels.forward(call, plan, True, x, residual, scale, bias, mask, gate)
         ctx.call, ctx.plan = call, plan
         ctx.dtypes = x.dtype, None if residual is None else residual.dtype
         ctx.bias = None if gate is not None else bias  # without a gate only its dtype counts
@@ -60,56 +60,58 @@ class RMSNormFunction(torch.autograd.Function):
         return *operators.tangents(ctx.call, ctx.saved_tensors, (dx, dresidual, dscale, dbias, dgate)), None
 
 
-class KeptFunction(torch.autograd.Function):
+class RepeatedFunction(torch.autograd.Function):
     """A small call that was made before: little but the kernels, as every argument and result costs time."""
 
     @staticmethod
     def forward(
-        ctx: Any, kept: rows.Kept, x: Tensor, scale: Tensor | None, bias: Tensor | None, *gate: Tensor
+        ctx: Any, repeated: kernels.Repeated, x: Tensor, scale: Tensor | None, bias: Tensor | None, *gate: Tensor
     ) -> Tensor:
-        ctx.kept, ctx.bias = kept, bias
+        ctx.repeated, ctx.bias = repeated, bias
         # saved in the order of RMSNormFunction: a checkpoint compares what the first call saves with what the next does
         if gate:
-            y, inverse_rms = kept.forward(x, scale, bias, gate[0], True)
+            y, inverse_rms = repeated.forward(x, scale, bias, gate[0], True)
             ctx.save_for_backward(x, scale, bias, *gate, inverse_rms)
         else:
-            y, inverse_rms = kept.forward(x, scale, bias, None, True)
+            y, inverse_rms = repeated.forward(x, scale, bias, None, True)
             ctx.save_for_backward(x, scale, inverse_rms)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        kept, bias, gate = ctx.kept, ctx.bias, None
-        if kept.gate is None:
+        repeated, bias, gate = ctx.repeated, ctx.bias, None
+        if repeated.gate is None:
             x, scale, inverse_rms = ctx.saved_tensors
         else:
             x, scale, bias, gate, inverse_rms = ctx.saved_tensors
         if not torch.is_grad_enabled() and is_plain(dy) and dy.is_contiguous():
-            results = kept.backward(dy, x, scale, inverse_rms, bias, gate)
+            results = repeated.backward(dy, x, scale, inverse_rms, bias, gate)
         else:
-            dx, *others = _backward(kept.call, kept.plan, dy, None, x, scale, bias, None, gate, inverse_rms, True)
+            dx, *others = _backward(
+                repeated.call, repeated.plan, dy, None, x, scale, bias, None, gate, inverse_rms, True
+            )
             results = _to(dx, x.dtype), *others
         return None, *(results if gate is not None else results[:3])
 
 
 @untraced
-def again(
-    kept: rows.Kept | None, settings: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None,
+def repeat(
+    repeated: kernels.Repeated | None, settings: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None,
     gate: Tensor | None = None,
 ) -> Tensor | None:  # fmt: skip
     """y of a call that was made before, and has no tangents; None if it is another one."""
-    if kept is None or not kept.fits(settings, x, scale, bias, gate):
+    if repeated is None or not repeated.matches(settings, x, scale, bias, gate):
         return None
     if gate is None:
         differs = is_differentiated(x, scale, bias)
-        return _apply(kept, x, scale, bias) if differs else kept.forward(x, scale, bias)[0]
+        return _apply(repeated, x, scale, bias) if differs else repeated.forward(x, scale, bias)[0]
     if is_differentiated(x, scale, bias, gate):
-        y: Tensor = _apply(kept, x, scale, bias, gate)
+        y: Tensor = _apply(repeated, x, scale, bias, gate)
         return y
-    return kept.forward(x, scale, bias, gate)[0]
+    return repeated.forward(x, scale, bias, gate)[0]
 
 
-_apply = apply_of(KeptFunction)  # a layer keeps no call of torch.func
+_apply = apply_of(RepeatedFunction)  # a layer repeats no call of torch.func
 
 
 def _backward(
@@ -124,7 +126,7 @@ def _backward(
         # a second derivative goes through 1 / rho
         known = None if is_differentiated(h, gate) else inverse_rms
         return gradients(call, dy, h, scale, bias, mask, dh, gate, known)
-    return rows.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh, gate)
+    return kernels.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh, gate)
 
 
 def _to(gradient: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:

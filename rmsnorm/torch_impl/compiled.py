@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rmsnorm.torch_impl import routes
+from rmsnorm.torch_impl import engines
 from rmsnorm.variants import Variant
 
 
@@ -20,12 +20,12 @@ def rms_norm_in_graph(options: Any, *others: Any) -> Any:
     _, x, *_ = others
     if isinstance(x, torch.fx.Proxy):
         return x.tracer.create_proxy("call_function", rms_norm_in_graph, (options, *others), {})
-    return routes.rms_norm(_options(*options), *others)
+    return engines.rms_norm(_options(*options), *others)
 
 
 @torch.compiler.allow_in_graph
 def rms_norm_vjp_in_graph(options: Any, *others: Any) -> Any:
-    return routes.rms_norm_vjp(_options(*options), *others)
+    return engines.rms_norm_vjp(_options(*options), *others)
 
 
 def _options(variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
     y = h / rho * (o + g) + b        rho = sqrt(mean(h_i^2) + eps), or as the variant says
 
-Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmetic.py.
+Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in operations.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rmsnorm.call import Axis
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
-from rmsnorm.torch_impl import routes
+from rmsnorm.torch_impl import engines
 from rmsnorm.variants import Preset, Variant
 
 
@@ -84,7 +84,7 @@ def rms_norm(
         from rmsnorm.torch_impl.compiled import rms_norm_in_graph
 
         return rms_norm_in_graph(_in_graph(*options), *others)
-    return routes.rms_norm(options, *others)
+    return engines.rms_norm(options, *others)
 
 
 @gradients_of(Tensor)
@@ -137,7 +137,7 @@ def rms_norm_vjp(
         from rmsnorm.torch_impl.compiled import rms_norm_vjp_in_graph
 
         return rms_norm_vjp_in_graph(_in_graph(*options), dy, x, residual, scale, bias, mask, gate)
-    return routes.rms_norm_vjp(options, dy, x, residual, scale, bias, mask, gate)
+    return engines.rms_norm_vjp(options, dy, x, residual, scale, bias, mask, gate)
 
 
 def _in_graph(variant: Any, eps: Any, partial: Any, *others: Any) -> tuple[Any, ...]:

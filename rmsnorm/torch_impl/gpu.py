@@ -50,15 +50,15 @@ def plan(call: Call, scale: str | None, bias: str | None) -> Plan | None:
     if not gpu.supports(call, scale, bias) or 0 in call.shape:
         return None
     n, k, variant = call.n, call.k, call.variant
-    kept, shared = (len(call.shape) - len(axes) for axes in (call.axes, call.feature_axes))
-    rows, groups = math.prod(call.shape[:shared]), math.prod(call.shape[shared:kept])
+    first, shared = (len(call.shape) - len(axes) for axes in (call.axes, call.feature_axes))
+    rows, groups = math.prod(call.shape[:shared]), math.prod(call.shape[shared:first])
     return Plan(
         n, None if k == n else k, rows, groups, tiles("forward", rows, n, groups), tiles("backward", rows, n, groups),
         {
             "eps": call.eps, "POSITION": variant.eps_position, "OFFSET": variant.scale_offset, "FORMAT": call.x,
         },
         {"NORM": call.norm or "", "PRODUCT": call.product, "RESULT": call.result},
-        (*call.shape[:kept], *(1 for _ in call.axes)),
+        (*call.shape[:first], *(1 for _ in call.axes)),
         call.shape[shared:],
         {},
     )  # fmt: skip
@@ -175,8 +175,8 @@ def _start(
     """
     seen = [None if t is None else (t.dtype, t.device, t.data_ptr() % 16 == 0) for t in tensors]
     key = (kernel, grid, numbers, *seen)
-    again = plan.started.get(key)
-    if again is None:
+    start = plan.started.get(key)
+    if start is None:
         from rmsnorm.gpu.triton_pairs import OPTIONS
 
         compiled = kernel[grid](*tensors, *numbers, **settings, num_warps=warps, **OPTIONS)
@@ -185,7 +185,7 @@ def _start(
             kernel[grid], **settings, num_warps=warps, **OPTIONS
         )
     else:
-        again(*tensors, *numbers)
+        start(*tensors, *numbers)
 
 
 def _masks(mask: Tensor | None, x: Tensor, n: int) -> tuple[Tensor | None, int, int]:

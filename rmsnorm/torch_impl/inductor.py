@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rmsnorm.torch_impl import gpu, rows
+from rmsnorm.torch_impl import gpu, kernels
 from rmsnorm.torch_impl.private import has_inductor, is_used, write_in_programs
 from rmsnorm.torch_impl.rounding import dtype_name
 
 
 @lru_cache(maxsize=4096)
-def _kept(device: torch.device, shape: torch.Size, key: str) -> rows.Kept | gpu.Plan | None:
+def _planned(device: torch.device, shape: torch.Size, key: str) -> kernels.Repeated | gpu.Plan | None:
     """What the kernels of a device need, which is there at every call; None if they cannot compute it."""
     x, scale, bias, *text = json.loads(key)
     g, b = (None if p is None else (torch.Size(p[0]), _dtype(p[1])) for p in (scale, bias))
-    call, plan = rows.planned(device, shape, _dtype(x), g and g[1], b and b[1], *text)
-    return plan if device.type == "cuda" else rows.keep(None, call, plan, shape, _dtype(x), g, b)
+    call, plan = kernels.planned(device, shape, _dtype(x), g and g[1], b and b[1], *text)
+    return plan if device.type == "cuda" else kernels.repeated(None, call, plan, shape, _dtype(x), g, b)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -36,23 +36,23 @@ def _dtype(name: str) -> torch.dtype:
 
 def _forward(key: str, x: Tensor, scale: Tensor | None, bias: Tensor | None, with_inverse_rms: bool) -> Any:
     """The results of the operator, in a compiled program that uses no h, and perhaps no 1 / rho."""
-    kept = _kept(x.device, x.shape, key)
-    if kept is None:
+    plan = _planned(x.device, x.shape, key)
+    if plan is None:
         return torch.ops.rmsnorm.forward(x, None, scale, bias, None, *json.loads(key)[3:])
-    if isinstance(kept, gpu.Plan):
-        return gpu.forward(kept, x, None, scale, bias, None)
-    y, inverse_rms = kept.forward(x, scale, bias, None, with_inverse_rms)
+    if isinstance(plan, gpu.Plan):
+        return gpu.forward(plan, x, None, scale, bias, None)
+    y, inverse_rms = plan.forward(x, scale, bias, None, with_inverse_rms)
     return y, None, inverse_rms
 
 
 def _backward(key: str, dy: Tensor, h: Tensor, inverse_rms: Tensor, scale: Tensor | None, bias: Tensor | None) -> Any:
     """The results of the operator; None for the gradient of a parameter that is None."""
-    kept = _kept(h.device, h.shape, key)
-    if kept is None:
+    plan = _planned(h.device, h.shape, key)
+    if plan is None:
         return torch.ops.rmsnorm.backward(dy, None, h, inverse_rms, scale, bias, None, *json.loads(key)[3:])
-    if isinstance(kept, gpu.Plan):
-        return gpu.backward(kept, dy, h, scale, None if bias is None else bias.dtype, None, inverse_rms, None)
-    return kept.backward(dy, h, scale, inverse_rms)[:3]
+    if isinstance(plan, gpu.Plan):
+        return gpu.backward(plan, dy, h, scale, None if bias is None else bias.dtype, None, inverse_rms, None)
+    return plan.backward(dy, h, scale, inverse_rms)[:3]
 
 
 def _write_forward(node: Any, write_line: Callable[[str], None]) -> None:
@@ -90,7 +90,7 @@ def _have_no_gaps(*tensors: Any) -> bool:
 
 
 def _key(x: Any, scale: Any, bias: Any, text: list[Any]) -> str | None:
-    """The text from which ``_kept`` knows a call, apart from the shape of x; None if there are symbols in it."""
+    """The text from which ``_planned`` knows a call, apart from the shape of x; None if there are symbols in it."""
     try:
         parameters = [p and (list(map(int, p.get_size())), dtype_name(p.get_dtype())) for p in (scale, bias)]
         return json.dumps([dtype_name(x.get_dtype()), *parameters, *text])

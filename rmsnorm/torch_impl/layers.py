@@ -14,11 +14,11 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from rmsnorm import errors
 from rmsnorm.interface import constructor
-from rmsnorm.torch_impl.autograd import again
-from rmsnorm.torch_impl.calls import kept, spec
+from rmsnorm.torch_impl.autograd import repeat
+from rmsnorm.torch_impl.engines import repeated_for, spec_of
 from rmsnorm.torch_impl.functional import rms_norm
+from rmsnorm.torch_impl.kernels import Repeated
 from rmsnorm.torch_impl.private import TRACED, built_in_dtype, has_tangents, is_watched, may_differ
-from rmsnorm.torch_impl.rows import Kept
 from rmsnorm.variants import Preset, Variant, derive
 
 
@@ -60,7 +60,7 @@ class RMSNorm(torch.nn.RMSNorm):
         tensor([0., 0., 0., 0.])
     """
 
-    _kept: Kept | None = None
+    _repeated: Repeated | None = None
 
     @constructor
     def __init__(
@@ -154,7 +154,7 @@ class RMSNorm(torch.nn.RMSNorm):
         )  # fmt: skip
         if alone:
             settings = self.eps, self.variant
-            if (y := again(self._kept, settings, x, weight, bias, gate)) is not None:
+            if (y := repeat(self._repeated, settings, x, weight, bias, gate)) is not None:
                 return y
         out_dtype = None
         if not isinstance(x, Tensor):
@@ -165,7 +165,7 @@ class RMSNorm(torch.nn.RMSNorm):
         elif x.is_nested and x.layout is torch.strided and mask is residual is gate is None:
             return torch.nested.as_nested_tensor([self.forward(part) for part in x.unbind()])
         elif x.shape[self._axes[0] :] != self.normalized_shape:
-            why = f"normalized_shape, x being {spec('RMSNorm', 'x', x)}"
+            why = f"normalized_shape, x being {spec_of('RMSNorm', 'x', x)}"
             raise errors.wrong_shape("RMSNorm", "the end of x", x.shape[self._axes[0] :], self.normalized_shape, why)
         elif may_differ(x.device.type):
             out_dtype = built_in_dtype(self.variant.name, x, weight, residual)
@@ -182,7 +182,7 @@ class RMSNorm(torch.nn.RMSNorm):
             out_dtype=out_dtype,
         )
         if alone and out_dtype is None and x.is_cpu:
-            self.__dict__["_kept"] = kept(settings, (self._axes, None), x, weight, bias, gate)
+            self.__dict__["_repeated"] = repeated_for(settings, (self._axes, None), x, weight, bias, gate)
         return y
 
     if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class RMSNorm(torch.nn.RMSNorm):
         def __call__(self, x: Tensor, *others: Any, **options: Any) -> Any: ...
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_kept"}  # of this process alone
+        return {name: value for name, value in self.__dict__.items() if name != "_repeated"}  # of this process alone
 
     def __prepare_scriptable__(self) -> Any:
         raise errors.not_scripted("RMSNorm")

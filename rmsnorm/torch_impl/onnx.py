@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from rmsnorm.call import Call
 from rmsnorm.torch_impl import private
-from rmsnorm.torch_impl.arithmetic import _centred, _counted, _part, gated
+from rmsnorm.torch_impl.operations import _centred, _counted, _part, gated
 
 
 def is_exported() -> bool:

@@ -5,7 +5,7 @@
 
 They compute where the last axes are normalised. A result that is not there (h without a residual, the
 gradient of a parameter that is None) is a tensor of no elements, as a schema has no optional results. Derivatives of
-the gradients, tangents and batches of parameters are those of the plain operations of arithmetic.py.
+the gradients, tangents and batches of parameters are those of the plain operations of operations.py.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch.nn import Parameter
 
 from rmsnorm import cpu, gpu
 from rmsnorm.call import Call, fields_of, text_of
-from rmsnorm.torch_impl import arithmetic, inductor, private, rows
 from rmsnorm.torch_impl import gpu as gpu_rows
+from rmsnorm.torch_impl import inductor, kernels, operations, private
 from rmsnorm.torch_impl.memory import axes_last, is_plain, laid_out, moved, moved_back
 from rmsnorm.torch_impl.private import constant, is_differentiated, untraced
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
@@ -106,8 +106,8 @@ def _run_forward(
     x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, *text: Any
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     others = dtype_of(scale), dtype_of(bias)
-    call, plan = rows.planned(x.device, x.shape, x.dtype, *others, *text)
-    y, h, inverse_rms = rows.forward(call, plan, True, x, residual, scale, bias, mask)
+    call, plan = kernels.planned(x.device, x.shape, x.dtype, *others, *text)
+    y, h, inverse_rms = kernels.forward(call, plan, True, x, residual, scale, bias, mask)
     return y, x.new_empty(0) if h is None else h, inverse_rms
 
 
@@ -117,8 +117,8 @@ def _run_backward(
     mask: Tensor | None, *text: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     others = dtype_of(scale), dtype_of(bias)
-    call, plan = rows.planned(h.device, h.shape, h.dtype, *others, *text)
-    return present(h, *rows.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh)[:3])
+    call, plan = kernels.planned(h.device, h.shape, h.dtype, *others, *text)
+    return present(h, *kernels.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh)[:3])
 
 
 def present(like: Tensor, *tensors: Tensor | None) -> Any:
@@ -196,7 +196,7 @@ def tangents(call: Call, tensors: Sequence[Any], moves: Sequence[Any]) -> tuple[
     h = add(x, residual, call.x)
     terms = [term.double() for term in (dx, dresidual) if term is not None]
     dh = sum(terms) if terms else None
-    dy = arithmetic.tangents(call, h, scale, bias, mask, gate, dh, dscale, dbias, dgate)
+    dy = operations.tangents(call, h, scale, bias, mask, gate, dh, dscale, dbias, dgate)
     if residual is None:
         return dy, None
     return dy, cast(torch.zeros_like(h, dtype=torch.float64) if dh is None else dh, call.x)
@@ -272,15 +272,13 @@ def differentiated(function: Any, plain: Callable[..., Any], run_on_cpu: Callabl
 def _plain_forward(x: Any, residual: Any, scale: Any, bias: Any, mask: Any, *text: Any) -> Any:
     call = call_of(x, *text)
     h = add(x, residual, call.x)
-    y, inverse_rms = arithmetic.forward(call, h, scale, bias, mask)
+    y, inverse_rms = operations.forward(call, h, scale, bias, mask)
     return in_order(x, y, None if residual is None else h, inverse_rms.detach())
 
 
-def _plain_backward(
-    dy: Any, dh: Any, h: Any, inverse_rms: Any, scale: Any, bias: Any, mask: Any, *text: Any
-) -> Any:
+def _plain_backward(dy: Any, dh: Any, h: Any, inverse_rms: Any, scale: Any, bias: Any, mask: Any, *text: Any) -> Any:
     call = call_of(h, *text)
-    dx, dscale, dbias, _ = arithmetic.gradients(call, dy, h, scale, bias, mask, dh)
+    dx, dscale, dbias, _ = operations.gradients(call, dy, h, scale, bias, mask, dh)
     return in_order(h, cast(dx, call.x), dscale, dbias)
 
 
@@ -294,7 +292,7 @@ def _batched_forward(info: Any, in_dims: Any, *arguments: Any) -> Any:
         return _forward(x, residual, scale, bias, mask, *text), (0, None if residual is None else 0, 0)
     call = _call_on_batch(x, text)
     h = add(x, residual, call.x)
-    y, inverse_rms = arithmetic.forward(call, h, scale, bias, mask)
+    y, inverse_rms = operations.forward(call, h, scale, bias, mask)
     return present(x, y, None if residual is None else h, inverse_rms), (0, None if residual is None else 0, 0)
 
 
@@ -307,7 +305,7 @@ def _batched_backward(info: Any, in_dims: Any, *arguments: Any) -> Any:
         return _backward(dy, dh, h, inverse_rms, None, None, mask, *text), (0, None, None)
     call = _call_on_batch(h, text)
     # an outer derivative goes through 1 / rho
-    dx, dscale, dbias, _ = arithmetic.gradients(call, dy, h, gain, bias, mask, dh)
+    dx, dscale, dbias, _ = operations.gradients(call, dy, h, gain, bias, mask, dh)
     dims = (0, None if scale is None else 0, None if bias is None else 0)
     return in_order(h, cast(dx, call.x), dscale, dbias), dims
 

@@ -14,7 +14,7 @@ import torch
 import rmsnorm.gpu
 from rmsnorm import numpy_impl
 from rmsnorm.gpu import plan
-from rmsnorm.torch_impl import RMSNorm, calls, gpu, operators, rms_norm, rms_norm_vjp, rows
+from rmsnorm.torch_impl import RMSNorm, engines, gpu, kernels, rms_norm, rms_norm_vjp
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of infinite numbers in the interpreter
 
@@ -69,11 +69,11 @@ def array(tensor):
 @pytest.fixture(autouse=True)
 def new_plans():
     """A plan has the division of its rows, which some tests change."""
-    calls._planned.cache_clear()
-    operators.planned.cache_clear()
+    kernels.plan.cache_clear()
+    kernels.planned.cache_clear()
     yield
-    calls._planned.cache_clear()
-    operators.planned.cache_clear()
+    kernels.plan.cache_clear()
+    kernels.planned.cache_clear()
 
 
 @pytest.fixture
@@ -318,7 +318,7 @@ def test_tensors_that_are_no_memory_do_not_reach_the_kernels(used):
     x = torch.randn(4, 32, dtype=torch.complex64, device=DEVICE).conj().imag
     assert x.is_neg()
     assert torch.equal(rms_norm(x), rms_norm(x.resolve_neg()))
-    assert rows.is_plain(x) is False
+    assert kernels.is_plain(x) is False
     assert used == ["forward"]
 
 
@@ -326,11 +326,11 @@ def test_a_kernel_is_compiled_again_for_other_pointers():
     """What is compiled for pointers that 16 divides reads 16 bytes at once, which others do not allow."""
     numbers, scale = torch.randn(64 * 64 + 1, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(0)), None
     aligned, other = numbers[:-1].view(64, 64), numbers[1:].view(64, 64)
-    call, _, planned = calls.planned(("llama", None, None, -1, None, None), aligned, None, scale, None, None, None)
+    prepared, planned = engines.prepared_for(("llama", None, None, -1, None, None), (aligned, *[None] * 5))
     for _ in range(2):
         for x, keys in ((aligned, 1), (other, 2)):
             y = gpu.forward(planned, x, None, scale, None, None)[0]
             assert len(planned.started) >= keys
             assert same_bits(array(y), array(rms_norm(x.clone(), variant="llama"))).all()
     assert len(planned.started) == 2
-    assert call.x == "float32"
+    assert prepared.call.x == "float32"

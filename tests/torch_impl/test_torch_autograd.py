@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from torch_arrays import randn, to_numpy, to_torch  # noqa: E402
 from torch_layers import randomised  # noqa: E402
 
-from rmsnorm.torch_impl import RMSNorm, arithmetic, rms_norm  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm, operations, rms_norm  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
 
@@ -88,8 +88,8 @@ def test_a_second_derivative_needs_the_recomputed_statistic(monkeypatch: pytest.
     """With the saved 1 / rho held constant gradgradcheck fails: the test above can tell."""
     function, arrays, _ = small("plain")
     leaves = [array.clone().requires_grad_() for array in arrays]
-    compute = arithmetic.statistic
-    monkeypatch.setattr(arithmetic, "statistic", lambda *args: _detached(compute(*args)))
+    compute = operations.statistic
+    monkeypatch.setattr(operations, "statistic", lambda *args: _detached(compute(*args)))
     with pytest.raises(RuntimeError, match="Jacobian mismatch"):
         torch.autograd.gradgradcheck(function, leaves)
 
@@ -262,7 +262,7 @@ def test_a_small_call_again_has_the_derivatives_of_the_first(use: str, dtype: An
         layer, x = randomised(RMSNorm(24, dtype=dtype, bias=bias)), randn(5, 24, dtype=dtype).requires_grad_()
         for _ in range(calls):
             layer(x.detach() + 1).sum().backward()
-        assert (layer._kept is None) == (calls == 0 or not cpu.is_available())
+        assert (layer._repeated is None) == (calls == 0 or not cpu.is_available())
         results.append(tree_leaves(USES[use](layer, x, randn(5, 24, dtype=dtype, seed=1))))
     assert len(results[0]) == len(results[1]) > 0
     assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(*results, strict=True))

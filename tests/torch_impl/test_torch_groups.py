@@ -14,7 +14,7 @@ from torch_arrays import randn, to_numpy  # noqa: E402
 
 from rmsnorm import cpu  # noqa: E402
 from rmsnorm import numpy_impl as golden  # noqa: E402
-from rmsnorm.torch_impl import RMSNorm, arithmetic, calls, operators, rms_norm, rows  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm, kernels, operations, operators, rms_norm  # noqa: E402
 from rmsnorm.variants import Variant  # noqa: E402
 
 pytest.importorskip("rmsnorm.cpu._native", reason="without the kernels a program has plain operations")
@@ -66,8 +66,7 @@ def test_every_derivative_is_that_of_plain_operations(
 
     results = derivatives()
     monkeypatch.setattr(operators, "serve", lambda *_: False)
-    monkeypatch.setattr(rows, "plan", lambda *_: None)
-    forget(calls._planned)
+    monkeypatch.setattr(kernels, "plan_of", lambda *_: None)
     wanted = derivatives()
     assert len(results) == len(wanted) == 12
     for result, want in zip(results, wanted, strict=True):
@@ -126,7 +125,7 @@ def test_a_gain_for_each_head_before_the_positions(dtype: Any, monkeypatch: pyte
             moved = [t.transpose(1, 2) if last and t.ndim == 4 else t for t in leaves]
             options = {"variant": variant(), "axis": -1, "feature_axis": (-2, -1) if last else (1, -1)}
             with monkeypatch.context() as patch:
-                patch.setattr(arithmetic, "forward", None)  # of plain operations
+                patch.setattr(operations, "forward", None)  # of plain operations
                 y = rms_norm(*moved[:2], gate=dict(enumerate(moved)).get(2), **options)
             assert y.is_contiguous()
             y = y.transpose(1, 2) if last else y
@@ -164,7 +163,7 @@ def test_the_operators_compute_groups_without_kernels(
 
     assert [t.shape for t in run(0)] == [(0, 2, 6), (0, 2, 1), (0, 2, 6), (2, 6)]
     wanted = run(3)
-    forget(rows.planned)
+    forget(kernels.planned)
     monkeypatch.setattr(cpu, "is_available", lambda: False)
     for result, want in zip(run(3), wanted, strict=True):
         assert (result.shape, result.dtype) == (want.shape, want.dtype)
@@ -214,8 +213,8 @@ def test_a_gain_for_each_channel(axis: Any, layout: Any, monkeypatch: pytest.Mon
     options = {"variant": "lasagne", "axis": axis, "feature_axis": 1}
     arrays = list(map(to_numpy, leaves))
     want = golden.rms_norm(*arrays, **options), *golden.rms_norm_vjp(to_numpy(dy), *arrays, **options)
-    monkeypatch.setattr(arithmetic, "forward", None)  # of plain operations
-    monkeypatch.setattr(arithmetic, "backward", None)
+    monkeypatch.setattr(operations, "forward", None)  # of plain operations
+    monkeypatch.setattr(operations, "backward", None)
     for results in (step(*leaves), program(*leaves)):
         assert results[0].is_contiguous(memory_format=layout)
         for result, expected in zip(results, want, strict=True):

@@ -20,7 +20,7 @@ if not cpu.is_available():
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch_arrays import LAYOUTS, randn  # noqa: E402
 
-from rmsnorm.torch_impl import RMSNorm, calls, rms_norm, rms_norm_vjp, rows  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm, kernels, rms_norm, rms_norm_vjp  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
 ROUNDED = (torch.float16, torch.bfloat16, torch.float32)
@@ -33,9 +33,9 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch, forget: Any) -> Callable[[b
 
     def switch(off: bool) -> None:
         monkeypatch.setattr(cpu, "supports", (lambda *_: False) if off else supports)
-        forget(calls._planned)
+        monkeypatch.setattr(kernels, "plan_of", (lambda *_: None) if off else plan_of)
 
-    supports = cpu.supports
+    supports, plan_of = cpu.supports, kernels.plan_of
     return switch
 
 
@@ -103,17 +103,13 @@ def test_with_kernels_as_without(layout: str, dtype: Any, without_kernels: Any) 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.sample(1)
-def test_large_with_kernels_as_without(dtype: str, without_kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operators on blocks of rows give the same as on the whole, too."""
-    usual = rows._BLOCK
+def test_large_with_kernels_as_without(dtype: str, without_kernels: Any) -> None:
     for options in ({}, {"residual": True, "variant": "llama"}, {"mask": (700, 1)}):
         results = []
-        for off, block in ((False, usual), (True, usual), (True, 2**40)):
+        for off in (False, True):
             without_kernels(off)
-            monkeypatch.setattr(rows, "_BLOCK", block)
             results.append(everything("contiguous", dtype, (3, 700, 1025), options))
-        check_equal(results[0], results[1])
-        check_equal(results[1], results[2])
+        check_equal(*results)
 
 
 def test_the_kernels_are_used() -> None:

@@ -17,7 +17,7 @@ from torch_arrays import LAYOUTS, randn, to_numpy  # noqa: E402
 from torch_layers import randomised, ulp_bound  # noqa: E402
 
 from rmsnorm import numpy_impl as golden  # noqa: E402
-from rmsnorm.torch_impl import RMSNorm, calls, rms_norm, rms_norm_vjp, rows  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm, kernels, rms_norm, rms_norm_vjp  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
 
@@ -195,20 +195,15 @@ def _faked(layer: Any, x: Any) -> Any:
         return layer(mode.from_tensor(x))
 
 
-def _in_blocks(layer: Any, x: Any) -> Any:
-    """By plain operations, as without kernels."""
+def _without_kernels(layer: Any, x: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "plan", lambda *_: None)
-        patch.setattr(rows, "_BLOCK", 2**6)
-        calls._planned.cache_clear()
-        y = layer(x)
-    calls._planned.cache_clear()
-    return y
+        patch.setattr(kernels, "plan_of", lambda *_: None)
+        return layer(x)
 
 
 PLACES: dict[str, Any] = {
     "eager": lambda layer, x: layer(x),
-    "in blocks": _in_blocks,
+    "in blocks": _without_kernels,
     "compiled": _compiled,
     "of any size": lambda layer, x: _compiled(layer, x, dynamic=True),
     "exported": lambda layer, x: torch.export.export(layer, (x,)).module()(x),

@@ -19,8 +19,8 @@ from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import changed, decide, require_gain_alone
 from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.identify import Identity, Target, TargetError, open_target
-from rmsnorm.torch_impl.autograd import again
-from rmsnorm.torch_impl.calls import kept
+from rmsnorm.torch_impl.autograd import repeat
+from rmsnorm.torch_impl.engines import repeated_for
 from rmsnorm.torch_impl.functional import rms_norm
 from rmsnorm.torch_impl.layers import RMSNorm
 from rmsnorm.torch_impl.private import has_tangents, is_watched
@@ -104,14 +104,14 @@ def class_of(kind: Any, norm: Norm) -> Any:
         tensors = in_groups(torch, norm, shape, x, *parameters, *(() if gate is None else (gate,)))
         alone = may_keep and type(x) is Tensor and not is_watched() and not has_tangents(*tensors)
         # of the last call, as in rmsnorm.torch_impl.RMSNorm
-        y = again(self.__dict__.get("_kept"), settings, *tensors) if alone else None
+        y = repeat(self.__dict__.get("_repeated"), settings, *tensors) if alone else None
         if y is None:
             if not norm.takes(shape):
                 return kind.forward(self, *inputs, **named)
             z = None if gate is None else tensors[3]
             y = rms_norm(*tensors[:3], variant=norm.known, axis=axes[0], feature_axis=axes[1], gate=z)
             if alone:
-                self.__dict__["_kept"] = kept(settings, axes, *tensors)
+                self.__dict__["_repeated"] = repeated_for(settings, axes, *tensors)
         y = y if norm.group is None else y.reshape(shape)
         if norm.keeps_order and not x.is_contiguous():
             y = torch.empty_like(x, dtype=y.dtype).copy_(y)

@@ -1,11 +1,7 @@
-"""Forward and backward of tensors in memory, without a graph: by the compiled kernels, else block after block of rows.
-
-Tensors on a GPU go to gpu.py; any other one (on another device, of a subclass, traced) to arithmetic.py as a whole.
-"""
+"""The door to the kernels: forward and backward of tensors in memory, without a graph. Those on a GPU go to gpu.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
@@ -18,7 +14,8 @@ from torch import Tensor
 from rmsnorm import cpu, dtypes
 from rmsnorm.call import Call
 from rmsnorm.cpu import openmp
-from rmsnorm.torch_impl import arithmetic, gpu
+from rmsnorm.prepared import Prepared
+from rmsnorm.torch_impl import gpu, operations
 from rmsnorm.torch_impl.memory import (
     axes_last,
     check_storage,
@@ -34,7 +31,6 @@ from rmsnorm.torch_impl.private import CPU, empty_strided
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
 _DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in dtypes.FLOATS}
-_BLOCK: Final = 2**18  # elements, whose float64 temporaries stay in cache
 
 
 def plan(
@@ -50,6 +46,20 @@ def plan(
     return launch.plan(call, scale, bias, gate)
 
 
+def plan_of(
+    device: torch.device, prepared: Prepared, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None
+) -> Any:
+    """The same for a prepared call, whose plan for the CPU is there."""
+    if device.type == "cpu" and not gpu.is_usable(device):
+        return prepared.plan
+    return plan(device, prepared.rows, *(None if t is None else dtype_name(t.dtype) for t in (scale, bias, gate)))
+
+
+def are_readable(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether kernels can read the numbers of all tensors."""
+    return (is_plain if x.is_cpu else is_plain_on_gpu)(x, *others)
+
+
 @lru_cache(maxsize=4096)
 def planned(device: Any, shape: Any, dtype: Any, scale: Any, bias: Any, text: str, k: Any) -> tuple[Call, Any]:
     """The call that has this text, and its plan."""
@@ -61,11 +71,11 @@ def forward(
     call: Call, plan: Any, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None,
     bias: Tensor | None, mask: Tensor | None, gate: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """y, h = x + residual (None without one) and, if asked for, 1 / rho in float64; by kernels if there is a plan."""
+    """y, h = x + residual (None without one) and, if asked for, 1 / rho in float64."""
     if plan is None:
         check_storage("rms_norm", x, residual=residual, scale=scale, bias=bias, mask=mask, gate=gate)
         h = None if residual is None else add(x, residual, call.x)
-        y, inverse_rms = _forward_in_blocks(call, x if h is None else h, scale, bias, mask, gate)
+        y, inverse_rms = operations.forward(call, x if h is None else h, scale, bias, mask, gate)
         return y, h, inverse_rms
     if type(plan) is gpu.Plan:
         return gpu.forward(plan, x, residual, scale, bias, mask)
@@ -89,7 +99,7 @@ def forward(
     return y, h, inverse_rms
 
 
-class Kept(NamedTuple):
+class Repeated(NamedTuple):
     """A call that a layer or a compiled program makes again and again: what was checked and planned for it once."""
 
     settings: Any  # of the layer
@@ -108,15 +118,15 @@ class Kept(NamedTuple):
     dgate: tuple[Any, ...] | None
     gate_step: int
 
-    def fits(
+    def matches(
         self, settings: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None = None
     ) -> bool:
         """Whether a call is this one, so that ``forward`` computes it."""
         return (
             x.shape == self.shape and x.dtype is self.dtype and settings == self.settings
             and is_plain(x, scale, bias) and x.is_contiguous()  # which sparse tensors do not have
-            and _fits(scale, self.scale) and _fits(bias, self.bias)
-            and (gate is self.gate or (is_plain(gate) and _fits(gate, self.gate and (self.shape, self.gate))))
+            and _matches(scale, self.scale) and _matches(bias, self.bias)
+            and (gate is self.gate or (is_plain(gate) and _matches(gate, self.gate and (self.shape, self.gate))))
         )  # fmt: skip
 
     def forward(
@@ -154,23 +164,23 @@ class Kept(NamedTuple):
         return dx, dscale, dbias, dgate
 
 
-def _fits(parameter: Tensor | None, kept: tuple[torch.Size, torch.dtype] | None) -> bool:
-    if parameter is None or kept is None:
-        return parameter is kept
-    return parameter.shape == kept[0] and parameter.dtype is kept[1] and parameter.is_contiguous()
+def _matches(parameter: Tensor | None, known: tuple[torch.Size, torch.dtype] | None) -> bool:
+    if parameter is None or known is None:
+        return parameter is known
+    return parameter.shape == known[0] and parameter.dtype is known[1] and parameter.is_contiguous()
 
 
-def keep(
+def repeated(
     settings: Any, call: Call, plan: Any, x: torch.Size, dtype: torch.dtype, scale: Any, bias: Any,
     gate: torch.dtype | None = None,
-) -> Kept | None:  # fmt: skip
+) -> Repeated | None:  # fmt: skip
     """A call that was computed, of x of that shape and dtype and such parameters; None if no kernel on the CPU can."""
     if plan is None or type(plan) is gpu.Plan:
         return None
     y, dx = _contiguous(x, _DTYPES[call.result]), _contiguous(x, dtype)
     dscale, dbias, dgate = (None if p is None else _contiguous(*p) for p in (scale, bias, gate and (x, gate)))
     reduced, step = _contiguous(plan.reduced, torch.float64), plan.n * gate.itemsize if gate else 0
-    return Kept(settings, call, x, dtype, scale, bias, gate, plan, y, reduced, dx, dscale, dbias, dgate, step)
+    return Repeated(settings, call, x, dtype, scale, bias, gate, plan, y, reduced, dx, dscale, dbias, dgate, step)
 
 
 def _contiguous(sizes: Any, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -185,7 +195,8 @@ def backward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """dx + dh in T, dscale, dbias and dgate in the dtypes of the parameters and the gate."""
     if plan is None or not (is_plain if h.is_cpu else is_plain_on_gpu)(dy, dh):
-        return _backward_in_blocks(call, dy, h, scale, bias, mask, inverse_rms, dh, gate)
+        dx, *others = operations.gradients(call, dy, h, scale, bias, mask, dh, gate, inverse_rms)
+        return cast(dx, call.x), *others
     return _backward_by_kernels(call, plan, dy, h, scale, bias, mask, inverse_rms, dh, gate)
 
 
@@ -194,7 +205,7 @@ def gradients(
     mask: Tensor | None, dh: Tensor | None, gate: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None] | None:  # fmt: skip
     """As backward, by kernels and without a forward pass before; None if no kernel can compute with these tensors."""
-    if not (is_plain if x.is_cpu else is_plain_on_gpu)(dy, x, residual, scale, bias, mask, dh, gate):
+    if not are_readable(x, dy, residual, scale, bias, mask, dh, gate):
         return None
     whole, call = call, axes_last(call)
     g, b, z = (None if p is None else dtype_name(p.dtype) for p in (scale, bias, gate))
@@ -247,70 +258,8 @@ def openmp_threads() -> tuple[int, int]:
     return torch.get_num_threads(), openmp.gomp_parallel()
 
 
-def _forward_in_blocks(
-    call: Call, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, gate: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    if not _has_blocks(call, h, scale, bias, mask, gate):
-        return arithmetic.forward(call, h, scale, bias, mask, gate)
-    y = _empty(h.shape, call.result)
-    inverse_rms = h.new_empty([*h.shape[: -len(call.axes)], *(1 for _ in call.axes)], dtype=torch.float64)
-    out, factors, g, b = y.view(-1, call.n), inverse_rms.view(-1, 1), _flat(scale), _flat(bias)
-    for block, part, rows, masks, gates in _blocks(call, h, mask, gate):
-        out[block], factors[block] = arithmetic.forward(part, rows, g, b, masks, gates)
-    return y, inverse_rms
-
-
-def _backward_in_blocks(
-    call: Call, dy: Tensor, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
-    inverse_rms: Tensor, dh: Tensor | None, gate: Tensor | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """As backward, by plain operations: in blocks that stay in cache, unless the operations are traced."""
-    if gate is not None or not _has_blocks(call, h, dy, scale, mask, dh):
-        dx, *others = arithmetic.gradients(call, dy, h, scale, bias, mask, dh, gate, inverse_rms)
-        return cast(dx, call.x), *others
-    dx = _empty(h.shape, call.x)
-    dscale, dbias = torch.zeros(2, call.n, dtype=torch.float64, device=CPU).unbind()
-    out, v, factors, g = dx.view(-1, call.n), dy.reshape(-1, call.n), inverse_rms.view(-1, 1), _flat(scale)
-    dh_rows = None if dh is None else dh.reshape(-1, call.n)
-    for block, part, rows, masks, _ in _blocks(call, h, mask, None):
-        block_dx, *sums = arithmetic.backward(part, v[block], rows.double(), g, masks, factors[block])
-        out[block] = cast(block_dx if dh_rows is None else block_dx + dh_rows[block].double(), call.x)
-        dscale += sums[0]
-        dbias += sums[1]
-    dscale, dbias = (gradient.reshape(h.shape[-len(call.axes) :]) for gradient in (dscale, dbias))
-    return (
-        dx,
-        None if scale is None else cast(dscale, dtype_name(scale.dtype)),
-        None if bias is None else cast(dbias, dtype_name(bias.dtype)),
-        None,
-    )
-
-
-def _has_blocks(call: Call, h: Tensor, *others: Tensor | None) -> bool:
-    in_rows = call.axes == call.feature_axes and call.has_last_axes and 0 not in call.shape
-    return is_plain(h, *others) and h.numel() > _BLOCK and in_rows  # which refuses memory that was freed
-
-
-def _blocks(
-    call: Call, h: Tensor, mask: Tensor | None, gate: Tensor | None
-) -> Iterator[tuple[slice, Call, Tensor, Tensor | None, Tensor | None]]:
-    """Slices of rows, the call on each, and its elements, mask and gate."""
-    rows, masks = h.reshape(-1, call.n), None if mask is None else mask.expand(h.shape).reshape(-1, call.n)
-    gates = None if gate is None else gate.reshape(-1, call.n)
-    step = max(1, _BLOCK // call.n)
-    for start in range(0, rows.shape[0], step):
-        block = slice(start, start + step)
-        part = replace(call, shape=tuple(rows[block].shape), axes=(1,), feature_axes=(1,))
-        own_mask, own_gate = (None if t is None else t[block] for t in (masks, gates))
-        yield block, part, rows[block], own_mask, own_gate
-
-
 def _empty(shape: Any, dtype: str) -> Tensor:
     return torch.empty(shape, dtype=_DTYPES[dtype], device=CPU)
-
-
-def _flat(parameter: Tensor | None) -> Tensor | None:
-    return None if parameter is None else parameter.reshape(-1)
 
 
 def _address(tensor: Tensor | None) -> int:

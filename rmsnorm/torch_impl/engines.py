@@ -1,0 +1,224 @@
+"""Which engine computes a call, and the call itself: arguments are prepared, an engine is chosen, and it runs.
+
+A layer, and a program that Inductor wrote, make a call again with what they keep of it (kernels.Repeated), and choose
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rmsnorm import errors
+from rmsnorm.call import Call, Spec, resolve
+from rmsnorm.prepared import Options, Prepared, prepare
+from rmsnorm.torch_impl import kernels, onnx, operations, operators
+from rmsnorm.torch_impl.autograd import RMSNormFunction
+from rmsnorm.torch_impl.memory import check_storage, laid_out, moved, moved_back
+from rmsnorm.torch_impl.private import is_differentiated, is_transformed, is_watched, untraced
+from rmsnorm.torch_impl.rounding import add, cast, dtype_name
+from rmsnorm.variants import derive
+
+Tensors: TypeAlias = tuple[Any, Any, Any, Any, Any, Any]  # x, residual, scale, bias, mask and gate
+Results: TypeAlias = tuple[Any, Any, Any]  # y, h = x + residual or None, 1 / rho or None
+
+
+class Engine(Enum):
+    """What computes a call."""
+
+    KERNELS = "kernels"  # those of rmsnorm.cpu, or of Triton on a GPU
+    OPERATOR = "an operator of a program"  # which is a kernel when the program runs
+    OPERATIONS = "operations of PyTorch"
+    GATE_BESIDE = "operations for the gate"  # beside a norm that has an engine of its own
+    ONNX = "operations of ONNX"
+
+
+class Context(NamedTuple):
+    """What is around a call, asked once.
+
+    Attributes:
+        is_exported: torch.onnx.export or torch.jit.trace writes the call down.
+        is_watched: a compiler, torch.func or a mode sees the operations.
+        is_transformed: a compiler or torch.func does, or a tracer.
+        has_operator: the operators of this package can compute it, once its axes are in order.
+        has_gate: there is a gate.
+        has_plan: kernels can compute it, and can read these tensors.
+    """
+
+    is_exported: bool
+    is_watched: bool
+    is_transformed: bool
+    has_operator: bool
+    has_gate: bool
+    has_plan: bool
+
+
+def engine_of(context: Context) -> tuple[Engine, str]:
+    """The engine of a call, and why it is that one."""
+    if context.is_exported:
+        return Engine.ONNX, "the program is for other runtimes"
+    if context.is_watched and context.has_gate:
+        return Engine.GATE_BESIDE, "a compiler joins the gate with the operations beside it"
+    if context.is_watched and context.has_operator:
+        return Engine.OPERATOR, "a compiler, torch.func or a mode sees one node"
+    if context.is_transformed:
+        return Engine.OPERATIONS, "a compiler or torch.func takes the operations apart"
+    if context.has_plan:
+        return Engine.KERNELS, "the tensors are in memory as they are"
+    return Engine.OPERATIONS, "no kernel can compute the call, or read the tensors"
+
+
+def context_of(call: Call, plan: Any, tensors: Tensors) -> Context:
+    """The context of a call that has that plan or None; operators are asked for only where something watches."""
+    watched = is_watched()
+    served = watched and call.gate is None and operators.serve(call, *tensors[:5])
+    return Context(onnx.is_exported(), watched, is_transformed(), served, call.gate is not None, plan is not None)
+
+
+@untraced
+def rms_norm(options: Any, return_inverse_rms: bool, *tensors: Any) -> Any:
+    """What the public function returns: y, then h and 1 / rho where they are there or asked for."""
+    call, (y, h, inverse_rms) = _forward(options, tensors, return_inverse_rms)
+    x, residual, *_ = tensors
+    y = laid_out(y, x)
+    if residual is None and not return_inverse_rms:
+        return y
+    outputs = [y]
+    if residual is not None:
+        outputs.append(laid_out(h if call.x == call.sum else cast(h, call.sum), x))
+    if return_inverse_rms:
+        outputs.append(cast(inverse_rms.detach(), call.inverse_rms).contiguous())
+    return tuple(outputs)
+
+
+def rms_norm_vjp(
+    options: Any, dy: Any, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
+    mask: Tensor | None, gate: Tensor | None,
+) -> Any:  # fmt: skip
+    """The gradients that the public function returns."""
+    dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
+    call = check("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy=dy, dh=dh)
+    one_dtype = call.x == call.sum and all(t is None or t.dtype == x.dtype for t in (residual, dh))
+    results = None
+    if one_dtype and not is_transformed() and not is_differentiated(dy, dh, x, residual, scale, gate):
+        results = kernels.gradients(call, dy, x, residual, scale, bias, mask, dh, gate)
+    if results is not None:
+        dx, dscale, dbias, dgate = results
+        dresidual = None if residual is None else dx.clone()
+    else:
+        h = add(x, residual, call.x)
+        wide, dscale, dbias, dgate = operations.gradients(call, dy, h, scale, bias, mask, dh, gate)
+        dx, dresidual = (None if t is None else cast(wide, dtype_name(t.dtype)) for t in (x, residual))
+    others = (laid_out(result, t) for result, t in ((dresidual, residual), (dgate, gate)) if t is not None)
+    return laid_out(dx, x), dscale, dbias, *others
+
+
+def check(
+    op: str, options: Options, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any, **gradients: Any
+) -> Call:
+    """The call of a function with these tensors, whatever they are.
+
+    Raises:
+        TypeError, ValueError: what is wrong with an argument.
+    """
+    if x is None:
+        raise errors.wrong_type(op, "x", None, "a torch.Tensor", "convert it with torch.as_tensor")
+    tensors = {"x": x, "scale": scale, "bias": bias, "mask": mask, "residual": residual, "gate": gate, **gradients}
+    specs: dict[str, Any] = {name: spec_of(op, name, tensor) for name, tensor in tensors.items()}
+    check_storage(op, **tensors)
+    variant, eps, partial, axis, feature_axis, out_dtype = options
+    if isinstance(out_dtype, torch.dtype):
+        out_dtype = dtype_name(out_dtype)
+    return resolve(
+        op, **specs, variant=derive(op, variant, eps, partial), axis=axis, feature_axis=feature_axis,
+        out_dtype=out_dtype,
+    )  # fmt: skip
+
+
+def spec_of(op: str, name: str, x: Any) -> Spec | None:
+    if x is None:
+        return None
+    if not isinstance(x, Tensor):
+        raise errors.wrong_type(op, name, x, "a torch.Tensor", "convert it with torch.as_tensor")
+    return Spec(x.shape, dtype_name(x.dtype))
+
+
+def prepared_for(options: Options, tensors: Tensors) -> tuple[Prepared | None, Any]:
+    """The prepared call on tensors in memory, and the plan of kernels for their device; None where there is none."""
+    x, residual, scale, bias, mask, gate = tensors
+    if not isinstance(x, Tensor) or not kernels.are_readable(x, residual, scale, bias, mask, gate):
+        return None, None
+    prepared = prepare("rms_norm", options, x, scale, bias, mask, residual, gate)
+    return prepared, kernels.plan_of(x.device, prepared, scale, bias, gate)
+
+
+@untraced
+def repeated_for(
+    settings: Any, axes: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None = None
+) -> kernels.Repeated | None:
+    """What a layer keeps of a call with its eps and variant, axis and feature_axis, for the next call."""
+    eps, variant = settings
+    prepared, plan = prepared_for((variant, eps, None, *axes, None), (x, None, scale, bias, None, gate))
+    if prepared is None or prepared.order is not None:
+        return None
+    g, b = (None if t is None else (t.shape, t.dtype) for t in (scale, bias))
+    return kernels.repeated(settings, prepared.call, plan, x.shape, x.dtype, g, b, None if gate is None else gate.dtype)
+
+
+def _forward(options: Options, tensors: Tensors, with_inverse_rms: bool) -> tuple[Call, Results]:
+    x, residual, scale, bias, mask, gate = tensors
+    prepared = plan = None
+    if not is_watched():  # else sizes may be symbols, for which nothing can be looked up
+        prepared, plan = prepared_for(options, tensors)
+    if prepared is None or plan is None:
+        call = check("rms_norm", options, x, scale, bias, mask, residual, gate)
+        return call, _run(call, None, tensors, with_inverse_rms)
+    if prepared.order is None:
+        return prepared.call, _run(prepared.call, plan, tensors, with_inverse_rms)
+    x, residual, mask, gate = moved(prepared.call, x, residual, mask, gate)
+    results = _run(prepared.rows, plan, (x, residual, scale, bias, mask, gate), with_inverse_rms)
+    y, h, inverse_rms = moved_back(prepared.call, *results)
+    return prepared.call, (y, h, inverse_rms)
+
+
+def _run(call: Call, plan: Any, tensors: Tensors, with_inverse_rms: bool) -> Results:
+    """y, h and 1 / rho in float64; the last two may be None where they are not asked for."""
+    engine, _ = engine_of(context_of(call, plan, tensors))
+    if engine in (Engine.KERNELS, Engine.OPERATIONS) and not is_transformed() and is_differentiated(*tensors):
+        results: Results = RMSNormFunction.apply(call, plan, with_inverse_rms, *tensors)
+        return results
+    return _RUN[engine](call, plan, with_inverse_rms, *tensors)
+
+
+def _gate_beside(
+    call: Call, plan: Any, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None,
+    bias: Tensor | None, mask: Tensor | None, gate: Tensor,
+) -> Results:  # fmt: skip
+    def norm(ungated: Call, h: Tensor, *others: Tensor | None) -> tuple[Tensor, Tensor]:
+        y, _, inverse_rms = _run(ungated, None, (h, None, *others, None), True)  # type: ignore[arg-type]
+        return y, inverse_rms
+
+    h = add(x, residual, call.x)
+    y, inverse_rms = operations.gated(call, norm, h, scale, bias, mask, gate)
+    return y, h, inverse_rms
+
+
+def _by_operations(
+    call: Call, plan: Any, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, *others: Tensor | None
+) -> Results:
+    h = add(x, residual, call.x)
+    y, inverse_rms = operations.forward(call, h, *others)
+    return y, h, inverse_rms
+
+
+_RUN: Final[dict[Engine, Callable[..., Results]]] = {
+    Engine.KERNELS: kernels.forward,
+    Engine.OPERATOR: operators.forward,
+    Engine.OPERATIONS: _by_operations,
+    Engine.GATE_BESIDE: _gate_beside,
+    Engine.ONNX: onnx.forward,
+}
