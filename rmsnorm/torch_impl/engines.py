@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rmsnorm import errors
 from rmsnorm.call import Call, Spec, resolve
-from rmsnorm.prepared import Options, Prepared, prepare
+from rmsnorm.cpu.prepared import Options, Prepared, prepare
 from rmsnorm.torch_impl import kernels, onnx, operations, operators
 from rmsnorm.torch_impl.autograd import RMSNormFunction
 from rmsnorm.torch_impl.memory import check_storage, laid_out, moved, moved_back

@@ -14,8 +14,8 @@ from torch import Tensor
 from rmsnorm import cpu, dtypes
 from rmsnorm.call import Call
 from rmsnorm.cpu import openmp
+from rmsnorm.cpu.prepared import Prepared
 from rmsnorm.gpu import is_interpreted
-from rmsnorm.prepared import Prepared
 from rmsnorm.torch_impl import gpu, operations
 from rmsnorm.torch_impl.memory import (
     axes_last,
