@@ -84,9 +84,9 @@ KERNELS = [  # the kernels of the parity kit; and a gate of another dtype, and e
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("framework", ["numpy", "torch", "flax"])
+@pytest.mark.parametrize("framework", ["numpy", "torch", "tf", "flax"])
 @pytest.mark.parametrize(("name", "dtype", "function", "position"), KERNELS)
-@pytest.mark.sample(6)
+@pytest.mark.sample(8)
 def test_kernels_have_the_bits_of_the_golden(framework, name, dtype, function, position, monkeypatch):
     """Both kernels, in groups along one axis or two or not, on rows with gaps; with large gates, which no other
     elements of the row have.
@@ -107,6 +107,13 @@ def test_kernels_have_the_bits_of_the_golden(framework, name, dtype, function, p
         if pytest.importorskip("jax").default_backend() != "cpu":
             pytest.skip("the kernels are for CPUs")
         compute = _kernels_of_flax
+    elif framework == "tf":
+        pytest.importorskip("tensorflow")
+        from rmsnorm.tf_impl import arithmetic, functional
+
+        for module in (arithmetic, functional):
+            monkeypatch.setattr(module, "statistic", None)  # of plain operations
+        compute = _kernels_of_tf
     else:
         monkeypatch.setattr(fast, "golden", None)
         compute = _kernels_of_numpy
@@ -181,6 +188,25 @@ def _kernels_of_numpy(dy, x, gain, **options):
         *fast.rms_norm(x, gain, return_inverse_rms=True, **options),
         *fast.rms_norm_vjp(dy, x, gain, **options),
     ]
+
+
+def _kernels_of_tf(dy, *inputs, gate, **options):
+    import tensorflow as tf
+
+    from rmsnorm.tf_impl import rms_norm, rms_norm_vjp
+
+    between = bridge("tf")
+    dy, *tensors = (None if array is None else between.send(array) for array in (dy, *inputs, gate))
+    with tf.GradientTape() as tape:
+        tape.watch([t for t in tensors if t is not None])
+        x, scale, z = tensors
+        y, inverse_rms = rms_norm(x, scale, gate=z, return_inverse_rms=True, **options)
+    by_tape = tape.gradient(y, [t for t in tensors if t is not None], dy)
+    gradients = rms_norm_vjp(dy, x, scale, gate=z, **options)
+    by_formula = [g for g in gradients if g is not None]
+    for one, other in zip(by_tape, by_formula, strict=True):
+        assert bool(tf.reduce_all(one == other))
+    return [None if array is None else between.fetch(array) for array in (y, inverse_rms, *gradients)]
 
 
 def _kernels_of_flax(dy, x, gain, *, gate, **options):

@@ -42,7 +42,8 @@ EXCEPTIONS = {
     },
     "tf": {
         "keras_ops.py": "the layer on backends of Keras without a framework",
-        "eager.py": "kernels and compiled functions",
+        "eager.py": "functions that XLA compiles for eager calls",
+        "kernels.py": "the door to the kernels",
         "graph.py": "functions that XLA compiles in a graph",
         "private.py": "what TensorFlow has no public function for",
         "portable.py": "float32, for LiteRT",

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from rmsnorm.frameworks import lazy
 
 if TYPE_CHECKING:
-    from rmsnorm.tf_impl.functional import rms_norm, rms_norm_jvp, rms_norm_vjp
+    from rmsnorm.tf_impl.functional import rms_norm, rms_norm_vjp
     from rmsnorm.tf_impl.layers import RMSNormalization
 
-__all__ = ["RMSNormalization", "rms_norm", "rms_norm_jvp", "rms_norm_vjp"]
+__all__ = ["RMSNormalization", "rms_norm", "rms_norm_vjp"]
 # The functions need no Keras, and the layer no TensorFlow on another backend.
 __getattr__, __dir__ = lazy(
     __name__,
-    {"RMSNormalization": "layers", **dict.fromkeys(("rms_norm", "rms_norm_jvp", "rms_norm_vjp"), "functional")},
+    {"RMSNormalization": "layers", **dict.fromkeys(("rms_norm", "rms_norm_vjp"), "functional")},
     "tf",
 )

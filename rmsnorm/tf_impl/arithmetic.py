@@ -161,28 +161,6 @@ def recalled(call: Call, h: tf.Tensor, mask: tf.Tensor | None, inverse_rms: tf.T
     return function(h)
 
 
-def tangent(
-    call: Call, h: tf.Tensor, scale: tf.Tensor | None, mask: tf.Tensor | None, inverse_rms: tf.Tensor,
-    dh: tf.Tensor | None, dscale: tf.Tensor | None, dbias: tf.Tensor | None,
-) -> tf.Tensor:  # fmt: skip
-    """dy in float64, from x and 1 / rho alone."""
-    counted, k, empty = _counted(call, h, mask)
-    h = h if mask is None else tf.where(mask, h, 0.0)
-    normalised = h * inverse_rms
-    dy = tf.zeros_like(h)
-    if dh is not None:
-        dh = _double(dh) if mask is None else tf.where(mask, _double(dh), 0.0)
-        along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
-        dy = inverse_rms * (dh - normalised * (_sum(along * dh, call.axes, keepdims=True) / k))
-        if scale is not None:
-            dy = dy * _gain(call, scale, dy)
-    if dscale is not None:
-        dy = dy + normalised * _features(call, dscale, dy)
-    if dbias is not None:
-        dy = dy + _features(call, dbias, dy)
-    return dy if mask is None or empty is None else tf.where(mask & ~empty, dy, 0.0)
-
-
 def _counted(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor | None, Any, tf.Tensor | None]:
     """Elements that enter the statistic (None for all), how many, and rows without any (None where there are none)."""
     if mask is None and call.k == call.n and call.n:

@@ -1,4 +1,4 @@
-"""Eager calls: by the kernels of rmsnorm.cpu if they support the call, else large ones by a function that XLA compiled.
+"""Eager calls that no kernel computes: large ones by a function that XLA compiled.
 
 XLA compiles once for every shape, which takes a tenth of a second, so that only large tensors gain by it. A function is
 traced once for all sizes of the axes that are neither normalised nor those of the parameters. Graphs are in graph.py.
@@ -14,10 +14,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from rmsnorm import cpu, environment
+from rmsnorm import environment
 from rmsnorm.call import Call, filled, given
 from rmsnorm.tf_impl import arithmetic
-from rmsnorm.tf_impl.private import is_recording, numbers
+from rmsnorm.tf_impl.private import is_recording
 from rmsnorm.tf_impl.rounding import cast
 
 _LARGE = 2**20  # elements: below, to compile another size takes as long as a hundred calls by operations
@@ -27,50 +27,16 @@ def forward(
     call: Call, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """As arithmetic.forward, of constants: a tape would keep every tensor, though no gradient goes through them."""
-    if _has_kernels(call, h, scale, bias, mask):
-        return _forward_kernel(call, h, scale, bias, _whole(call, mask))
-    return _run(arithmetic.forward, call, _constants(h, scale, bias, mask))
+    y, inverse_rms = _run(arithmetic.forward, call, _constants(h, scale, bias, mask))
+    return y, inverse_rms
 
 
-def backward(
-    call: Call,
-    dy: tf.Tensor,
-    h: tf.Tensor,
-    scale: tf.Tensor | None,
-    bias: tf.Tensor | None,
-    mask: tf.Tensor | None,
-    inverse_rms: tf.Tensor,
-    dh: tf.Tensor | None = None,
-) -> list[tf.Tensor | None]:
-    """As rounded_backward, by the kernels unless a derivative of the result may be wanted: they have none."""
+def backward(call: Call, *tensors: tf.Tensor | None) -> list[tf.Tensor | None]:
+    """As rounded_backward, of constants unless a derivative of the result may be wanted."""
     if is_recording():
-        return rounded_backward(call, dy, h, scale, bias, mask, inverse_rms, dh, recall=True)
-    if _has_kernels(call, dy, h, scale, bias, mask, inverse_rms, dh):
-        return _backward_kernel(call, dy, h, scale, bias, _whole(call, mask), inverse_rms, dh)
-    tensors = _constants(dy, h, scale, bias, mask, inverse_rms, dh)
-    results: list[tf.Tensor | None] = _run(rounded_backward, call, tensors)
+        return rounded_backward(call, *tensors, recall=True)
+    results: list[tf.Tensor | None] = _run(rounded_backward, call, _constants(*tensors))
     return results
-
-
-def gradients(
-    call: Call,
-    dy: tf.Tensor,
-    h: tf.Tensor,
-    scale: tf.Tensor | None,
-    bias: tf.Tensor | None,
-    mask: tf.Tensor | None,
-    dh: tf.Tensor | None,
-) -> list[tf.Tensor | None] | None:
-    """As backward, without a forward pass before; None if no kernel supports it and dy does not have the dtype of y."""
-    if not _has_kernels(call, dy, h, scale, bias, mask, dh):
-        if dy.dtype.name != call.result:
-            return None
-        _, inverse_rms = forward(call, h, scale, bias, mask)
-        return backward(call, dy, h, scale, bias, mask, inverse_rms, dh)
-    mask = _whole(call, mask)
-    # the kernels compute 1 / rho again, but not for float64
-    inverse_rms = _forward_kernel(call, h, None, None, mask)[1] if call.x == "float64" else None
-    return _backward_kernel(replace(call, result=dy.dtype.name), dy, h, scale, bias, mask, inverse_rms, dh)
 
 
 def rounded_backward(
@@ -109,11 +75,6 @@ def _constants(*tensors: tf.Tensor | None) -> list[tf.Tensor | None]:
     return [None if t is None else tf.stop_gradient(t) for t in tensors]
 
 
-def _whole(call: Call, mask: tf.Tensor | None) -> tf.Tensor | None:
-    """The mask in the shape of x, as kernels read it."""
-    return None if mask is None else tf.broadcast_to(mask, call.shape)
-
-
 def _run(function: Callable[..., Any], call: Call, tensors: Sequence[tf.Tensor | None]) -> Any:
     """The function, compiled for large tensors."""
     if math.prod(call.shape) < _LARGE or not uses_xla():
@@ -142,70 +103,3 @@ def compiled(function: Callable[..., Any], call: Call, specs: tuple[tf.TensorSpe
         return function(call, *filled(tensors, specs))
 
     return tf.function(run, input_signature=given(specs), jit_compile=True, autograph=False)
-
-
-def _has_kernels(call: Call, *tensors: tf.Tensor | None) -> bool:
-    return numbers is not None and cpu.supports(call) and all(t is None or t.device.endswith("CPU:0") for t in tensors)
-
-
-def _forward_kernel(
-    call: Call, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
-) -> tuple[tf.Tensor, tf.Tensor]:
-    from rmsnorm.cpu import launch, threads
-
-    plan = launch.plan(call, _name(scale), _name(bias))
-    y, inverse_rms = _empty((call.shape, call.result), (plan.reduced, "float64"))
-    plan.run_forward(
-        threads.own_threads, _address(h), plan.x_bytes, 0, _address(scale), _address(bias), *_mask(plan.n, mask),
-        _address(y), 0, _address(inverse_rms), 0, 0,
-    )  # fmt: skip
-    return y, inverse_rms
-
-
-def _backward_kernel(
-    call: Call,
-    dy: tf.Tensor,
-    h: tf.Tensor,
-    scale: tf.Tensor | None,
-    bias: tf.Tensor | None,
-    mask: tf.Tensor | None,
-    inverse_rms: tf.Tensor | None,
-    dh: tf.Tensor | None = None,
-) -> list[tf.Tensor | None]:
-    from rmsnorm.cpu import launch, threads
-
-    plan = launch.plan(call, _name(scale), _name(bias))
-    primals = (h, scale, bias)
-    results = filled(_empty(*((tuple(t.shape), t.dtype.name) for t in given(primals))), primals)
-    plan.run_backward(
-        threads.own_threads, _address(h), plan.x_bytes, _address(scale), *_mask(plan.n, mask),
-        _address(inverse_rms), _address(dy), _address(dh), *map(_address, results), 0, 0, 0, 0,
-    )  # fmt: skip
-    return results
-
-
-def _empty(*specs: tuple[Sequence[int], str]) -> list[tf.Tensor]:
-    """New tensors for a kernel to fill, in memory of TensorFlow, which aborts on memory not aligned to 64 bytes."""
-    with tf.device("CPU:0"):
-        # TensorFlow's fast path knows no names of dtypes
-        pairs = [(_sizes(shape), tf.as_dtype(dtype)) for shape, dtype in specs]
-        return [tf.raw_ops.Empty(shape=sizes, dtype=dtype, init=False) for sizes, dtype in pairs]
-
-
-@lru_cache(maxsize=1024)
-def _sizes(shape: tuple[int, ...]) -> tf.Tensor:
-    """As a tensor, which takes longer to make than one of that shape."""
-    return tf.constant(shape, tf.int32)
-
-
-def _address(tensor: tf.Tensor | None) -> int:
-    return 0 if tensor is None or numbers is None else int(numbers(tensor).__array_interface__["data"][0])
-
-
-def _mask(n: int, mask: tf.Tensor | None) -> tuple[int, int, int]:
-    """The mask's address, and its steps to the next row and element."""
-    return (0, 0, 0) if mask is None else (_address(mask), n, 1)
-
-
-def _name(x: tf.Tensor | None) -> str | None:
-    return None if x is None else str(x.dtype.name)

@@ -2,28 +2,29 @@
 
     y = h / rho * (o + g) + b        rho = sqrt(mean(h_i^2) + eps), or as the variant says
 
-Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmetic.py, that of eager calls in eager.py.
+Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmetic.py.
 TensorFlow's own kernels take subnormal numbers as 0, and so do these functions but where rmsnorm.cpu computes.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, Never
+from typing import Any, Final, Never
 
 import tensorflow as tf
 
 from rmsnorm import errors
-from rmsnorm.call import Axis, Call, Spec, filled, given, resolve, three_of
+from rmsnorm.call import Axis, Call, Spec, filled, given, resolve
+from rmsnorm.cpu.prepared import Options, Prepared, prepare
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
-from rmsnorm.tf_impl import eager, graph
-from rmsnorm.tf_impl.arithmetic import backward, forward, statistic, tangent, wide
+from rmsnorm.tf_impl import eager, graph, kernels
+from rmsnorm.tf_impl.arithmetic import backward, forward, statistic, wide
 from rmsnorm.tf_impl.gate import factor, slope
-from rmsnorm.tf_impl.private import is_recording, record_gradient
+from rmsnorm.tf_impl.private import EAGER, is_recording, record_gradient
 from rmsnorm.tf_impl.rounding import add, cast
 from rmsnorm.variants import Preset, Variant, derive
+
+_IN_MEMORY: Final = set(EAGER)  # what has numbers in eager calls
 
 
 @forward_of(tf.Tensor)
@@ -86,14 +87,17 @@ def rms_norm(
     """
     if unknown:
         raise unknown_argument("rms_norm", rms_norm, unknown)
-    call = _resolve(
-        "rms_norm", x, scale, bias, mask, residual, gate, out_dtype,
-        variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
-    )  # fmt: skip
+    options = (variant, eps, partial, axis, feature_axis, out_dtype)
+    prepared = _prepared("rms_norm", options, x, scale, bias, mask, residual, gate)
+    call = prepared.call
     x, scale, bias, mask, residual, gate = _tensors(x, scale, bias, mask, residual, gate)
     h = add(x, residual, call.x)
-    forward = _rms_norm if gate is None else functools.partial(_gated, gate=gate)
-    y, inverse_rms = forward(call, h, scale, bias, mask)
+    if prepared.plan is not None and kernels.can_compute(prepared, h, scale, bias, mask, gate):
+        y, inverse_rms = _by_kernels(prepared, h, scale, bias, mask, gate)
+    elif gate is None:
+        y, inverse_rms = _rms_norm(call, h, scale, bias, mask)
+    else:
+        y, inverse_rms = _gated(call, h, scale, bias, mask, gate)
     outputs = [y]
     if residual is not None:
         outputs.append(cast(h, call.sum))
@@ -149,12 +153,16 @@ def rms_norm_vjp(
     if unknown:
         raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
     dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
-    call = _resolve(
-        "rms_norm_vjp", x, scale, bias, mask, residual, gate, out_dtype,
-        variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
-        dy=_spec("rms_norm_vjp", "dy", dy), dh=_spec("rms_norm_vjp", "dh", dh),
-    )  # fmt: skip
+    options = (variant, eps, partial, axis, feature_axis, out_dtype)
+    prepared = _prepared("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy, dh)
+    call = prepared.call
     x, scale, bias, mask, residual, gate, dy, dh = _tensors(x, scale, bias, mask, residual, gate, dy, dh)
+    one_dtype = call.x == call.sum and all(t is None or t.dtype == x.dtype for t in (residual, dh))
+    if prepared.plan is not None and one_dtype and not is_recording():
+        h = add(x, residual, call.x)
+        if kernels.can_compute(prepared, dy, h, scale, bias, mask, dh, gate):
+            dx, dscale, dbias, dgate = kernels.backward(prepared, dy, h, scale, bias, mask, None, dh, gate)
+            return dx, dscale, dbias, *(() if residual is None else (dx,)), *(() if gate is None else (dgate,))
     if gate is not None:
         return _gated_vjp(call, dy, x, scale, bias, mask, residual, gate, dh)
     return _vjp(call, dy, x, scale, bias, mask, residual, dh)
@@ -167,10 +175,10 @@ def _vjp(
     """The gradients of a checked call without a gate."""
     h = add(x, residual, call.x)
     one_dtype = call.x == call.sum and all(t is None or t.dtype == x.dtype for t in (residual, dh))
-    if one_dtype and tf.executing_eagerly() and not is_recording():
-        gradients = eager.gradients(call, dy, h, scale, bias, mask, dh)
-        if gradients is not None:
-            return tuple(gradients) if residual is None else (*gradients, gradients[0])
+    if one_dtype and tf.executing_eagerly() and not is_recording() and dy.dtype.name == call.result:
+        _, inverse_rms = eager.forward(call, h, scale, bias, mask)
+        gradients = eager.backward(call, dy, h, scale, bias, mask, inverse_rms, dh)
+        return tuple(gradients) if residual is None else (*gradients, gradients[0])
     h = wide(call, h)
     inverse_rms = statistic(call, h, mask).inverse_rms
     dx, dscale, dbias = backward(call, dy, h, scale, mask, inverse_rms)
@@ -183,68 +191,24 @@ def _vjp(
     return cast(dx, _name(x)), dscale, dbias
 
 
-@tf.autograph.experimental.do_not_convert
-def rms_norm_jvp(
-    primals: Sequence[Any],
-    tangents: Sequence[Any],
-    *,
-    variant: Preset | Variant = "standard",
-    eps: float | None = None,
-    partial: float | Fraction | None = None,
-    axis: Axis = -1,
-    feature_axis: Axis | None = None,
-    mask: tf.Tensor | None = None,
-    residual: tf.Tensor | None = None,
-    gate: tf.Tensor | None = None,
-    out_dtype: Any = None,
-    **unknown: Never,
-) -> tf.Tensor:
-    """Directional derivative of rms_norm: the product of its Jacobian with the tangents.
+def _by_kernels(
+    prepared: Prepared, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None,
+    gate: tf.Tensor | None,
+) -> tuple[tf.Tensor, tf.Tensor]:  # fmt: skip
+    """y, with its gradients, and 1 / rho. The derivatives of gradients are those of operations."""
+    call = prepared.call
 
-        dy = (R dx) * (o + scale) + h / rho * dscale + dbias
+    def gradients(dy: tf.Tensor) -> list[tf.Tensor]:
+        dy = tf.convert_to_tensor(dy)
+        if not tf.executing_eagerly() or is_recording() or not kernels.can_compute(prepared, dy):
+            if gate is not None:
+                return given(_gated_vjp(call, dy, h, scale, bias, mask, None, gate, None))
+            backward = eager.backward if tf.executing_eagerly() else graph.backward
+            return given(backward(call, dy, h, scale, bias, mask, inverse_rms))
+        return given(kernels.backward(prepared, dy, h, scale, bias, mask, inverse_rms, None, gate))
 
-    A rounding counts as the identity, and dy is rounded once.
-
-    Args:
-        primals: (x, scale, bias); the last ones may be None or left out.
-        tangents: (dx, dscale, dbias), each shaped as its primal; None is zero.
-        options: as for rms_norm; the residual and the gate are constants.
-
-    Returns:
-        dy, shaped as x, in the dtype of y.
-
-    Raises:
-        TypeError, ValueError: as rms_norm; also when a tangent has another shape than its primal.
-
-    Source: Zhang & Sennrich 2019, section 4.2 (the R matrix).
-
-    Example:
-        >>> import tensorflow as tf
-        >>> rms_norm_jvp((tf.constant([3.0, 4.0]),), (tf.constant([4.0, -3.0]),), variant="paper").numpy().round(4)
-        array([ 1.1314, -0.8485], dtype=float32)
-    """
-    if unknown:
-        raise unknown_argument("rms_norm_jvp", rms_norm_jvp, unknown)
-    x, scale, bias = three_of("primals", primals)
-    dx, dscale, dbias = three_of("tangents", tangents)
-    call = _resolve(
-        "rms_norm_jvp", x, scale, bias, mask, residual, gate, out_dtype,
-        variant=derive("rms_norm_jvp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
-        dx=_spec("rms_norm_jvp", "dx", dx),
-        dscale=_spec("rms_norm_jvp", "dscale", dscale), dbias=_spec("rms_norm_jvp", "dbias", dbias),
-    )  # fmt: skip
-    x, scale, bias, mask, residual, gate = _tensors(x, scale, bias, mask, residual, gate)
-    dx, dscale, dbias = _tensors(dx, dscale, dbias)
-    h = add(x, residual, call.x)
-    if gate is not None:
-        return _gated_jvp(call, h, scale, mask, gate, dx, dscale, dbias)
-    return _jvp(call, h, scale, mask, dx, dscale, dbias)
-
-
-def _jvp(call: Call, h: tf.Tensor, scale: Any, mask: Any, dx: Any, dscale: Any, dbias: Any) -> tf.Tensor:
-    h = tf.cast(h, tf.float64)
-    inverse_rms = statistic(call, h, mask).inverse_rms
-    return cast(tangent(call, h, scale, mask, inverse_rms, dx, dscale, dbias), call.result)
+    y, inverse_rms = kernels.forward(prepared, h, scale, bias, mask, gate)
+    return record_gradient(y, given([h, scale, bias, gate]), gradients), inverse_rms
 
 
 def _gated(
@@ -260,6 +224,8 @@ def _gated_vjp(
     call: Call, dy: tf.Tensor, x: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None,
     residual: tf.Tensor | None, gate: tf.Tensor, dh: tf.Tensor | None,
 ) -> tuple[Any, ...]:  # fmt: skip
+    gate = _unmasked(gate, mask)
+    x, residual = _unmasked(x, mask), None if residual is None else _unmasked(residual, mask)
     f, inner, h = factor(call, gate), call.without_gate, add(x, residual, call.x)
     results: tuple[Any, ...]
     if call.is_gated_before:
@@ -274,16 +240,6 @@ def _gated_vjp(
         results = _vjp(inner, dy * f, x, scale, bias, mask, residual, dh)
         dgate = dy * _rms_norm(inner, h, scale, bias, mask)[0]
     return *results, cast(_unmasked(dgate * slope(call, gate), mask), _name(gate))
-
-
-def _gated_jvp(
-    call: Call, h: tf.Tensor, scale: Any, mask: Any, gate: tf.Tensor, dx: Any, dscale: Any, dbias: Any
-) -> tf.Tensor:
-    f, inner = factor(call, gate), call.without_gate
-    if not call.is_gated_before:
-        return cast(_unmasked(_jvp(inner, h, scale, mask, dx, dscale, dbias) * f, mask), call.result)
-    dx = None if dx is None else tf.cast(dx, f.dtype) * f
-    return _jvp(inner, tf.cast(h, f.dtype) * f, scale, mask, dx, dscale, dbias)
 
 
 def _held(values: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
@@ -318,6 +274,22 @@ def _rms_norm(
 
     y, inverse_rms = function(*variables)
     return y, inverse_rms
+
+
+def _prepared(op: str, options: Options, *tensors: Any) -> Prepared:
+    """The prepared call. In graphs, whose sizes may be unknown, and of other tensors it has no plan."""
+    if tf.executing_eagerly() and all(t is None or type(t) in _IN_MEMORY for t in tensors):
+        x, scale, bias, mask, residual, gate, *gradients = tensors
+        if x is not None:
+            return prepare(op, options, x, scale, bias, mask, residual, gate, *gradients)
+    variant, eps, partial, axis, feature_axis, out_dtype = options
+    x, scale, bias, mask, residual, gate, *gradients = tensors
+    call = _resolve(
+        op, x, scale, bias, mask, residual, gate, out_dtype,
+        variant=derive(op, variant, eps, partial), axis=axis, feature_axis=feature_axis,
+        **{name: _spec(op, name, t) for name, t in zip(("dy", "dh"), gradients, strict=False)},
+    )  # fmt: skip
+    return Prepared(call, None, call, None, "the tensors are not in memory as they are")
 
 
 def _tensors(*values: Any) -> list[Any]:

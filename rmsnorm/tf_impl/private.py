@@ -64,6 +64,13 @@ def vectorize(tensor: tf.Tensor, convert: Callable[[Any], list[tuple[tf.Tensor, 
     tensor.op.pfor_converter = lambda inputs: [_wrap(*result) for result in convert(inputs)]
 
 
+# The types of what has numbers in eager calls. Where they are not known, no kernels are used.
+EAGER: Final[tuple[type, ...]] = tuple(
+    filter(
+        None,
+        [_found("framework.ops", "EagerTensor", None), _found("ops.resource_variable_ops", "ResourceVariable", None)],
+    )
+)
 # The numbers of a tensor on the CPU as an array that shares its memory, which tf.Tensor.numpy copies. Without it no
 # kernels are used.
 numbers: Final[Callable[[tf.Tensor], Any] | None] = getattr(

@@ -21,7 +21,7 @@ tf = pytest.importorskip("tensorflow")
 from tf_arrays import to_tf  # noqa: E402
 from tf_gradients import with_gradients  # noqa: E402
 
-from rmsnorm.tf_impl import eager, rms_norm  # noqa: E402
+from rmsnorm.tf_impl import eager, kernels, rms_norm  # noqa: E402
 
 WAYS = ("kernels", "compiled", "operations")
 # cases of the kit, and whether the kernels take them
@@ -37,7 +37,7 @@ def way(request: Any, monkeypatch: pytest.MonkeyPatch, forget: Any) -> str:
     if request.param == "kernels" and not cpu.is_available():
         pytest.skip("no kernels")
     if request.param != "kernels":
-        monkeypatch.setattr(cpu, "supports", lambda call: False)
+        monkeypatch.setattr(kernels, "can_compute", lambda *_: False)
     monkeypatch.setattr(eager, "_LARGE", 2**60 if request.param == "operations" else 1)
     forget(eager.compiled)
     return str(request.param)
@@ -48,8 +48,8 @@ def way(request: Any, monkeypatch: pytest.MonkeyPatch, forget: Any) -> str:
 def test_every_way_is_the_golden(name: str, dtype: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a tape and without one, within the bounds of the kit."""
     used = []
-    kernel = eager._forward_kernel
-    monkeypatch.setattr(eager, "_forward_kernel", lambda *arguments: used.append(1) or kernel(*arguments))
+    kernel = kernels.forward
+    monkeypatch.setattr(kernels, "forward", lambda *arguments: used.append(1) or kernel(*arguments))
     _, implementation = open_backend("tf", "cpu")
     case = BY_NAME[name]
     failed, _ = failures(implementation, [(case, case.variants[-1], dtype)] if dtype in case.dtypes else [])
@@ -61,7 +61,7 @@ def test_every_way_is_the_golden(name: str, dtype: str, way: str, monkeypatch: p
 
 def test_one_trace_for_every_batch(monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
     """One forward and one backward trace for all sizes of the axes that share parameters; others for another width."""
-    monkeypatch.setattr(cpu, "supports", lambda call: False)
+    monkeypatch.setattr(kernels, "can_compute", lambda *_: False)
     monkeypatch.setattr(eager, "_LARGE", 1)
     forget(eager.compiled)
     traced, traced_of = [], eager.compiled

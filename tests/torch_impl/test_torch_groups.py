@@ -156,7 +156,11 @@ def test_the_operators_compute_groups_without_kernels(
 
     def run(count: int) -> list[Any]:
         y, _, inverse_rms = FORWARD(x[:count], None, scale, None, mask, None, settings, k)
-        return [y, inverse_rms, *BACKWARD(dy[:count], None, x[:count], inverse_rms, scale, None, mask, None, settings, k)[:2]]
+        return [
+            y,
+            inverse_rms,
+            *BACKWARD(dy[:count], None, x[:count], inverse_rms, scale, None, mask, None, settings, k)[:2],
+        ]
 
     assert [t.shape for t in run(0)] == [(0, 2, 6), (0, 2, 1), (0, 2, 6), (2, 6)]
     wanted = run(3)

@@ -1,0 +1,103 @@
+"""The door to the kernels: forward and backward of tensors on one CPU, in eager calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import tensorflow as tf
+
+from rmsnorm.call import filled, given
+from rmsnorm.cpu import prepared as preparation
+from rmsnorm.cpu.prepared import Prepared
+from rmsnorm.cpu.threads import own_threads
+from rmsnorm.tf_impl.private import numbers
+
+
+def can_compute(prepared: Prepared, *tensors: tf.Tensor | None) -> bool:
+    """Whether there is a plan, and kernels can read the tensors."""
+    has_plan = numbers is not None and prepared.plan is not None
+    return has_plan and all(t is None or t.device.endswith("CPU:0") for t in tensors)
+
+
+def forward(
+    prepared: Prepared, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None,
+    gate: tf.Tensor | None = None,
+) -> tuple[tf.Tensor, tf.Tensor]:  # fmt: skip
+    """y, and 1 / rho in float64."""
+    plan, call = prepared.plan, prepared.rows
+    h, mask, gate = _in_order(prepared, h, _whole(prepared, mask), gate)
+    y, inverse_rms = _empty((call.shape, call.result), (plan.reduced, "float64"))
+    plan.run_forward(
+        own_threads, _address(h), plan.x_bytes, 0, _address(scale), _address(bias), *_mask(plan.n, mask),
+        _address(y), 0, _address(inverse_rms), _address(gate), _step(plan.n, gate),
+    )  # fmt: skip
+    y, inverse_rms = _as_x(prepared, y, inverse_rms)
+    return y, inverse_rms
+
+
+def backward(
+    prepared: Prepared, dy: tf.Tensor, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None,
+    mask: tf.Tensor | None, inverse_rms: tf.Tensor | None, dh: tf.Tensor | None = None, gate: tf.Tensor | None = None,
+) -> list[tf.Tensor | None]:  # fmt: skip
+    """dx + dh, dscale, dbias and dgate, each in the dtype of its primal; without 1 / rho it is computed again."""
+    plan = prepared.plan
+    dy, h, mask, inverse_rms, dh, gate = _in_order(prepared, dy, h, _whole(prepared, mask), inverse_rms, dh, gate)
+    primals = (h, scale, bias, gate)
+    results = filled(_empty(*((tuple(t.shape), t.dtype.name) for t in given(primals))), primals)
+    dx, dscale, dbias, dgate = results
+    plan.run_backward(
+        own_threads, _address(h), plan.x_bytes, _address(scale), *_mask(plan.n, mask), _address(inverse_rms),
+        _address(dy), _address(dh), _address(dx), _address(dscale), _address(dbias), _address(gate),
+        _step(plan.n, gate), _address(dgate), 0 if gate is None else _address(bias),
+    )  # fmt: skip
+    dx, dgate = _as_x(prepared, dx, dgate)
+    return [dx, dscale, dbias, dgate]
+
+
+def _in_order(prepared: Prepared, *tensors: tf.Tensor | None) -> Any:
+    """The tensors, each shaped as x but for sizes of 1, with the axes in the order of the kernels."""
+    order = prepared.order
+    return tensors if order is None else [None if t is None else tf.transpose(t, order) for t in tensors]
+
+
+def _as_x(prepared: Prepared, *tensors: tf.Tensor | None) -> Any:
+    """Such tensors with the axes in the order of x."""
+    if prepared.order is None:
+        return tensors
+    order = preparation.back(prepared.order)
+    return [None if t is None else tf.transpose(t, order) for t in tensors]
+
+
+def _whole(prepared: Prepared, mask: tf.Tensor | None) -> tf.Tensor | None:
+    """The mask in the shape of x, as kernels read it."""
+    return None if mask is None else tf.broadcast_to(mask, prepared.call.shape)
+
+
+def _step(n: int, gate: tf.Tensor | None) -> int:
+    """The bytes from a row of the gate to the next."""
+    return 0 if gate is None else n * gate.dtype.size
+
+
+def _empty(*specs: tuple[Sequence[int], str]) -> list[tf.Tensor]:
+    """New tensors for a kernel to fill, in memory of TensorFlow, which aborts on memory not aligned to 64 bytes."""
+    with tf.device("CPU:0"):
+        # TensorFlow's fast path knows no names of dtypes
+        pairs = [(_sizes(shape), tf.as_dtype(dtype)) for shape, dtype in specs]
+        return [tf.raw_ops.Empty(shape=sizes, dtype=dtype, init=False) for sizes, dtype in pairs]
+
+
+@lru_cache(maxsize=1024)
+def _sizes(shape: tuple[int, ...]) -> tf.Tensor:
+    """As a tensor, which takes longer to make than one of that shape."""
+    return tf.constant(shape, tf.int32)
+
+
+def _address(tensor: tf.Tensor | None) -> int:
+    return 0 if tensor is None or numbers is None else int(numbers(tensor).__array_interface__["data"][0])
+
+
+def _mask(n: int, mask: tf.Tensor | None) -> tuple[int, int, int]:
+    """The mask's address, and its steps to the next row and element."""
+    return (0, 0, 0) if mask is None else (_address(mask), n, 1)
