@@ -182,12 +182,13 @@ def backward(
 
 def tangent(
     call: Call, h: jax.Array, scale: jax.Array | None, mask: jax.Array | None, inverse_rms: jax.Array,
-    dh: jax.Array | None, dscale: jax.Array | None, dbias: jax.Array | None, across: Across | None = None, *, wide: str,
+    dh: jax.Array | None, dscale: jax.Array | None, dbias: jax.Array | None, across: Across | None = None,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """dy and the tangent of 1 / rho, computed in ``wide``; its transpose is ``backward``.
+    """dy and the tangent of 1 / rho; its transpose is ``backward``.
 
     For the transpose, checkpoint keeps the inputs alone: nothing of x's size but x.
     """
+    wide = _derived(call)
     terms, dinverse_rms = [zeros_of(h, wide)], zeros_of(inverse_rms, inverse_rms.dtype)
     if dh is not None:
         along_x = jax.checkpoint(bind(_along_x, call, wide, across))
@@ -236,7 +237,7 @@ def elementwise(call: Call) -> str:
     return "float32" if short else "float64"
 
 
-def derived(call: Call) -> str:
+def _derived(call: Call) -> str:
     """Dtype of the derivatives that JAX asks for, before they are rounded."""
     return dtypes.arithmetic(dtypes.promote(call.x, call.product, call.result))
 

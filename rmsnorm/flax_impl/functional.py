@@ -7,7 +7,6 @@ Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmeti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial as bind
 from typing import Any, Never
@@ -18,10 +17,9 @@ from jax import lax
 from jax import numpy as jnp
 
 from rmsnorm import dtypes, errors
-from rmsnorm.call import Axis, Call, Spec, given, resolve, three_of
+from rmsnorm.call import Axis, Call, Spec, given, resolve
 from rmsnorm.flax_impl import rows
-from rmsnorm.flax_impl.arithmetic import elementwise
-from rmsnorm.flax_impl.gate import backward, inverse_rms, tangent
+from rmsnorm.flax_impl.gate import backward
 from rmsnorm.flax_impl.rounding import add, cast, convert, narrowed, with_x64
 from rmsnorm.flax_impl.rows import normalise
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
@@ -171,62 +169,6 @@ def rms_norm_vjp(
     return terms[0], dscale, dbias, *terms[1:], *given([dgate])
 
 
-def rms_norm_jvp(
-    primals: Sequence[Any],
-    tangents: Sequence[Any],
-    *,
-    variant: Preset | Variant = "standard",
-    eps: float | None = None,
-    partial: float | Fraction | None = None,
-    axis: Axis = -1,
-    feature_axis: Axis | None = None,
-    mask: jax.typing.ArrayLike | None = None,
-    residual: jax.typing.ArrayLike | None = None,
-    gate: jax.typing.ArrayLike | None = None,
-    out_dtype: Any = None,
-    **unknown: Never,
-) -> jax.Array:
-    """Directional derivative of rms_norm: the product of its Jacobian with the tangents.
-
-        dy = (R dx) * (o + scale) + h / rho * dscale + dbias
-
-    A rounding counts as the identity, and dy is rounded once.
-
-    Args:
-        primals: (x, scale, bias); the last ones may be None or left out.
-        tangents: (dx, dscale, dbias), each shaped as its primal; None is zero.
-        options: as for rms_norm; the residual and the gate are constants.
-
-    Returns:
-        dy, shaped as x, in the dtype of y.
-
-    Raises:
-        TypeError, ValueError: as rms_norm; also when a tangent has another shape than its primal.
-
-    Source: Zhang & Sennrich 2019, section 4.2 (the R matrix).
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> rms_norm_jvp((jnp.array([3.0, 4.0]),), (jnp.array([4.0, -3.0]),), variant="paper")
-        Array([ 1.1313709 , -0.84852815], dtype=float32)
-    """
-    if unknown:
-        raise unknown_argument("rms_norm_jvp", rms_norm_jvp, unknown)
-    x, scale, bias = three_of("primals", primals)
-    dx, dscale, dbias = three_of("tangents", tangents)
-    x, scale, bias, mask, residual, gate, dx, dscale, dbias = _arrays(
-        "rms_norm_jvp",
-        x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dx=dx, dscale=dscale, dbias=dbias,
-    )  # fmt: skip
-    call = _resolve(
-        "rms_norm_jvp", x, scale, bias, mask, residual, gate, out_dtype,
-        variant=derive("rms_norm_jvp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
-        dx=_spec(dx), dscale=_spec(dscale), dbias=_spec(dbias),
-    )  # fmt: skip
-    h = add(x, residual, call.x)
-    return _push_forward(call, h, scale, bias, mask, gate, dx, dscale, dbias)
-
-
 @bind(jax.jit, static_argnums=0)
 @with_x64
 def _gradients(
@@ -241,15 +183,6 @@ def _pull_back(
     call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, gate: Any, dh: Any
 ) -> tuple[Any, Any, Any, Any]:
     return backward(call, normalise, dy, h, scale, bias, mask, gate, dh)
-
-
-@bind(jax.jit, static_argnums=0)
-@with_x64
-def _push_forward(
-    call: Call, h: Any, scale: Any, bias: Any, mask: Any, gate: Any, dx: Any, dscale: Any, dbias: Any
-) -> Any:
-    arrays = h, scale, bias, mask, gate, inverse_rms(call, h, mask, gate), dx, dscale, dbias, None
-    return tangent(call, normalise, elementwise, *arrays)[0]
 
 
 def _name(x: jax.Array) -> str:

@@ -77,13 +77,12 @@ def backward(
 
 
 def tangent(
-    call: Call, norm: Norm, wide: Callable[[Call], str], h: jax.Array, scale: Any, bias: Any, mask: Any,
-    gate: jax.Array | None, inverse_rms: jax.Array, dh: Any, dscale: Any, dbias: Any, dgate: Any,
-    across: Across | None = None,
+    call: Call, norm: Norm, h: jax.Array, scale: Any, bias: Any, mask: Any, gate: jax.Array | None,
+    inverse_rms: jax.Array, dh: Any, dscale: Any, dbias: Any, dgate: Any, across: Across | None = None,
 ) -> Pair:  # fmt: skip
-    """dy and the tangent of 1 / rho. Only dgate needs the bias. ``wide``: the dtype in which a norm's is computed."""
+    """dy and the tangent of 1 / rho. Only dgate needs the bias."""
     if gate is None:
-        return arithmetic.tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias, across, wide=wide(call))
+        return arithmetic.tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias, across)
     h, gate, inner = _held(h, mask), _held(gate, mask), call.without_gate
     f, df = factor(call, gate), None
     if dgate is not None:  # each factor is 0 under the mask, so that no NaN there comes back in the transpose
@@ -93,7 +92,7 @@ def tangent(
         terms = [] if dh is None else [convert(_unmasked(dh, mask), f.dtype.name) * f]
         terms += [] if df is None else [own * df]
         h, dh = own * f, sum(terms[1:], terms[0]) if terms else None
-    pair = arithmetic.tangent(inner, h, scale, mask, inverse_rms, dh, dscale, dbias, across, wide=wide(inner))
+    pair = arithmetic.tangent(inner, h, scale, mask, inverse_rms, dh, dscale, dbias, across)
     if call.is_gated_before:
         return pair
     dy = pair[0] * f

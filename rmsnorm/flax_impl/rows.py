@@ -23,7 +23,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from rmsnorm import cpu
 from rmsnorm.call import Call, filled, given
-from rmsnorm.flax_impl import arithmetic, private
+from rmsnorm.flax_impl import private
 from rmsnorm.flax_impl import gate as plain
 from rmsnorm.flax_impl.arithmetic import Across
 from rmsnorm.flax_impl.gate import Pair
@@ -86,7 +86,7 @@ def _tangent_in_operations(
     bias: Any, dscale: Any, dbias: Any,
 ) -> Pair:  # fmt: skip
     arrays = h, scale, bias, mask, gate, inverse_rms, dh, dscale, dbias, dgate
-    return plain.tangent(call, normalise, arithmetic.derived, *arrays, across)
+    return plain.tangent(call, normalise, *arrays, across)
 
 
 def _is_in_rows(call: Call, *arrays: Any) -> bool:
