@@ -1,10 +1,10 @@
-"""A call with a gate or not, in plain operations: the factor f(z) before or after the norm of arithmetic.py.
+"""A call with a gate or not, in plain operations: the factor f(z) before or after the norm of operations.py.
 
 sigmoid: f = s(z),    f' = s(z) s(-z)            s(z) = 1 / (1 + exp(-z))
 silu:    f = z s(z),  f' = s(z) (1 + z s(-z))
 
 f(z) and f'(z) are in the dtype of the product with the gate. JAX differentiates ``tangent`` and ``backward``. They get
-``normalise`` of rows.py as ``norm``, as JAX can differentiate it.
+``normalise`` of kernels.py as ``norm``, as JAX can differentiate it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from jax import lax
 from jax import numpy as jnp
 
 from rmsnorm.call import Call
-from rmsnorm.flax_impl import arithmetic
-from rmsnorm.flax_impl.arithmetic import Across
+from rmsnorm.flax_impl import operations
+from rmsnorm.flax_impl.operations import Across
 from rmsnorm.flax_impl.rounding import convert
 
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
@@ -41,20 +41,20 @@ def forward(
 ) -> Pair:
     """y, and 1 / rho in float64."""
     if gate is None:
-        return arithmetic.forward(call, h, scale, bias, mask, across)
+        return operations.forward(call, h, scale, bias, mask, across)
     f, inner = factor(call, gate), call.without_gate
     if call.is_gated_before:
-        return arithmetic.forward(inner, convert(h, f.dtype.name) * f, scale, bias, mask, across)
-    y, inverse_rms = arithmetic.forward(inner, h, scale, bias, mask, across)
+        return operations.forward(inner, convert(h, f.dtype.name) * f, scale, bias, mask, across)
+    y, inverse_rms = operations.forward(inner, h, scale, bias, mask, across)
     return convert(y * f, call.result), inverse_rms
 
 
 def inverse_rms(call: Call, h: jax.Array, mask: Any, gate: jax.Array | None) -> jax.Array:
     if gate is None:
-        return arithmetic.statistic(call, h, mask).inverse_rms
+        return operations.statistic(call, h, mask).inverse_rms
     if call.is_gated_before:
         h = convert(h, str(call.gate)) * factor(call, gate)
-    return arithmetic.statistic(call.without_gate, h, mask).inverse_rms
+    return operations.statistic(call.without_gate, h, mask).inverse_rms
 
 
 def backward(
@@ -67,7 +67,7 @@ def backward(
         inner, f = call.without_gate, factor(call, gate)
         own = convert(h if call.is_gated_before else dy, f.dtype.name)  # what is multiplied by f(z)
         h, v = (own * f, dy) if call.is_gated_before else (h, own * f)
-    dx, dscale, dbias = arithmetic.backward(inner, v, h, scale, mask, rho)
+    dx, dscale, dbias = operations.backward(inner, v, h, scale, mask, rho)
     if gate is not None:
         other = dx if call.is_gated_before else norm(inner, None, h, scale, bias, mask, None)[0]
         f, own, df = (convert(t, other.dtype.name) for t in (f, own, slope(call, gate)))
@@ -82,7 +82,7 @@ def tangent(
 ) -> Pair:  # fmt: skip
     """dy and the tangent of 1 / rho. Only dgate needs the bias."""
     if gate is None:
-        return arithmetic.tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias, across)
+        return operations.tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias, across)
     h, gate, inner = _held(h, mask), _held(gate, mask), call.without_gate
     f, df = factor(call, gate), None
     if dgate is not None:  # each factor is 0 under the mask, so that no NaN there comes back in the transpose
@@ -92,7 +92,7 @@ def tangent(
         terms = [] if dh is None else [convert(_unmasked(dh, mask), f.dtype.name) * f]
         terms += [] if df is None else [own * df]
         h, dh = own * f, sum(terms[1:], terms[0]) if terms else None
-    pair = arithmetic.tangent(inner, h, scale, mask, inverse_rms, dh, dscale, dbias, across)
+    pair = operations.tangent(inner, h, scale, mask, inverse_rms, dh, dscale, dbias, across)
     if call.is_gated_before:
         return pair
     dy = pair[0] * f

@@ -22,7 +22,8 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 from rmsnorm import cpu  # noqa: E402
 from rmsnorm import numpy_impl as golden  # noqa: E402
 from rmsnorm.call import Spec, resolve  # noqa: E402
-from rmsnorm.flax_impl import rms_norm, rms_norm_vjp, rows  # noqa: E402
+from rmsnorm.flax_impl import engines, kernels, rms_norm, rms_norm_vjp  # noqa: E402
+from rmsnorm.flax_impl.engines import Engine  # noqa: E402
 from rmsnorm.flax_impl.private import enable_x64  # noqa: E402
 from rmsnorm.variants import Variant  # noqa: E402
 
@@ -167,7 +168,7 @@ def test_other_derivatives_are_those_of_the_operations(name: str, gate: str | No
     results = derive()
     with pytest.MonkeyPatch.context() as patch:
         jax.clear_caches()
-        patch.setattr(rows, "_is_in_rows", lambda *_: False)
+        patch.setattr(kernels, "engine_of", lambda *_: (Engine.OPERATIONS, None))
         wanted = derive()
     jax.clear_caches()
     for one, other in zip(jax.tree.leaves(results), jax.tree.leaves(wanted), strict=True):
@@ -246,6 +247,6 @@ def test_a_jaxlib_that_does_not_take_them(monkeypatch: pytest.MonkeyPatch, forge
         raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: the handler's API version (0.3) is incompatible")
 
     monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
-    forget(rows._is_registered)
+    forget(engines.is_registered)
     with pytest.warns(UserWarning, match="this jaxlib does not accept the CPU kernels"):
         assert calls(lambda x: rms_norm(x), jnp.ones((2, 3))) == 0
