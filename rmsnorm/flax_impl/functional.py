@@ -166,13 +166,12 @@ def forward(
 
 def arrays(op: str, **values: Any) -> list[Any]:
     """The arguments as arrays of JAX, which has float64 only with x64 enabled."""
-    return [
-        value if isinstance(value, jax.Array) or (value is None and name not in ("x", "dy")) else _array(op, name, value)
-        for name, value in values.items()
-    ]
+    return [value if isinstance(value, jax.Array) else _array(op, name, value) for name, value in values.items()]
 
 
-def _array(op: str, name: str, value: Any) -> jax.Array:
+def _array(op: str, name: str, value: Any) -> jax.Array | None:
+    if value is None and name not in ("x", "dy"):
+        return None
     if not isinstance(value, (np.ndarray, np.generic)):
         raise errors.wrong_type(op, name, value, "a jax.Array", "convert it with jnp.asarray")
     return jnp.asarray(dtypes.native(value))

@@ -251,7 +251,7 @@ def _batch(
     primitive: Primitive, plain: Callable[..., Any], like_x: int, tangents: tuple[int, ...], operands: Sequence[Any],
     axes: Sequence[int | None], **params: Any,
 ) -> tuple[Any, list[int]]:  # fmt: skip
-    """A call with more rows; plain operations if each part has parameters or sums of its own, or a sum is over parts."""
+    """A call with more rows; or operations, if each part has parameters or sums of its own, or a sum is over parts."""
     call, indices = params["call"], [i for i, is_present in enumerate(params["present"]) if is_present]
     entries = [*zip(indices, operands, axes, strict=True)]
     has_own = any(params.get("wanted", ())[1:3]) or any(i > like_x and axis is not None for i, _, axis in entries)

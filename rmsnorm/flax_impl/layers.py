@@ -239,7 +239,8 @@ def normalise_over(
         out_dtype = jax.dtypes.canonicalize_dtype(errors.dtype_named("RMSNorm", "dtype", out_dtype)).name
     sizes = () if isinstance(feature_axis, int) else feature_sizes(x, options)
     if len(sizes) > 1:  # the built-in layer holds parameters of several axes as of one
-        scale, bias = (p.reshape(sizes) if p is not None and p.shape == (math.prod(sizes),) else p for p in (scale, bias))
+        merged = (math.prod(sizes),)
+        scale, bias = (p.reshape(sizes) if p is not None and p.shape == merged else p for p in (scale, bias))
     across = None if axis_name is None else Across(_hashable(axis_name), _hashable(axis_index_groups))
     _, y, h, _ = forward((*others, feature_axis, out_dtype), x, scale, bias, mask, residual, gate, across)
     return y if h is None else (y, h)

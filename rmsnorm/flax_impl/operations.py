@@ -27,16 +27,16 @@ from jax import numpy as jnp
 from rmsnorm import dtypes
 from rmsnorm.call import Call
 from rmsnorm.flax_impl.rounding import (
-    apart,
     clip,
     convert,
+    converted_sum,
     double,
     excess,
     exponent_of,
     number_as,
     power_of_two,
     rounded_within,
-    total,
+    through_bits,
     two_to,
     where,
     zero_outside,
@@ -86,7 +86,7 @@ def _squares(call: Call, h: jax.Array, counted: jax.Array | None, k: Any, across
         c = _centred(call, convert(zero_outside(counted, h), dtype), counted, k, across)
         return convert(_sum(call, c * c), "float64")
 
-    if elementwise(call) == "float64" or call.variant.statistic == "variance":
+    if _elementwise(call) == "float64" or call.variant.statistic == "variance":
         return squares("float64")
     quick = squares("float32")
     if call.x == "float16":
@@ -103,8 +103,8 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     row = statistic(call, h, mask, across)
     h, inverse_rms = lax.optimization_barrier((h, row.inverse_rms))
-    if elementwise(call) == "float64" and {call.norm, call.result} & set(dtypes.HALF):
-        inverse_rms = apart(inverse_rms)
+    if _elementwise(call) == "float64" and {call.norm, call.result} & set(dtypes.HALF):
+        inverse_rms = through_bits(inverse_rms)
     y = _scaled(call, h, row._replace(inverse_rms=inverse_rms), scale, bias)
     if row.empty is not None:
         y = jnp.where(row.empty, jnp.zeros((), y.dtype), y)
@@ -113,7 +113,7 @@ def forward(
 
 def _scaled(call: Call, h: jax.Array, row: Statistic, scale: jax.Array | None, bias: jax.Array | None) -> jax.Array:
     """h / rho, the gain and the bias, rounded as the variant says."""
-    wide = elementwise(call)
+    wide = _elementwise(call)
     if _may_leave_range(call):
         y = double(h) * row.inverse_power / row.rho
     else:
@@ -125,13 +125,13 @@ def _scaled(call: Call, h: jax.Array, row: Statistic, scale: jax.Array | None, b
             y = y + _features(call, bias, wide)
         return convert(y, call.result)
     # A product of two float32 is rounded by itself, unless XLA contracts it with a sum.
-    own = dtypes.arithmetic(call.product) if bias is None else "float64"
-    y = rounded_within(y, call.norm, own)
+    wide = dtypes.arithmetic(call.product) if bias is None else "float64"
+    y = rounded_within(y, call.norm, wide)
     if scale is not None:
-        gain = rounded_within(_gain(call, scale, own), call.product, own)
-        y = rounded_within(y * gain, call.product, own)
+        gain = rounded_within(_gain(call, scale, wide), call.product, wide)
+        y = rounded_within(y * gain, call.product, wide)
     if bias is not None:
-        y = rounded_within(y + _features(call, bias, own), call.product, own)
+        y = rounded_within(y + _features(call, bias, wide), call.product, wide)
     return convert(y, call.result)
 
 
@@ -144,40 +144,38 @@ def _over_rho(h: jax.Array, inverse_rms: jax.Array, dtype: str) -> jax.Array:
 
 
 def backward(
-    call: Call, dy: jax.Array, h: jax.Array, scale: jax.Array | None, mask: jax.Array | None, inverse_rms: jax.Array,
-    across: Across | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
-    """dx, dscale and dbias, from x and 1 / rho alone."""
-    counted, k, _ = _counted(call, h, mask, across)
-    live, wide = _live(call, h, mask, across), elementwise(call)
+    call: Call, dy: jax.Array, h: jax.Array, scale: jax.Array | None, mask: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """dx, dscale and dbias, before they are rounded."""
+    counted, k, empty = _counted(call, h, mask)
+    varying, wide, inverse_rms = _varying(mask, empty), _elementwise(call), statistic(call, h, mask).inverse_rms
 
     def copies(of: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        v, own, inverse = lax.optimization_barrier((dy, h, inverse_rms))
-        v = zero_outside(live, convert(v, wide))
-        return v, _over_rho(zero_outside(of, own), inverse, wide)
+        v, x, inverse = lax.optimization_barrier((dy, h, inverse_rms))
+        return zero_outside(varying, convert(v, wide)), _over_rho(zero_outside(of, x), inverse, wide)
 
     v, normalised = copies(mask)
     gain, exponents = None if scale is None else _gain(call, scale, wide), []
     if _may_leave_range(call):  # within it while they are multiplied
-        exponents = [exponent_of(inverse_rms), excess(exponent_of(_sum(call, abs(v) / call.n, across)), 850)]
+        exponents = [exponent_of(inverse_rms), excess(exponent_of(_sum(call, abs(v) / call.n)), 850)]
         v = v * two_to(-exponents[-1])
         if gain is not None:
             exponents.append(excess(exponent_of(jnp.max(abs(gain))), 100))
             gain = gain * two_to(-exponents[-1])
     u = v if gain is None else v * gain
-    inner = _sum(call, u * normalised, across) / number_as(k, wide)
+    inner = _sum(call, u * normalised) / number_as(k, wide)
     if counted is not None:
         inner, normalised = lax.optimization_barrier(inner), copies(counted)[1]
-    along = _along(call, h, normalised, counted, k, inverse_rms, across) * _slope(call, k, inverse_rms, wide)
+    along = _along(call, h, normalised, counted, k, inverse_rms) * _slope(call, k, inverse_rms, wide)
     dx = u - zero_outside(counted, along * inner)
     if not exponents:
         dx = _over_rho(dx, inverse_rms, wide)
     else:
         power = sum(exponents)
         dx = dx * (inverse_rms * two_to(-exponents[0])) * two_to(power >> 1) * two_to(power - (power >> 1))
-    dx = zero_outside(live, dx)  # again: 1 / rho may be infinite or NaN
+    dx = zero_outside(varying, dx)  # once more: 1 / rho may be infinite or NaN
     v, normalised = copies(mask)
-    return dx, _over_rows(call, zero_outside(live, v * normalised)), _over_rows(call, copies(mask)[0])
+    return dx, _over_rows(call, zero_outside(varying, v * normalised)), _over_rows(call, copies(mask)[0])
 
 
 def tangent(
@@ -198,19 +196,19 @@ def tangent(
         terms.append(along_parameters(h, mask, inverse_rms, dscale, None))
     if dbias is not None:
         terms.append(along_parameters(h, mask, inverse_rms, None, dbias))
-    return total(terms, call.result), dinverse_rms
+    return converted_sum(terms, call.result), dinverse_rms
 
 
 def _along_x(
     call: Call, wide: str, across: Across | None, h: Any, scale: Any, mask: Any, inverse_rms: Any, dh: Any
 ) -> tuple[jax.Array, jax.Array]:
-    counted, k, _ = _counted(call, h, mask, across)
+    counted, k, empty = _counted(call, h, mask, across)
     normalised = _over_rho(zero_outside(mask, h), inverse_rms, wide)
     dh = _over_rho(zero_outside(mask, convert(dh, wide)), inverse_rms, wide)
     along = normalised
     if counted is not None:
-        own, inverse = lax.optimization_barrier((h, inverse_rms))
-        along = _over_rho(zero_outside(counted, own), inverse, wide)
+        x, inverse = lax.optimization_barrier((h, inverse_rms))
+        along = _over_rho(zero_outside(counted, x), inverse, wide)
     along = _along(call, h, along, counted, k, inverse_rms, across) * _slope(call, k, inverse_rms, wide)
     inner = _sum(call, along * dh, across) / number_as(k, wide)
     if counted is not None:
@@ -218,7 +216,7 @@ def _along_x(
     dy = dh - normalised * inner
     if scale is not None:
         dy = dy * _gain(call, scale, wide)
-    return zero_outside(_live(call, h, mask, across), dy), -inverse_rms * convert(inner, "float64")
+    return zero_outside(_varying(mask, empty), dy), -inverse_rms * convert(inner, "float64")
 
 
 def _along_parameters(
@@ -228,10 +226,10 @@ def _along_parameters(
     dy = convert(zeros_of(h, "float64") + _features(call, dbias if dscale is None else dscale), wide)
     if dscale is not None:
         dy = _over_rho(zero_outside(mask, h), inverse_rms, wide) * dy
-    return zero_outside(_live(call, h, mask, across), dy)
+    return zero_outside(_varying(mask, _counted(call, h, mask, across)[2]), dy)
 
 
-def elementwise(call: Call) -> str:
+def _elementwise(call: Call) -> str:
     """Dtype in which y is computed before it is rounded."""
     short = {call.x, call.result} <= set(dtypes.HALF) and call.product != "float64"
     return "float32" if short else "float64"
@@ -269,9 +267,9 @@ def _part(call: Call, h: jax.Array, mask: jax.Array | None) -> tuple[Call, jax.A
     return leading, lax.slice_in_dim(h, 0, leading.n, axis=call.axes[0])
 
 
-def _live(call: Call, h: jax.Array, mask: jax.Array | None, across: Across | None = None) -> jax.Array | None:
+def _varying(mask: jax.Array | None, empty: Any) -> jax.Array | None:
     """Elements whose y is not constant, None for all."""
-    return None if mask is None else mask & ~_counted(call, h, mask, across)[2]
+    return None if mask is None else mask & ~empty
 
 
 def _centred(call: Call, h: jax.Array, counted: jax.Array | None, k: Any, across: Across | None = None) -> jax.Array:
@@ -284,7 +282,7 @@ def _centred(call: Call, h: jax.Array, counted: jax.Array | None, k: Any, across
 
 def _along(
     call: Call, h: jax.Array, normalised: jax.Array, counted: jax.Array | None, k: Any, inverse_rms: jax.Array,
-    across: Across | None,
+    across: Across | None = None,
 ) -> jax.Array:  # fmt: skip
     """What the statistic squares, over rho. In float64 the mean is taken of h, as XLA may contract h / rho with it."""
     if _may_leave_range(call):
