@@ -133,8 +133,8 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, present: P
     wanted = tuple(None if t is None else t.aval.dtype.name for t in (dh, dscale, dbias, dgate))
     dy, dinverse_rms = cotangents
     if type(dinverse_rms) is not ad.Zero:  # in a second derivative
-        arrays = h, inverse_rms, gate, mask, scale, bias
-        results = _transposed(call, wanted, *arrays, *map(ad.instantiate_zeros, cotangents))
+        both = map(ad.instantiate_zeros, cotangents)
+        results = _transposed(call, wanted, h, inverse_rms, gate, mask, scale, bias, *both)
     else:
         arrays = ad.instantiate_zeros(dy), h, inverse_rms, None, gate, mask, scale, bias
         results = _run(_gradients_p.bind, *arrays, call=call, wanted=wanted)
