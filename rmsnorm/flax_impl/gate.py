@@ -3,8 +3,8 @@
 sigmoid: f = s(z),    f' = s(z) s(-z)            s(z) = 1 / (1 + exp(-z))
 silu:    f = z s(z),  f' = s(z) (1 + z s(-z))
 
-f(z) and f'(z) are in the dtype of the product with the gate. JAX differentiates ``tangent`` and ``backward``. They get
-``normalise`` of kernels.py as ``norm``, as JAX can differentiate it.
+f(z) and f'(z) are in the dtype of the product with the gate. JAX transposes ``tangent``, which gets ``normalise`` of
+kernels.py as ``norm``, as JAX can differentiate that.
 """
 
 from __future__ import annotations
@@ -49,32 +49,14 @@ def forward(
     return convert(y * f, call.result), inverse_rms
 
 
-def backward(
-    call: Call, norm: Norm, dy: jax.Array, h: jax.Array, scale: Any, bias: Any, mask: Any, gate: jax.Array | None,
-    dh: jax.Array | None,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:  # fmt: skip
-    """dx + dh, dscale, dbias and dgate, before they are rounded."""
-    inner, dgate = call, None
-    if gate is not None:
-        inner, f = call.without_gate, factor(call, gate)
-        factors = convert(h if call.is_gated_before else dy, f.dtype.name), f
-        h, dy = (factors[0] * f, dy) if call.is_gated_before else (h, factors[0] * f)
-    dx, dscale, dbias = operations.backward(inner, dy, h, scale, mask)
-    if gate is not None:
-        other = dx if call.is_gated_before else norm(inner, None, h, scale, bias, mask, None)[0]
-        multiplied, f, df = (convert(t, other.dtype.name) for t in (*factors, slope(call, gate)))
-        dgate = zero_outside(mask, multiplied * other * df)
-        dx = zero_outside(mask, dx * f) if call.is_gated_before else dx
-    return dx if dh is None else dx + convert(dh, dx.dtype.name), dscale, dbias, dgate
-
-
 def tangent(
     call: Call, norm: Norm, h: jax.Array, scale: Any, bias: Any, mask: Any, gate: jax.Array | None,
-    inverse_rms: jax.Array, dh: Any, dscale: Any, dbias: Any, dgate: Any, across: Across | None = None,
+    inverse_rms: jax.Array, dh: Any, dscale: Any, dbias: Any, dgate: Any, across: Across | None = None, *,
+    as_y: bool = False,
 ) -> Pair:  # fmt: skip
     """dy and the tangent of 1 / rho. Only dgate needs the bias."""
     if gate is None:
-        return operations.tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias, across)
+        return operations.tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias, across, as_y=as_y)
     h, gate, inner = _constant_outside(mask, h), _constant_outside(mask, gate), call.without_gate
     f, df = factor(call, gate), None
     if dgate is not None:  # each factor is 0 under the mask, so that no NaN there comes back in the transpose
@@ -84,7 +66,7 @@ def tangent(
         terms = [] if dh is None else [convert(zero_outside(mask, dh), f.dtype.name) * f]
         terms += [] if df is None else [wide * df]
         h, dh = wide * f, sum(terms[1:], terms[0]) if terms else None
-    pair = operations.tangent(inner, h, scale, mask, inverse_rms, dh, dscale, dbias, across)
+    pair = operations.tangent(inner, h, scale, mask, inverse_rms, dh, dscale, dbias, across, as_y=as_y)
     if call.is_gated_before:
         return pair
     dy = pair[0] * f

@@ -23,9 +23,9 @@ from rmsnorm.flax_impl import gate as plain
 from rmsnorm.flax_impl import private
 from rmsnorm.flax_impl.engines import Context, Engine, context_of, engine_of
 from rmsnorm.flax_impl.gate import Pair
-from rmsnorm.flax_impl.operations import Across
+from rmsnorm.flax_impl.operations import Across, elementwise, gain, may_leave_range
 from rmsnorm.flax_impl.private import Primitive, ad, batching, mlir
-from rmsnorm.flax_impl.rounding import convert, with_x64
+from rmsnorm.flax_impl.rounding import convert, double, excess, exponent_of, times_two_to, with_x64, zero_outside
 
 Present: TypeAlias = tuple[bool | None, ...]  # for each operand, of x's shape, mask or parameter; None if it is None
 Wanted: TypeAlias = tuple[str | None, ...]  # dtypes of dx, dscale, dbias and dgate; None for what is not computed
@@ -74,7 +74,7 @@ def gradients(
     if engine_of(call, context_of(operands, is_mixed=is_mixed))[0] is Engine.KERNELS:
         dx, *others = filled(_run(_gradients_p.bind, *operands, call=call, wanted=wanted), wanted)
         return [dx for _ in terms], *others
-    dx, *others = plain.backward(call, normalise, dy, h, scale, bias, mask, gate, dh)
+    dx, *others = _by_formula(call, dy, h, dh, gate, mask, scale, bias, wanted)
     others = [None if name is None else convert(d, name) for d, name in zip(others, wanted[1:], strict=True)]
     return [convert(dx, name) for name in terms], *others
 
@@ -86,10 +86,10 @@ def _bias_for(call: Call, bias: Any, dgate: Any) -> Any:
 
 def _tangent_in_operations(
     call: Call, across: Across | None, h: Any, inverse_rms: Any, dh: Any, gate: Any, dgate: Any, mask: Any, scale: Any,
-    bias: Any, dscale: Any, dbias: Any,
+    bias: Any, dscale: Any, dbias: Any, *, as_y: bool = False,
 ) -> Pair:  # fmt: skip
     arrays = h, scale, bias, mask, gate, inverse_rms, dh, dscale, dbias, dgate
-    return plain.tangent(call, normalise, *arrays, across)
+    return plain.tangent(call, normalise, *arrays, across, as_y=as_y)
 
 
 def _with_all_axes(call: Call, mask: Any) -> Any:
@@ -145,14 +145,15 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, present: P
 
 @with_x64
 def _transposed(
-    call: Call, wanted: Wanted, h: Any, inverse_rms: Any, gate: Any, mask: Any, scale: Any, bias: Any, *cotangents: Any
-) -> Any:
+    call: Call, wanted: Wanted, h: Any, inverse_rms: Any, gate: Any, mask: Any, scale: Any, bias: Any, *cotangents: Any,
+    as_y: bool = False,
+) -> Any:  # fmt: skip
     """Those of dx, dscale, dbias and dgate whose dtype is given in ``wanted``, in that dtype."""
 
     def push_forward(*tangents: Any) -> Any:
         dh, dscale, dbias, dgate = filled(tangents, wanted)
         operands = h, inverse_rms, dh, gate, dgate, mask, scale, bias, dscale, dbias
-        return _tangent_in_operations(call, None, *operands)[: len(cotangents)]
+        return _tangent_in_operations(call, None, *operands, as_y=as_y)[: len(cotangents)]
 
     return jax.linear_transpose(push_forward, *_gradient_types(None, private.typeof(h), call=call, wanted=wanted))(
         cotangents
@@ -165,8 +166,30 @@ def _gradients(*operands: Any, call: Call, present: Present, wanted: Wanted) -> 
     dy, h, inverse_rms, dh, gate, mask, scale, bias = filled(operands, present)
     if inverse_rms is not None:
         return _transposed(call, wanted, h, inverse_rms, gate, mask, scale, bias, dy)
-    results = zip(plain.backward(call, normalise, dy, h, scale, bias, mask, gate, dh), wanted, strict=True)
+    results = zip(_by_formula(call, dy, h, dh, gate, mask, scale, bias, wanted), wanted, strict=True)
     return [convert(result, name) for result, name in results if name is not None]
+
+
+def _by_formula(
+    call: Call, dy: Any, h: Any, dh: Any, gate: Any, mask: Any, scale: Any, bias: Any, wanted: Wanted
+) -> list[Any]:
+    """dx + dh, dscale, dbias and dgate before they are rounded, without a 1 / rho before; None as in ``wanted``."""
+    wide, (_, inverse_rms) = elementwise(call), plain.forward(call, h, scale, bias, mask, gate)
+    types = tuple(name and dtype for name, dtype in zip(wanted, (wide, "float64", "float64", wide), strict=True))
+    is_wide = may_leave_range(call)
+    dy = double(dy) if is_wide else dy
+
+    def transposed(dy: Any) -> list[Any]:
+        own = replace(call, result=dy.dtype.name)
+        return filled(_transposed(own, types, h, inverse_rms, gate, mask, scale, bias, dy, as_y=True), wanted)
+
+    dx, dscale, dbias, dgate = transposed(dy)
+    if is_wide:  # dy times the gain may leave the range where dx does not
+        largest = exponent_of(jnp.max(abs(zero_outside(mask, dy)), axis=call.axes, keepdims=True))
+        power = excess(largest if scale is None else largest + exponent_of(jnp.max(abs(gain(call, scale)))), 900)
+        dx, _, _, dgate = transposed(times_two_to(-power, dy))
+        dx, dgate = (None if t is None else times_two_to(power, t) for t in (dx, dgate))
+    return [dx if dh is None else dx + convert(dh, wide), dscale, dbias, dgate]
 
 
 def _gradient_types(_: Any = None, h: Any = None, *__: Any, call: Call, present: Present = (), wanted: Wanted) -> Any:

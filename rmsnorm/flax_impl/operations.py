@@ -31,13 +31,10 @@ from rmsnorm.flax_impl.rounding import (
     convert,
     converted_sum,
     double,
-    excess,
-    exponent_of,
     number_as,
     power_of_two,
     rounded_within,
     through_bits,
-    two_to,
     where,
     zero_outside,
     zeros_of,
@@ -64,7 +61,7 @@ def statistic(call: Call, h: jax.Array, mask: jax.Array | None, across: Across |
     call, h = _part(call, h, mask)
     counted, k, empty = _counted(call, h, mask, across)
     inverse_power: Any = 1.0
-    if _may_leave_range(call):
+    if may_leave_range(call):
         c = _centred(call, zero_outside(counted, double(h)), counted, k, across)
         inverse_power = _inverse_power(call, c, k, across)
         c = c * inverse_power
@@ -86,7 +83,7 @@ def _squares(call: Call, h: jax.Array, counted: jax.Array | None, k: Any, across
         c = _centred(call, convert(zero_outside(counted, h), dtype), counted, k, across)
         return convert(_sum(call, c * c), "float64")
 
-    if _elementwise(call) == "float64" or call.variant.statistic == "variance":
+    if elementwise(call) == "float64" or call.variant.statistic == "variance":
         return squares("float64")
     quick = squares("float32")
     if call.x == "float16":
@@ -103,7 +100,7 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     row = statistic(call, h, mask, across)
     h, inverse_rms = lax.optimization_barrier((h, row.inverse_rms))
-    if _elementwise(call) == "float64" and {call.norm, call.result} & set(dtypes.HALF):
+    if elementwise(call) == "float64" and {call.norm, call.result} & set(dtypes.HALF):
         inverse_rms = through_bits(inverse_rms)
     y = _scaled(call, h, row._replace(inverse_rms=inverse_rms), scale, bias)
     if row.empty is not None:
@@ -113,14 +110,14 @@ def forward(
 
 def _scaled(call: Call, h: jax.Array, row: Statistic, scale: jax.Array | None, bias: jax.Array | None) -> jax.Array:
     """h / rho, the gain and the bias, rounded as the variant says."""
-    wide = _elementwise(call)
-    if _may_leave_range(call):
+    wide = elementwise(call)
+    if may_leave_range(call):
         y = double(h) * row.inverse_power / row.rho
     else:
         y = _over_rho(h, row.inverse_rms, wide)
     if call.norm is None:
         if scale is not None:
-            y = y * _gain(call, scale, wide)
+            y = y * gain(call, scale, wide)
         if bias is not None:
             y = y + _features(call, bias, wide)
         return convert(y, call.result)
@@ -128,8 +125,7 @@ def _scaled(call: Call, h: jax.Array, row: Statistic, scale: jax.Array | None, b
     wide = dtypes.arithmetic(call.product) if bias is None else "float64"
     y = rounded_within(y, call.norm, wide)
     if scale is not None:
-        gain = rounded_within(_gain(call, scale, wide), call.product, wide)
-        y = rounded_within(y * gain, call.product, wide)
+        y = rounded_within(y * rounded_within(gain(call, scale, wide), call.product, wide), call.product, wide)
     if bias is not None:
         y = rounded_within(y + _features(call, bias, wide), call.product, wide)
     return convert(y, call.result)
@@ -143,50 +139,16 @@ def _over_rho(h: jax.Array, inverse_rms: jax.Array, dtype: str) -> jax.Array:
     return (convert(h, dtype) * convert(power, dtype)) * convert(inverse_rms / power, dtype)
 
 
-def backward(
-    call: Call, dy: jax.Array, h: jax.Array, scale: jax.Array | None, mask: jax.Array | None
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """dx, dscale and dbias, before they are rounded."""
-    counted, k, empty = _counted(call, h, mask)
-    varying, wide, inverse_rms = _varying(mask, empty), _elementwise(call), statistic(call, h, mask).inverse_rms
-
-    def copies(of: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        v, x, inverse = lax.optimization_barrier((dy, h, inverse_rms))
-        return zero_outside(varying, convert(v, wide)), _over_rho(zero_outside(of, x), inverse, wide)
-
-    v, normalised = copies(mask)
-    gain, exponents = None if scale is None else _gain(call, scale, wide), []
-    if _may_leave_range(call):  # within it while they are multiplied
-        exponents = [exponent_of(inverse_rms), excess(exponent_of(_sum(call, abs(v) / call.n)), 850)]
-        v = v * two_to(-exponents[-1])
-        if gain is not None:
-            exponents.append(excess(exponent_of(jnp.max(abs(gain))), 100))
-            gain = gain * two_to(-exponents[-1])
-    u = v if gain is None else v * gain
-    inner = _sum(call, u * normalised) / number_as(k, wide)
-    if counted is not None:
-        inner, normalised = lax.optimization_barrier(inner), copies(counted)[1]
-    along = _along(call, h, normalised, counted, k, inverse_rms) * _slope(call, k, inverse_rms, wide)
-    dx = u - zero_outside(counted, along * inner)
-    if not exponents:
-        dx = _over_rho(dx, inverse_rms, wide)
-    else:
-        power = sum(exponents)
-        dx = dx * (inverse_rms * two_to(-exponents[0])) * two_to(power >> 1) * two_to(power - (power >> 1))
-    dx = zero_outside(varying, dx)  # once more: 1 / rho may be infinite or NaN
-    v, normalised = copies(mask)
-    return dx, _over_rows(call, zero_outside(varying, v * normalised)), _over_rows(call, copies(mask)[0])
-
-
 def tangent(
     call: Call, h: jax.Array, scale: jax.Array | None, mask: jax.Array | None, inverse_rms: jax.Array,
-    dh: jax.Array | None, dscale: jax.Array | None, dbias: jax.Array | None, across: Across | None = None,
+    dh: jax.Array | None, dscale: jax.Array | None, dbias: jax.Array | None, across: Across | None = None, *,
+    as_y: bool = False,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """dy and the tangent of 1 / rho; its transpose is ``backward``.
+    """dy and the tangent of 1 / rho, computed in the dtype in which y is, or else in that of the arrays.
 
-    For the transpose, checkpoint keeps the inputs alone: nothing of x's size but x.
+    The gradients are its transpose. For the that, checkpoint keeps the inputs alone: nothing of x's size but x.
     """
-    wide = _derived(call)
+    wide = elementwise(call) if as_y else _derived(call)
     terms, dinverse_rms = [zeros_of(h, wide)], zeros_of(inverse_rms, inverse_rms.dtype)
     if dh is not None:
         along_x = jax.checkpoint(bind(_along_x, call, wide, across))
@@ -205,17 +167,21 @@ def _along_x(
     counted, k, empty = _counted(call, h, mask, across)
     normalised = _over_rho(zero_outside(mask, h), inverse_rms, wide)
     dh = _over_rho(zero_outside(mask, convert(dh, wide)), inverse_rms, wide)
-    along = normalised
-    if counted is not None:
-        x, inverse = lax.optimization_barrier((h, inverse_rms))
-        along = _over_rho(zero_outside(counted, x), inverse, wide)
-    along = _along(call, h, along, counted, k, inverse_rms, across) * _slope(call, k, inverse_rms, wide)
+    along = normalised  # what the statistic squares, over rho
+    if may_leave_range(call):  # a mean is taken of h, as XLA may contract h / rho with it
+        along = _over_rho(_centred(call, zero_outside(counted, double(h)), counted, k, across), inverse_rms, wide)
+    else:
+        if counted is not None:
+            x, inverse = lax.optimization_barrier((h, inverse_rms))
+            along = _over_rho(zero_outside(counted, x), inverse, wide)
+        along = _centred(call, along, counted, k, across)
+    along = along * _slope(call, k, inverse_rms, wide)
     inner = _sum(call, along * dh, across) / number_as(k, wide)
     if counted is not None:
         inner = lax.optimization_barrier(inner)
     dy = dh - normalised * inner
     if scale is not None:
-        dy = dy * _gain(call, scale, wide)
+        dy = dy * gain(call, scale, wide)
     return zero_outside(_varying(mask, empty), dy), -inverse_rms * convert(inner, "float64")
 
 
@@ -229,7 +195,7 @@ def _along_parameters(
     return zero_outside(_varying(mask, _counted(call, h, mask, across)[2]), dy)
 
 
-def _elementwise(call: Call) -> str:
+def elementwise(call: Call) -> str:
     """Dtype in which y is computed before it is rounded."""
     short = {call.x, call.result} <= set(dtypes.HALF) and call.product != "float64"
     return "float32" if short else "float64"
@@ -275,20 +241,9 @@ def _varying(mask: jax.Array | None, empty: Any) -> jax.Array | None:
 def _centred(call: Call, h: jax.Array, counted: jax.Array | None, k: Any, across: Across | None = None) -> jax.Array:
     """The numbers that the statistic squares: h, or for a variance h less its mean; 0 where not counted."""
     if call.variant.statistic == "variance":
-        for _ in range(2 if _may_leave_range(call) else 1):  # in float64 the mean is slightly off, and what is left too
+        for _ in range(2 if may_leave_range(call) else 1):  # in float64 the mean is slightly off, and what is left too
             h = zero_outside(counted, h - _sum(call, h, across) / number_as(k, h.dtype.name))
     return h
-
-
-def _along(
-    call: Call, h: jax.Array, normalised: jax.Array, counted: jax.Array | None, k: Any, inverse_rms: jax.Array,
-    across: Across | None = None,
-) -> jax.Array:  # fmt: skip
-    """What the statistic squares, over rho. In float64 the mean is taken of h, as XLA may contract h / rho with it."""
-    if _may_leave_range(call):
-        c = _centred(call, zero_outside(counted, double(h)), counted, k, across)
-        return _over_rho(c, inverse_rms, "float64")
-    return _centred(call, normalised, counted, k, across)
 
 
 def _eps(call: Call, k: Any, inverse_power: Any = 1.0) -> tuple[Any, Any, Any]:
@@ -312,7 +267,7 @@ def _slope(call: Call, k: Any, inverse_rms: jax.Array, dtype: str) -> Any:
     return 1.0
 
 
-def _may_leave_range(call: Call) -> bool:
+def may_leave_range(call: Call) -> bool:
     """Whether products of the numbers of a call may leave the range of float64."""
     return bool(call.n) and "float64" in (call.x, call.result)
 
@@ -334,16 +289,11 @@ def _across(part: Any, across: Across | None) -> Any:
     return part if across is None else lax.psum(part, across.axis_name, axis_index_groups=across.groups)
 
 
-def _gain(call: Call, scale: jax.Array, dtype: str = "float64") -> jax.Array:
+def gain(call: Call, scale: jax.Array, dtype: str = "float64") -> jax.Array:
     """o + g. An o of 0 is not added: it would make +0 of a gain that is -0."""
-    gain = _features(call, scale, dtype)
-    return call.variant.scale_offset + gain if call.variant.scale_offset else gain
+    g = _features(call, scale, dtype)
+    return call.variant.scale_offset + g if call.variant.scale_offset else g
 
 
 def _features(call: Call, parameter: jax.Array, dtype: str = "float64") -> jax.Array:
     return convert(parameter, dtype).reshape(call.feature_shape)
-
-
-def _over_rows(call: Call, terms: jax.Array) -> jax.Array:
-    """Sum over the axes that share the parameters, in the shape of the parameters."""
-    return jnp.sum(convert(terms, "float64"), axis=call.shared_axes)

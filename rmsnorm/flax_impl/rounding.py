@@ -185,7 +185,13 @@ def excess(exponent: jax.Array, limit: int) -> jax.Array:
     return exponent - clip(exponent, -limit, limit)
 
 
-def two_to(exponent: jax.Array) -> jax.Array:
+def times_two_to(power: jax.Array, x: jax.Array) -> jax.Array:
+    """x 2^power, for a power up to twice the largest of a number."""
+    halves = power >> 1, power - (power >> 1)
+    return x * _two_to(halves[0]) * _two_to(halves[1])
+
+
+def _two_to(exponent: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type((clip(exponent, -1022, 1023) + 1023) << 52, jnp.float64)
 
 
