@@ -180,8 +180,8 @@ def _by_formula(
     dy = double(dy) if is_wide else dy
 
     def transposed(dy: Any) -> list[Any]:
-        own = replace(call, result=dy.dtype.name)
-        return filled(_transposed(own, types, h, inverse_rms, gate, mask, scale, bias, dy, as_y=True), wanted)
+        of_dy = replace(call, result=dy.dtype.name)
+        return filled(_transposed(of_dy, types, h, inverse_rms, gate, mask, scale, bias, dy, as_y=True), wanted)
 
     dx, dscale, dbias, dgate = transposed(dy)
     if is_wide:  # dy times the gain may leave the range where dx does not

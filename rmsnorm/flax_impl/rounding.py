@@ -77,7 +77,7 @@ def rounded(x: jax.Array, dtype: str) -> jax.Array:
 
 
 # A primitive and not lax.convert_element_type: with x64 off that one makes no float64, also where a transformation
-# meets it later, outside of enable_x64; and its transpose, which rounds the gradient, would round to 16 bits twice.
+# meets it outside of enable_x64; and its transpose, which rounds the gradient, would round to 16 bits twice.
 convert_p = Primitive("rms_norm_convert")
 
 

@@ -261,6 +261,16 @@ def test_next_to_underflow() -> None:
         assert np.max(ulps(np.asarray(rms_norm(x, scale, variant=variant)), want)) <= 2
 
 
+@pytest.mark.parametrize("axis", [0, -1])
+def test_dy_times_the_gain_may_leave_the_range(axis: int) -> None:
+    """Where dx does not. By the formula; within eight units of the largest, as every operation is in float64."""
+    x, scale, dy = normal(0, 6, 7) * 1e300, normal(1, 6 if axis == 0 else 7) * 1e200, normal(2, 6, 7) * 1e300
+    results = rms_norm_vjp(dy, x, scale, axis=axis)[:2], numpy_impl.rms_norm_vjp(dy, x, scale, axis=axis)[:2]
+    for got, want in zip(*results, strict=True):
+        assert np.all(np.isfinite(want))
+        np.testing.assert_allclose(got, want, rtol=0, atol=2.0**-50 * abs(want).max())
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_what_is_kept(dtype: str, masked: bool) -> None:
