@@ -149,13 +149,13 @@ def call() -> None:
     box(axis, 18, 86, 64, "derive: the variant, with the eps and partial of the call\nvariants.py", "#dae8fc", 10)
     box(axis, 18, 70, 64, "resolve: axes, sizes, dtypes, roundings; or one sentence of error\ncall.py", "#dae8fc", 10)
     axis.text(100, 78, "kept for the next call\nof these shapes\nand options", ha="right", va="center", size=7)
-    box(axis, 18, 54, 64, "which code computes it?\nthe first of ROUTES that holds, in routes.py", "#fff2cc", 10)
+    box(axis, 18, 54, 64, "which code computes it?\nengine_of in engines.py", "#fff2cc", 10)
     for start, end in ((97, 91), (81, 75), (65, 59)):
         arrow(axis, (50, start), (50, end))
     ways = (
-        "a compiler or a transform\nfollows: the operators of\noperators.py, or plain\noperations of arithmetic.py",
+        "a compiler or a transform\nfollows: the operators of\noperators.py, or plain\noperations of operations.py",
         "rows in memory, and\na kernel for them:\na plan of cpu/launch.py runs\nthe kernels of cpu/native",
-        "anything else:\nplain operations\nof arithmetic.py,\nblock after block",
+        "anything else:\nplain operations\nof operations.py",
     )
     for place, lines in enumerate(ways):
         box(axis, place * 34, 32, 32, lines, "#e1d5e7", 18)

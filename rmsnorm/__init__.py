@@ -3,15 +3,16 @@
 The way of one call, in PyTorch on a CPU; the other frameworks have the same files::
 
     torch_impl/functional.py    rms_norm(x, scale, ...)
-    torch_impl/routes.py        the table of the ways that a call may take, and which one this call takes
-    call.py                     checks every argument and decides every choice: a Call, which is kept
+    torch_impl/engines.py       what computes the call, and why
+    cpu/prepared.py             the checked call and the plan of its kernels, kept for the next such call
+    call.py                     checks every argument and decides every choice: a Call
     cpu/__init__.py             may a kernel compute it, and why not? rmsnorm.explain asks the same
-    torch_impl/rows.py          the memory of the results, and where the rows of each tensor are
+    torch_impl/kernels.py       the memory of the results, and where the rows of each tensor are
     cpu/launch.py               the plan of the kernels for these formats and options
     cpu/native/forward.h        the kernel: float64 inside, rounded wherever the variant rounds
 
-If a gradient is wanted, torch_impl/autograd.py calls rows.py, and the gradient comes back by cpu/native/backward.h.
-Where there is no kernel, torch_impl/arithmetic.py computes the same. A compiled program calls torch_impl/operators.py.
+If a gradient is wanted, torch_impl/autograd.py calls kernels.py, and the gradient comes back by cpu/native/backward.h.
+Where there is no kernel, torch_impl/operations.py computes the same. A compiled program calls torch_impl/operators.py.
 """
 
 import sys

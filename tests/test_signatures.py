@@ -24,6 +24,7 @@ EXCEPTIONS = {
         "formula.py": "the formula in plain NumPy, for readers",
         "double_double.py": "the arithmetic of the golden",
         "fast.py": "the golden's bits by the CPU kernels",
+        "kernels.py": "the door to the kernels",
     },
     "torch": {
         "onnx.py": "the operator that the exporter writes",

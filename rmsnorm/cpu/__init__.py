@@ -1,8 +1,9 @@
 """RMSNorm on the CPU by kernels in C++, for rows in the memory of any framework.
 
-    launch              a checked call becomes a plan, which computes arrays at addresses
+    prepared            a call that is checked and planned once, for every framework
+    launch              a checked call becomes a plan, which computes arrays
     openmp, threads     how many threads, and who starts them
-    arrays; xla         for NumPy's arrays; for XLA. PyTorch and TensorFlow use launch.
+    xla                 a plan as XLA calls it
 
 The kernels are in native/, which the build compiles into the module _native:
 

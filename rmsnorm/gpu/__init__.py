@@ -24,6 +24,7 @@ from rmsnorm.call import Call
 _OLDEST: Final = 3, 4  # Triton, which hands eps as a float32 to a kernel before
 
 
+@lru_cache(maxsize=1)
 def is_interpreted() -> bool:
     """Whether arrays of the CPU are computed by the kernels for GPUs, interpreted."""
     if environment.read("RMSNORM_GPU_KERNELS") != "interpret":

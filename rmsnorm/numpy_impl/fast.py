@@ -23,10 +23,11 @@ import numpy as np
 
 from rmsnorm import cpu
 from rmsnorm.call import Axis
+from rmsnorm.cpu.prepared import prepare
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.numpy_impl import functional as golden
+from rmsnorm.numpy_impl import kernels
 from rmsnorm.numpy_impl.functional import ArrayLike, _arrays
-from rmsnorm.prepared import prepare
 from rmsnorm.variants import Preset, Variant
 
 
@@ -69,8 +70,6 @@ def rms_norm(
             x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis, mask=mask, residual=residual,
             gate=gate, out_dtype=out_dtype, return_inverse_rms=return_inverse_rms,
         )  # fmt: skip
-    from rmsnorm.cpu import arrays as kernels
-
     y, h, inverse_rms = kernels.forward(prepared, x, scale, bias, mask, residual, gate, return_inverse_rms)
     outputs = [y]
     if h is not None:
@@ -122,8 +121,6 @@ def rms_norm_vjp(
             dy if dh is None else (dy, dh), x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis,
             mask=mask, residual=residual, gate=gate, out_dtype=out_dtype,
         )  # fmt: skip
-    from rmsnorm.cpu import arrays as kernels
-
     with np.errstate(all="ignore"):
         h = x if residual is None else x + residual  # both have one dtype: the sum is rounded once
     dx, dscale, dbias, dgate = kernels.backward(prepared, dy, h, scale, bias, mask, dh, gate)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from rmsnorm import errors
 from rmsnorm.call import Call, Spec, resolve
-from rmsnorm.prepared import Options, Prepared, prepare
+from rmsnorm.cpu.prepared import Options, Prepared, prepare
 from rmsnorm.torch_impl import kernels, onnx, operations, operators
 from rmsnorm.torch_impl.autograd import RMSNormFunction
 from rmsnorm.torch_impl.memory import check_storage, laid_out, moved, moved_back
@@ -57,14 +58,15 @@ class Context(NamedTuple):
     has_plan: bool
 
 
+@lru_cache
 def engine_of(context: Context) -> tuple[Engine, str]:
     """The engine of a call, and why it is that one."""
     if context.is_exported:
         return Engine.ONNX, "the program is for other runtimes"
-    if context.is_watched and context.has_gate:
-        return Engine.GATE_BESIDE, "a compiler joins the gate with the operations beside it"
-    if context.is_watched and context.has_operator:
+    if context.has_operator:
         return Engine.OPERATOR, "a compiler, torch.func or a mode sees one node"
+    if context.is_watched and context.has_gate:
+        return Engine.GATE_BESIDE, "kernels for GPUs have no gate, and the norm may have an operator"
     if context.is_transformed:
         return Engine.OPERATIONS, "a compiler or torch.func takes the operations apart"
     if context.has_plan:
@@ -72,11 +74,15 @@ def engine_of(context: Context) -> tuple[Engine, str]:
     return Engine.OPERATIONS, "no kernel can compute the call, or read the tensors"
 
 
-def context_of(call: Call, plan: Any, tensors: Tensors) -> Context:
-    """The context of a call that has that plan or None; operators are asked for only where something watches."""
-    watched = is_watched()
-    served = watched and call.gate is None and operators.serve(call, *tensors[:5])
-    return Context(onnx.is_exported(), watched, is_transformed(), served, call.gate is not None, plan is not None)
+def context_of(call: Call, tensors: Tensors) -> Context:
+    """The context of a call that something watches, or may watch."""
+    served = operators.serve(call, *tensors)
+    return Context(onnx.is_exported(), is_watched(), is_transformed(), served, call.gate is not None, False)
+
+
+# Where nothing watches the operations, most questions need not be asked.
+_IN_MEMORY: Final = Context(False, False, False, False, False, True)
+_ELSEWHERE: Final = Context(False, False, False, False, False, False)
 
 
 @untraced
@@ -153,7 +159,7 @@ def prepared_for(options: Options, tensors: Tensors) -> tuple[Prepared | None, A
     if not isinstance(x, Tensor) or not kernels.are_readable(x, residual, scale, bias, mask, gate):
         return None, None
     prepared = prepare("rms_norm", options, x, scale, bias, mask, residual, gate)
-    return prepared, kernels.plan_of(x.device, prepared, scale, bias, gate)
+    return prepared, kernels.plan_of(x, prepared, scale, bias, gate)
 
 
 @untraced
@@ -171,27 +177,29 @@ def repeated_for(
 
 def _forward(options: Options, tensors: Tensors, with_inverse_rms: bool) -> tuple[Call, Results]:
     x, residual, scale, bias, mask, gate = tensors
-    prepared = plan = None
-    if not is_watched():  # else sizes may be symbols, for which nothing can be looked up
-        prepared, plan = prepared_for(options, tensors)
+    if is_watched():  # sizes may be symbols, for which nothing can be looked up
+        call = check("rms_norm", options, x, scale, bias, mask, residual, gate)
+        return call, _run(call, None, context_of(call, tensors), tensors, with_inverse_rms)
+    prepared, plan = prepared_for(options, tensors)
     if prepared is None or plan is None:
         call = check("rms_norm", options, x, scale, bias, mask, residual, gate)
-        return call, _run(call, None, tensors, with_inverse_rms)
+        return call, _run(call, None, _ELSEWHERE, tensors, with_inverse_rms)
     if prepared.order is None:
-        return prepared.call, _run(prepared.call, plan, tensors, with_inverse_rms)
+        return prepared.call, _run(prepared.call, plan, _IN_MEMORY, tensors, with_inverse_rms)
     x, residual, mask, gate = moved(prepared.call, x, residual, mask, gate)
-    results = _run(prepared.rows, plan, (x, residual, scale, bias, mask, gate), with_inverse_rms)
+    results = _run(prepared.rows, plan, _IN_MEMORY, (x, residual, scale, bias, mask, gate), with_inverse_rms)
     y, h, inverse_rms = moved_back(prepared.call, *results)
     return prepared.call, (y, h, inverse_rms)
 
 
-def _run(call: Call, plan: Any, tensors: Tensors, with_inverse_rms: bool) -> Results:
+def _run(call: Call, plan: Any, context: Context, tensors: Tensors, with_inverse_rms: bool) -> Results:
     """y, h and 1 / rho in float64; the last two may be None where they are not asked for."""
-    engine, _ = engine_of(context_of(call, plan, tensors))
-    if engine in (Engine.KERNELS, Engine.OPERATIONS) and not is_transformed() and is_differentiated(*tensors):
+    engine, _ = engine_of(context)
+    if engine in _WITHOUT_GRAPH and not context.is_transformed and is_differentiated(*tensors):
         results: Results = RMSNormFunction.apply(call, plan, with_inverse_rms, *tensors)
         return results
-    return _RUN[engine](call, plan, with_inverse_rms, *tensors)
+    run = kernels.forward if engine is Engine.KERNELS else _RUN[engine]  # which the hash of an Enum slows
+    return run(call, plan, with_inverse_rms, *tensors)
 
 
 def _gate_beside(
@@ -199,7 +207,8 @@ def _gate_beside(
     bias: Tensor | None, mask: Tensor | None, gate: Tensor,
 ) -> Results:  # fmt: skip
     def norm(ungated: Call, h: Tensor, *others: Tensor | None) -> tuple[Tensor, Tensor]:
-        y, _, inverse_rms = _run(ungated, None, (h, None, *others, None), True)  # type: ignore[arg-type]
+        tensors: Any = (h, None, *others, None)
+        y, _, inverse_rms = _run(ungated, None, context_of(ungated, tensors), tensors, True)
         return y, inverse_rms
 
     h = add(x, residual, call.x)
@@ -215,6 +224,7 @@ def _by_operations(
     return y, h, inverse_rms
 
 
+_WITHOUT_GRAPH: Final = Engine.KERNELS, Engine.OPERATIONS  # whose derivatives are those of RMSNormFunction
 _RUN: Final[dict[Engine, Callable[..., Results]]] = {
     Engine.KERNELS: kernels.forward,
     Engine.OPERATOR: operators.forward,

@@ -14,7 +14,8 @@ from torch import Tensor
 from rmsnorm import cpu, dtypes
 from rmsnorm.call import Call
 from rmsnorm.cpu import openmp
-from rmsnorm.prepared import Prepared
+from rmsnorm.cpu.prepared import Prepared
+from rmsnorm.gpu import is_interpreted
 from rmsnorm.torch_impl import gpu, operations
 from rmsnorm.torch_impl.memory import (
     axes_last,
@@ -33,6 +34,7 @@ from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 _DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in dtypes.FLOATS}
 
 
+@lru_cache(maxsize=4096)
 def plan(
     device: torch.device, call: Call, scale: str | None, bias: str | None, gate: str | None = None
 ) -> Any:  # fmt: skip
@@ -46,13 +48,11 @@ def plan(
     return launch.plan(call, scale, bias, gate)
 
 
-def plan_of(
-    device: torch.device, prepared: Prepared, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None
-) -> Any:
-    """The same for a prepared call, whose plan for the CPU is there."""
-    if device.type == "cpu" and not gpu.is_usable(device):
+def plan_of(x: Tensor, prepared: Prepared, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None) -> Any:
+    """The same for a prepared call on tensors where x is."""
+    if x.is_cpu and not is_interpreted():
         return prepared.plan
-    return plan(device, prepared.rows, *(None if t is None else dtype_name(t.dtype) for t in (scale, bias, gate)))
+    return plan(x.device, prepared.rows, *(None if t is None else dtype_name(t.dtype) for t in (scale, bias, gate)))
 
 
 def are_readable(x: Tensor, *others: Tensor | None) -> bool:
@@ -61,10 +61,12 @@ def are_readable(x: Tensor, *others: Tensor | None) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def planned(device: Any, shape: Any, dtype: Any, scale: Any, bias: Any, text: str, k: Any) -> tuple[Call, Any]:
+def planned(
+    device: Any, shape: Any, dtype: Any, scale: Any, bias: Any, gate: Any, text: str, k: Any
+) -> tuple[Call, Any]:
     """The call that has this text, and its plan."""
     call = Call.from_text(text, shape, dtype_name(dtype), k)
-    return call, plan(device, call, *(None if p is None else dtype_name(p) for p in (scale, bias)))
+    return call, plan(device, call, *(None if p is None else dtype_name(p) for p in (scale, bias, gate)))
 
 
 def forward(

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 from rmsnorm import errors
 from rmsnorm.call import Call
-from rmsnorm.prepared import back, in_order, order_of
+from rmsnorm.cpu.prepared import back, in_order, order_of
 from rmsnorm.torch_impl.private import format_of, is_zero_tensor, modes
 from rmsnorm.torch_impl.rounding import dtype_name
 

@@ -10,9 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 import rmsnorm
-from rmsnorm import Variant, cpu, dtypes, prepared
+from rmsnorm import Variant, cpu, dtypes
 from rmsnorm.call import Spec, resolve
 from rmsnorm.cli import app
+from rmsnorm.cpu import prepared
 from rmsnorm.numpy_impl import fast
 from rmsnorm.parity.cases import CASES, make
 from rmsnorm.targets.bridges import bridge

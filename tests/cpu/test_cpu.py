@@ -14,7 +14,7 @@ from rmsnorm import cpu, dtypes
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.call import Spec, resolve
-from rmsnorm.numpy_impl import fast
+from rmsnorm.numpy_impl import fast, kernels
 from rmsnorm.numpy_impl.double_double import DoubleDouble
 from rmsnorm.parity import judge
 from rmsnorm.parity.cases import CASES, make, select
@@ -22,7 +22,7 @@ from rmsnorm.variants import Variant
 
 if not cpu.is_available():
     pytest.skip("there are no kernels here", allow_module_level=True)
-from rmsnorm.cpu import _native, arrays
+from rmsnorm.cpu import _native
 
 ROUNDED = ("float16", "bfloat16", "float32")
 EXTREME = {  # sizes of a row: the ends of the range, subnormal numbers, and numbers whose squares are out of range
@@ -93,7 +93,7 @@ class _NumPyOfNaN:
 
 @pytest.fixture(autouse=True)
 def _memory_is_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "np", _NumPyOfNaN())
+    monkeypatch.setattr(kernels, "np", _NumPyOfNaN())
 
 
 def test_every_16_bit_number_loads() -> None:

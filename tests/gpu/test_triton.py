@@ -54,7 +54,7 @@ MUTANTS = {
         "(number - high.to(tl.float64)).to(tl.float32)", "high * 0", f"{GOLDEN}[one-float32-paper"
     ),
     "rounded twice": ("tl.where(is_inexact, odd, bits)", "tl.where(is_inexact, bits, bits)", f"{MIDDLE}[bfloat16-"),
-    "the range is not checked": ("((size <= MOST) == 0) |", "(size != size) &", f"{GOLDEN}[one-float32-paper"),
+    "the range is not checked": ("((size <= MOST) == 0) |", "(size != size) &", "test_parameters_at_the_ends_of_the_range"),
 }  # fmt: skip
 
 

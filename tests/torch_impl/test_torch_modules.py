@@ -325,7 +325,9 @@ TOOLS = {
     "a trace": lambda layer, tensors: torch.jit.trace(layer, tensors)(*tensors),
     "an exported program": lambda layer, tensors: torch.export.export(layer, tensors).module()(*tensors),
     "DataParallel": lambda layer, tensors: nn.DataParallel(layer)(*tensors),
-    "checkpoint": lambda layer, tensors: torch.utils.checkpoint.checkpoint(layer, *tensors, use_reentrant=True),
+    "checkpoint": lambda layer, tensors: torch.utils.checkpoint.checkpoint(
+        layer, tensors[0].clone().requires_grad_(), *tensors[1:], use_reentrant=True
+    ),
     "functional_call": lambda layer, tensors: torch.func.functional_call(
         layer, dict(layer.named_parameters()), tensors
     ),

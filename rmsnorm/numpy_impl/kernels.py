@@ -8,8 +8,8 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 
 from rmsnorm.call import Call
+from rmsnorm.cpu.prepared import Prepared, back
 from rmsnorm.cpu.threads import own_threads
-from rmsnorm.prepared import Prepared, back
 
 Array: TypeAlias = np.ndarray
 

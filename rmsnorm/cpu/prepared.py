@@ -48,12 +48,20 @@ def prepare(
         >>> prepare("rms_norm", ("llama", None, None, -1, None, None), np.ones((4, 6), "float32")).call.n
         6
     """
-    arrays = (x, scale, bias, mask, residual, gate, dy, dh)
-    specs = [None if array is None else (array.shape, array.dtype) for array in arrays]
+    key = (
+        op, *options, (x.shape, x.dtype),
+        None if scale is None else (scale.shape, scale.dtype),  # written out, as a loop takes as long as a small kernel
+        None if bias is None else (bias.shape, bias.dtype),
+        None if mask is None else (mask.shape, mask.dtype),
+        None if residual is None else (residual.shape, residual.dtype),
+        None if gate is None else (gate.shape, gate.dtype),
+        None if dy is None else (dy.shape, dy.dtype),
+        None if dh is None else (dh.shape, dh.dtype),
+    )  # fmt: skip
     try:
-        return _prepared(op, *options, *specs)
+        return _prepared(*key)
     except TypeError:  # an option cannot be a key of the cache; or an error of the call, which is raised again
-        return _prepared.__wrapped__(op, *options, *specs)
+        return _prepared.__wrapped__(*key)
 
 
 @lru_cache(maxsize=4096, typed=True)  # an axis of 1 is valid, of True or 1.0 not
