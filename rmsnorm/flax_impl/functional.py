@@ -17,11 +17,11 @@ from jax import numpy as jnp
 
 from rmsnorm import dtypes, errors
 from rmsnorm.call import Axis, Call, given
+from rmsnorm.cpu.prepared import Options, prepare
 from rmsnorm.flax_impl.kernels import gradients, normalise
 from rmsnorm.flax_impl.operations import Across
 from rmsnorm.flax_impl.rounding import add, cast, narrowed
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
-from rmsnorm.prepared import Options, prepare
 from rmsnorm.variants import Preset, Variant
 
 

@@ -20,10 +20,10 @@ from jax.nn import initializers
 
 from rmsnorm import errors
 from rmsnorm.call import check_axis
+from rmsnorm.cpu.prepared import Options, prepare
 from rmsnorm.flax_impl.functional import arrays, forward
 from rmsnorm.flax_impl.operations import Across
 from rmsnorm.interface import constructor
-from rmsnorm.prepared import Options, prepare
 from rmsnorm.variants import Preset, Variant, derive
 
 # By the offset of the gain. Flax 0.11 keeps the function: these are equal in every layer, and pickle knows them.
