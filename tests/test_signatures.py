@@ -50,7 +50,10 @@ EXCEPTIONS = {
     },
     "flax": {
         "linen.py": "Flax has two module systems",
-        "rows.py": "primitives of JAX, by the CPU kernels or XLA",
+        "arithmetic.py": "operations.py",
+        "engines.py": "which code computes a call",
+        "kernels.py": "the door to the kernels: primitives of JAX",
+        "operations.py": "the arithmetic in the framework's own operations",
         "private.py": "what JAX has no public function for, or none in some versions",
     },
 }

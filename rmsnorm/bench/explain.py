@@ -49,11 +49,14 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
         with _noted() as names:
             _rms_norm(row)(x, scale, bias, **options)
     if not names:
-        reason = cpu.why_not(call)
+        if row.key == "flax":
+            engines = import_module("rmsnorm.flax_impl.engines")
+            reason = engines.why_not(call, (x, scale, bias, *arrays.values()))
+        else:
+            reason = cpu.why_not(call)
         if row.key == "numpy" and call.exact_sum:  # see numpy_impl/fast.py
             reason = "the sum of x and the residual is not rounded before the norm"
-        place = "on one CPU" if row.key == "flax" else "in the memory of a CPU as it is"
-        reason = reason or f"an array is not {place}"
+        reason = reason or "an array is not in the memory of a CPU as it is"
         return f"{row.title}: plain operations, as {reason}"
     is_apart = options.get("gate") is not None and call.variant.gate_function not in names[0]
     rest = ", and plain operations for the gate" if is_apart else ""

@@ -77,7 +77,8 @@ def _prepared(
     order = order_of(call)
     rows = call if order is None else in_order(call, order)
     planned = rows if dy is None else replace(rows, result=dy.dtype)
-    reason, plan = cpu.why_not(planned), None
+    is_known = all(isinstance(size, int) for size in call.shape)  # and none is a symbol of a compiler
+    reason, plan = cpu.why_not(planned) if is_known else "a size of x is not known before the program runs", None
     if reason is None:
         from rmsnorm.cpu import launch
 

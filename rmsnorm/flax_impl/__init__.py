@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from rmsnorm.frameworks import imported, lazy
 
 with imported("flax"):
-    from rmsnorm.flax_impl.functional import rms_norm, rms_norm_jvp, rms_norm_vjp
+    from rmsnorm.flax_impl.functional import rms_norm, rms_norm_vjp
 
 if TYPE_CHECKING:
     from rmsnorm.flax_impl.layers import RMSNorm
 
-__all__ = ["RMSNorm", "rms_norm", "rms_norm_jvp", "rms_norm_vjp"]
+__all__ = ["RMSNorm", "rms_norm", "rms_norm_vjp"]
 __getattr__, __dir__ = lazy(__name__, {"RMSNorm": "layers"}, "flax")  # the functions need JAX alone

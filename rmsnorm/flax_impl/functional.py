@@ -2,14 +2,12 @@
 
     y = h / rho * (o + g) + b        rho = sqrt(mean(h_i^2) + eps), or as the variant says
 
-Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmetic.py.
+Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in operations.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fractions import Fraction
-from functools import partial as bind
 from typing import Any, Never
 
 import jax
@@ -18,14 +16,13 @@ from jax import lax
 from jax import numpy as jnp
 
 from rmsnorm import dtypes, errors
-from rmsnorm.call import Axis, Call, Spec, given, resolve, three_of
-from rmsnorm.flax_impl import rows
-from rmsnorm.flax_impl.arithmetic import elementwise
-from rmsnorm.flax_impl.gate import backward, inverse_rms, tangent
-from rmsnorm.flax_impl.rounding import add, cast, convert, narrowed, with_x64
-from rmsnorm.flax_impl.rows import normalise
+from rmsnorm.call import Axis, Call, given
+from rmsnorm.cpu.prepared import Options, prepare
+from rmsnorm.flax_impl.kernels import gradients, normalise
+from rmsnorm.flax_impl.operations import Across
+from rmsnorm.flax_impl.rounding import add, cast, narrowed
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
-from rmsnorm.variants import Preset, Variant, derive
+from rmsnorm.variants import Preset, Variant
 
 
 @forward_of(jax.Array)
@@ -87,18 +84,11 @@ def rms_norm(
     """
     if unknown:
         raise unknown_argument("rms_norm", rms_norm, unknown)
-    x, scale, bias, mask, residual, gate = _arrays(
-        "rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate
-    )
-    call = _resolve(
-        "rms_norm", x, scale, bias, mask, residual, gate, out_dtype,
-        variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
-    )  # fmt: skip
-    h = add(x, residual, call.x)
-    y, inverse_rms = normalise(call, None, h, scale, bias, mask, gate)
+    options = (variant, eps, partial, axis, feature_axis, _checked(out_dtype, "rms_norm"))
+    call, y, h, inverse_rms = forward(options, x, scale, bias, mask, residual, gate)
     outputs = [y]
-    if residual is not None:
-        outputs.append(narrowed(h, call.sum))
+    if h is not None:
+        outputs.append(h)
     if return_inverse_rms:
         outputs.append(cast(lax.stop_gradient(inverse_rms), call.inverse_rms))
     return tuple(outputs) if len(outputs) > 1 else y
@@ -150,136 +140,47 @@ def rms_norm_vjp(
     if unknown:
         raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
     dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
-    x, scale, bias, mask, residual, gate, dy, dh = _arrays(
+    x, scale, bias, mask, residual, gate, dy, dh = arrays(
         "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dy=dy, dh=dh
     )
-    call = _resolve(
-        "rms_norm_vjp", x, scale, bias, mask, residual, gate, out_dtype,
-        variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
-        dy=_spec(dy), dh=_spec(dh),
-    )  # fmt: skip
+    options = (variant, eps, partial, axis, feature_axis, _checked(out_dtype, "rms_norm_vjp"))
+    call = prepare("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy, dh).call
+    terms = tuple(t.dtype.name for t in given((x, residual)))  # of the sum: its gradient is that of each
     h = add(x, residual, call.x)
-    of_sum = given([x, residual])
-    if call.x == call.sum and all(t.dtype == x.dtype for t in given([residual, dh])):
-        dx, dscale, dbias, dgate = _gradients(call, dy, h, scale, bias, mask, gate, dh)
-        terms = [dx for _ in of_sum]
-    else:
-        dx, dscale, dbias, dgate = _pull_back(call, dy, h, scale, bias, mask, gate, dh)
-        terms = [convert(dx, _name(t)) for t in of_sum]
-        parameters = zip((dscale, dbias, dgate), (scale, bias, gate), strict=True)
-        dscale, dbias, dgate = (None if p is None else convert(d, _name(p)) for d, p in parameters)
-    return terms[0], dscale, dbias, *terms[1:], *given([dgate])
+    (dx, *dresidual), dscale, dbias, dgate = gradients(call, terms, dy, h, scale, bias, mask, gate, dh)
+    return dx, dscale, dbias, *dresidual, *given([dgate])
 
 
-def rms_norm_jvp(
-    primals: Sequence[Any],
-    tangents: Sequence[Any],
-    *,
-    variant: Preset | Variant = "standard",
-    eps: float | None = None,
-    partial: float | Fraction | None = None,
-    axis: Axis = -1,
-    feature_axis: Axis | None = None,
-    mask: jax.typing.ArrayLike | None = None,
-    residual: jax.typing.ArrayLike | None = None,
-    gate: jax.typing.ArrayLike | None = None,
-    out_dtype: Any = None,
-    **unknown: Never,
-) -> jax.Array:
-    """Directional derivative of rms_norm: the product of its Jacobian with the tangents.
-
-        dy = (R dx) * (o + scale) + h / rho * dscale + dbias
-
-    A rounding counts as the identity, and dy is rounded once.
-
-    Args:
-        primals: (x, scale, bias); the last ones may be None or left out.
-        tangents: (dx, dscale, dbias), each shaped as its primal; None is zero.
-        options: as for rms_norm; the residual and the gate are constants.
-
-    Returns:
-        dy, shaped as x, in the dtype of y.
-
-    Raises:
-        TypeError, ValueError: as rms_norm; also when a tangent has another shape than its primal.
-
-    Source: Zhang & Sennrich 2019, section 4.2 (the R matrix).
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> rms_norm_jvp((jnp.array([3.0, 4.0]),), (jnp.array([4.0, -3.0]),), variant="paper")
-        Array([ 1.1313709 , -0.84852815], dtype=float32)
-    """
-    if unknown:
-        raise unknown_argument("rms_norm_jvp", rms_norm_jvp, unknown)
-    x, scale, bias = three_of("primals", primals)
-    dx, dscale, dbias = three_of("tangents", tangents)
-    x, scale, bias, mask, residual, gate, dx, dscale, dbias = _arrays(
-        "rms_norm_jvp",
-        x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dx=dx, dscale=dscale, dbias=dbias,
-    )  # fmt: skip
-    call = _resolve(
-        "rms_norm_jvp", x, scale, bias, mask, residual, gate, out_dtype,
-        variant=derive("rms_norm_jvp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
-        dx=_spec(dx), dscale=_spec(dscale), dbias=_spec(dbias),
-    )  # fmt: skip
+def forward(
+    options: Options, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any, across: Across | None = None
+) -> tuple[Call, jax.Array, jax.Array | None, jax.Array]:
+    """The checked call, y, x + residual (None without one), and 1 / rho in float64."""
+    x, scale, bias, mask, residual, gate = arrays(
+        "rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate
+    )
+    call = prepare("rms_norm", options, x, scale, bias, mask, residual, gate).call
     h = add(x, residual, call.x)
-    return _push_forward(call, h, scale, bias, mask, gate, dx, dscale, dbias)
+    y, inverse_rms = normalise(call, across, h, scale, bias, mask, gate)
+    return call, y, None if residual is None else narrowed(h, call.sum), inverse_rms
 
 
-@bind(jax.jit, static_argnums=0)
-@with_x64
-def _gradients(
-    call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, gate: Any, dh: Any
-) -> tuple[Any, Any, Any, Any]:
-    return rows.gradients(call, dy, h, scale, bias, mask, gate, dh)
+def arrays(op: str, **values: Any) -> list[Any]:
+    """The arguments as arrays of JAX, which has float64 only with x64 enabled."""
+    return [value if isinstance(value, jax.Array) else _array(op, name, value) for name, value in values.items()]
 
 
-@bind(jax.jit, static_argnums=0)
-@with_x64
-def _pull_back(
-    call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, gate: Any, dh: Any
-) -> tuple[Any, Any, Any, Any]:
-    return backward(call, normalise, dy, h, scale, bias, mask, gate, dh)
-
-
-@bind(jax.jit, static_argnums=0)
-@with_x64
-def _push_forward(
-    call: Call, h: Any, scale: Any, bias: Any, mask: Any, gate: Any, dx: Any, dscale: Any, dbias: Any
-) -> Any:
-    arrays = h, scale, bias, mask, gate, inverse_rms(call, h, mask, gate), dx, dscale, dbias, None
-    return tangent(call, normalise, elementwise, *arrays)[0]
-
-
-def _name(x: jax.Array) -> str:
-    return x.dtype.name
-
-
-def _arrays(op: str, **values: Any) -> list[Any]:
-    for name, value in values.items():
-        absent = value is None and name not in ("x", "dy")
-        if not absent and not isinstance(value, (jax.Array, np.ndarray, np.generic)):
-            raise errors.wrong_type(op, name, value, "a jax.Array", "convert it with jnp.asarray")
-    return [None if value is None else jnp.asarray(dtypes.native(value)) for value in values.values()]
-
-
-def _spec(array: jax.Array | None) -> Spec | None:
-    return None if array is None else Spec(array.shape, _name(array))
-
-
-def _dtype_name(op: str, dtype: Any) -> str | None:
-    if dtype is None:
+def _array(op: str, name: str, value: Any) -> jax.Array | None:
+    if value is None and name not in ("x", "dy"):
         return None
-    name = errors.dtype_named(op, "out_dtype", dtype)
+    if not isinstance(value, (np.ndarray, np.generic)):
+        raise errors.wrong_type(op, name, value, "a jax.Array", "convert it with jnp.asarray")
+    return jnp.asarray(dtypes.native(value))
+
+
+def _checked(out_dtype: Any, op: str) -> str | None:
+    if out_dtype is None:
+        return None
+    name = errors.dtype_named(op, "out_dtype", out_dtype)
     if name == "float64" and not jax.config.jax_enable_x64:
         raise errors.out_of_domain(op, "out_dtype", name, "at most 32 bits while x64 is off", "set jax_enable_x64")
     return name
-
-
-def _resolve(
-    op: str, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any, out_dtype: Any, **options: Any
-) -> Call:
-    arrays = {"scale": scale, "bias": bias, "mask": mask, "residual": residual, "gate": gate}
-    specs: dict[str, Any] = {name: _spec(value) for name, value in arrays.items()}
-    return resolve(op, Spec(x.shape, _name(x)), out_dtype=_dtype_name(op, out_dtype), **specs, **options)

@@ -1,10 +1,10 @@
-"""A call with a gate or not, in plain operations: the factor f(z) before or after the norm of arithmetic.py.
+"""A call with a gate or not, in plain operations: the factor f(z) before or after the norm of operations.py.
 
 sigmoid: f = s(z),    f' = s(z) s(-z)            s(z) = 1 / (1 + exp(-z))
 silu:    f = z s(z),  f' = s(z) (1 + z s(-z))
 
-f(z) and f'(z) are in the dtype of the product with the gate. JAX differentiates ``tangent`` and ``backward``. They get
-``normalise`` of rows.py as ``norm``, as JAX can differentiate it.
+f(z) and f'(z) are in the dtype of the product with the gate. JAX transposes ``tangent``, which gets ``normalise`` of
+kernels.py as ``norm``, as JAX can differentiate that.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from jax import lax
 from jax import numpy as jnp
 
 from rmsnorm.call import Call
-from rmsnorm.flax_impl import arithmetic
-from rmsnorm.flax_impl.arithmetic import Across
-from rmsnorm.flax_impl.rounding import convert
+from rmsnorm.flax_impl import operations
+from rmsnorm.flax_impl.operations import Across
+from rmsnorm.flax_impl.rounding import convert, zero_outside
 
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
 Norm: TypeAlias = Callable[..., Pair]
@@ -41,72 +41,40 @@ def forward(
 ) -> Pair:
     """y, and 1 / rho in float64."""
     if gate is None:
-        return arithmetic.forward(call, h, scale, bias, mask, across)
+        return operations.forward(call, h, scale, bias, mask, across)
     f, inner = factor(call, gate), call.without_gate
     if call.is_gated_before:
-        return arithmetic.forward(inner, convert(h, f.dtype.name) * f, scale, bias, mask, across)
-    y, inverse_rms = arithmetic.forward(inner, h, scale, bias, mask, across)
+        return operations.forward(inner, convert(h, f.dtype.name) * f, scale, bias, mask, across)
+    y, inverse_rms = operations.forward(inner, h, scale, bias, mask, across)
     return convert(y * f, call.result), inverse_rms
 
 
-def inverse_rms(call: Call, h: jax.Array, mask: Any, gate: jax.Array | None) -> jax.Array:
-    if gate is None:
-        return arithmetic.statistic(call, h, mask).inverse_rms
-    if call.is_gated_before:
-        h = convert(h, str(call.gate)) * factor(call, gate)
-    return arithmetic.statistic(call.without_gate, h, mask).inverse_rms
-
-
-def backward(
-    call: Call, norm: Norm, dy: jax.Array, h: jax.Array, scale: Any, bias: Any, mask: Any, gate: jax.Array | None,
-    dh: jax.Array | None,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:  # fmt: skip
-    """dx + dh, dscale, dbias and dgate, before they are rounded."""
-    inner, rho, v, dgate = call, inverse_rms(call, h, mask, gate), dy, None
-    if gate is not None:
-        inner, f = call.without_gate, factor(call, gate)
-        own = convert(h if call.is_gated_before else dy, f.dtype.name)  # what is multiplied by f(z)
-        h, v = (own * f, dy) if call.is_gated_before else (h, own * f)
-    dx, dscale, dbias = arithmetic.backward(inner, v, h, scale, mask, rho)
-    if gate is not None:
-        other = dx if call.is_gated_before else norm(inner, None, h, scale, bias, mask, None)[0]
-        f, own, df = (convert(t, other.dtype.name) for t in (f, own, slope(call, gate)))
-        dgate = _unmasked(own * other * df, mask)
-        dx = _unmasked(dx * f, mask) if call.is_gated_before else dx
-    return dx if dh is None else dx + convert(dh, dx.dtype.name), dscale, dbias, dgate
-
-
 def tangent(
-    call: Call, norm: Norm, wide: Callable[[Call], str], h: jax.Array, scale: Any, bias: Any, mask: Any,
-    gate: jax.Array | None, inverse_rms: jax.Array, dh: Any, dscale: Any, dbias: Any, dgate: Any,
-    across: Across | None = None,
+    call: Call, norm: Norm, h: jax.Array, scale: Any, bias: Any, mask: Any, gate: jax.Array | None,
+    inverse_rms: jax.Array, dh: Any, dscale: Any, dbias: Any, dgate: Any, across: Across | None = None, *,
+    as_y: bool = False,
 ) -> Pair:  # fmt: skip
-    """dy and the tangent of 1 / rho. Only dgate needs the bias. ``wide``: the dtype in which a norm's is computed."""
+    """dy and the tangent of 1 / rho. Only dgate needs the bias."""
     if gate is None:
-        return arithmetic.tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias, across, wide=wide(call))
-    h, gate, inner = _held(h, mask), _held(gate, mask), call.without_gate
+        return operations.tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias, across, as_y=as_y)
+    h, gate, inner = _constant_outside(mask, h), _constant_outside(mask, gate), call.without_gate
     f, df = factor(call, gate), None
     if dgate is not None:  # each factor is 0 under the mask, so that no NaN there comes back in the transpose
-        df = convert(_unmasked(dgate, mask), f.dtype.name) * _unmasked(slope(call, gate), mask)
+        df = convert(zero_outside(mask, dgate), f.dtype.name) * zero_outside(mask, slope(call, gate))
     if call.is_gated_before:
-        own = convert(h, f.dtype.name)
-        terms = [] if dh is None else [convert(_unmasked(dh, mask), f.dtype.name) * f]
-        terms += [] if df is None else [own * df]
-        h, dh = own * f, sum(terms[1:], terms[0]) if terms else None
-    pair = arithmetic.tangent(inner, h, scale, mask, inverse_rms, dh, dscale, dbias, across, wide=wide(inner))
+        wide = convert(h, f.dtype.name)
+        terms = [] if dh is None else [convert(zero_outside(mask, dh), f.dtype.name) * f]
+        terms += [] if df is None else [wide * df]
+        h, dh = wide * f, sum(terms[1:], terms[0]) if terms else None
+    pair = operations.tangent(inner, h, scale, mask, inverse_rms, dh, dscale, dbias, across, as_y=as_y)
     if call.is_gated_before:
         return pair
     dy = pair[0] * f
     if df is not None:
         dy = dy + norm(inner, across, h, scale, bias, mask, None)[0] * df
-    return convert(_unmasked(dy, mask), call.result), pair[1]
+    return convert(zero_outside(mask, dy), call.result), pair[1]
 
 
-def _held(values: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """The values, of which derivatives take those under the mask as constants."""
+def _constant_outside(mask: jax.Array | None, values: jax.Array) -> jax.Array:
+    """The values, of which derivatives take those where a mask is False as constants."""
     return values if mask is None else jnp.where(mask, values, lax.stop_gradient(values))
-
-
-def _unmasked(values: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """0 under the mask, where gate and x may be NaN."""
-    return values if mask is None else jnp.where(mask, values, jnp.zeros_like(values))

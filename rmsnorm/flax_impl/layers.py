@@ -20,10 +20,9 @@ from jax.nn import initializers
 
 from rmsnorm import errors
 from rmsnorm.call import check_axis
-from rmsnorm.flax_impl.arithmetic import Across
-from rmsnorm.flax_impl.functional import _arrays, _resolve
-from rmsnorm.flax_impl.rounding import add, narrowed
-from rmsnorm.flax_impl.rows import normalise
+from rmsnorm.cpu.prepared import Options, prepare
+from rmsnorm.flax_impl.functional import arrays, forward
+from rmsnorm.flax_impl.operations import Across
 from rmsnorm.interface import constructor
 from rmsnorm.variants import Preset, Variant, derive
 
@@ -195,9 +194,8 @@ class RMSNorm(nnx.RMSNorm):
             promote = bind(self.promote_dtype, dtype=self.dtype)
             out_dtype = jax.eval_shape(promote, (x, scale))[0].dtype
         return normalise_over(
-            x, scale, bias, mask, residual, gate, variant=derive("RMSNorm", self.variant, self.epsilon, None),
-            axis=self.reduction_axes, feature_axis=self.feature_axes, out_dtype=out_dtype,
-            axis_name=self.axis_name, axis_index_groups=self.axis_index_groups,
+            (self.variant, self.epsilon, None, self.reduction_axes, self.feature_axes, out_dtype),
+            x, scale, bias, mask, residual, gate, self.axis_name, self.axis_index_groups,
         )  # fmt: skip
 
 
@@ -221,8 +219,8 @@ RMSNorm.__call__.__signature__ = _Positions(  # type: ignore[attr-defined]
 
 def check_options(axis: Any, feature_axis: Any, dtype: Any) -> None:
     """Refuse axes that are no integers, and a y that is no numbers with a fraction."""
-    check_axis("RMSNorm", "reduction_axes", _hashable(axis))
-    check_axis("RMSNorm", "feature_axes", _hashable(feature_axis))
+    check_axis("RMSNorm", "reduction_axes", axis)
+    check_axis("RMSNorm", "feature_axes", feature_axis)
     if dtype is not None:
         errors.dtype_named("RMSNorm", "dtype", dtype)
 
@@ -232,40 +230,26 @@ def parameter_dtype(layer: str, dtype: Any) -> Any:
 
 
 def normalise_over(
-    x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any, *, variant: Variant, axis: Any,
-    feature_axis: Any, out_dtype: Any, axis_name: Any, axis_index_groups: Any,
+    options: Options, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any, axis_name: Any,
+    axis_index_groups: Any,
 ) -> Any:  # fmt: skip
     """rms_norm, with rows that may be spread over devices, and parameters of one axis for several feature axes."""
-    x, scale, bias, mask, residual, gate = _arrays(
-        "rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate
-    )
-    axis, feature_axis = _hashable(axis), _hashable(feature_axis)
+    *others, feature_axis, out_dtype = options
     if out_dtype is not None:
-        out_dtype = jax.dtypes.canonicalize_dtype(errors.dtype_named("RMSNorm", "dtype", out_dtype))
-    sizes = feature_sizes(x, variant, axis, feature_axis)
+        out_dtype = jax.dtypes.canonicalize_dtype(errors.dtype_named("RMSNorm", "dtype", out_dtype)).name
+    sizes = () if isinstance(feature_axis, int) else feature_sizes(x, options)
     if len(sizes) > 1:  # the built-in layer holds parameters of several axes as of one
-        scale, bias = (
-            parameter if parameter is None or parameter.shape != (math.prod(sizes),) else parameter.reshape(sizes)
-            for parameter in (scale, bias)
-        )
-    call = _resolve(
-        "rms_norm", x, scale, bias, mask, residual, gate, out_dtype,
-        variant=variant, axis=axis, feature_axis=feature_axis,
-    )  # fmt: skip
+        merged = (math.prod(sizes),)
+        scale, bias = (p.reshape(sizes) if p is not None and p.shape == merged else p for p in (scale, bias))
     across = None if axis_name is None else Across(_hashable(axis_name), _hashable(axis_index_groups))
-    h = add(x, residual, call.x)
-    y, _ = normalise(call, across, h, scale, bias, mask, gate)
-    return y if residual is None else (y, narrowed(h, call.sum))
+    _, y, h, _ = forward((*others, feature_axis, out_dtype), x, scale, bias, mask, residual, gate, across)
+    return y if h is None else (y, h)
 
 
-def feature_sizes(x: Any, variant: Variant, axis: Any, feature_axis: Any) -> tuple[int, ...]:
+def feature_sizes(x: Any, options: Options) -> tuple[int, ...]:
     """Sizes of x along the feature axes, in the order of x."""
-    (x,) = _arrays("rms_norm", x=x)
-    axis, feature_axis = _hashable(axis), _hashable(feature_axis)
-    call = _resolve(
-        "rms_norm", x, None, None, None, None, None, None, variant=variant, axis=axis, feature_axis=feature_axis
-    )
-    return tuple(x.shape[entry] for entry in call.feature_axes)
+    (x,) = arrays("rms_norm", x=x)
+    return tuple(x.shape[axis] for axis in prepare("rms_norm", options, x).call.feature_axes)
 
 
 def _hashable(value: Any) -> Any:

@@ -118,19 +118,17 @@ class RMSNorm(nn.RMSNorm):
             (Array([0.8485281, 1.1313708], dtype=float32), Array([3., 4.], dtype=float32))
         """
         variant = derive("RMSNorm", self.variant, self.epsilon, self.partial)
-        shape = feature_sizes(x, variant, self.reduction_axes, self.feature_axes)
-        dtype = parameter_dtype("RMSNorm", self.param_dtype)
+        options = (variant, None, None, self.reduction_axes, self.feature_axes, self.dtype)
+        shape, dtype = feature_sizes(x, options), parameter_dtype("RMSNorm", self.param_dtype)
         scale = bias = None
         if self.use_scale:
             scale_init = self.scale_init or initializers.constant(1 - variant.scale_offset)
             scale = self.param("scale", scale_init, shape, dtype)
         if variant.bias if self.use_bias is None else self.use_bias:
             bias = self.param("bias", self.bias_init, shape, dtype)
-        return normalise_over(
-            x, scale, bias, None if mask is None else jnp.asarray(mask, bool), residual, gate,
-            variant=variant, axis=self.reduction_axes, feature_axis=self.feature_axes, out_dtype=self.dtype,
-            axis_name=None if self.is_initializing() else self.axis_name, axis_index_groups=self.axis_index_groups,
-        )  # fmt: skip
+        mask = None if mask is None else jnp.asarray(mask, bool)
+        axis_name = None if self.is_initializing() else self.axis_name
+        return normalise_over(options, x, scale, bias, mask, residual, gate, axis_name, self.axis_index_groups)
 
 
 RMSNorm.__init__ = constructor(RMSNorm.__init__)  # type: ignore[method-assign]

@@ -26,10 +26,10 @@ typeof: Any = jax.typeof if hasattr(jax, "typeof") else jax.core.get_aval
 _ShardingContext: Any = getattr(mlir, "ShardingContext", ())
 
 
-def bind_again(equation: Any, *operands: Any) -> Any:
+def bind_equation(equation: Any, *operands: Any) -> Any:
     """The results of an equation of a jaxpr, of other operands."""
     params = equation.primitive.get_bind_params(equation.params)
-    functions, params = params if isinstance(params, tuple) else ((), params)  # JAX 0.7 has functions apart
+    functions, params = params if isinstance(params, tuple) else ((), params)  # JAX 0.7 has functions beside them
     return equation.primitive.bind(*functions, *operands, **params)
 
 

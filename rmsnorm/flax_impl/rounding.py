@@ -55,10 +55,10 @@ def cast(x: jax.Array, dtype: str) -> jax.Array:
 
 def convert(x: jax.Array, dtype: str) -> jax.Array:
     """As cast, but by the instruction where that rounds once: it fuses, and takes subnormal numbers for 0 on CPUs."""
-    return x if x.dtype.name == dtype else total([x], dtype)
+    return x if x.dtype.name == dtype else converted_sum([x], dtype)
 
 
-def total(terms: Sequence[jax.Array], dtype: str) -> jax.Array:
+def converted_sum(terms: Sequence[jax.Array], dtype: str) -> jax.Array:
     """Sum of arrays of one shape and dtype, converted once."""
     return convert_p.bind(*terms, dtype=jnp.dtype(dtype), bits=False)
 
@@ -77,7 +77,7 @@ def rounded(x: jax.Array, dtype: str) -> jax.Array:
 
 
 # A primitive and not lax.convert_element_type: with x64 off that one makes no float64, also where a transformation
-# meets it later, outside of enable_x64; and its transpose, which rounds the gradient, would round to 16 bits twice.
+# meets it outside of enable_x64; and its transpose, which rounds the gradient, would round to 16 bits twice.
 convert_p = Primitive("rms_norm_convert")
 
 
@@ -136,9 +136,9 @@ ad.deflinear2(convert_p, _transpose)
 batching.primitive_batchers[convert_p] = _batch
 
 
-def apart(x: jax.Array) -> jax.Array:
+def through_bits(x: jax.Array) -> jax.Array:
     """x >= 0 by way of its bits: XLA's CPU backend does not fuse across, and so stores no h / rho to be rounded."""
-    return _keep(x, 2**63 - 1)
+    return _with_bits(x, 2**63 - 1)
 
 
 def number_as(k: Any, dtype: str) -> Any:
@@ -160,8 +160,8 @@ def zeros_of(x: jax.Array, dtype: Any) -> jax.Array:
     return (x < x).astype(dtype)
 
 
-def rounded_within(x: jax.Array, dtype: str, own: str) -> jax.Array:
-    return convert(x if dtype == own else rounded(x, dtype), own)
+def rounded_within(x: jax.Array, dtype: str, wide: str) -> jax.Array:
+    return convert(x if dtype == wide else rounded(x, dtype), wide)
 
 
 def clip(x: jax.Array, least: float, largest: float) -> jax.Array:
@@ -171,7 +171,7 @@ def clip(x: jax.Array, least: float, largest: float) -> jax.Array:
 
 def power_of_two(x: jax.Array) -> jax.Array:
     """The largest up to x > 0; infinity for NaN."""
-    return _keep(x, 0x7FF0000000000000)
+    return _with_bits(x, 0x7FF0000000000000)
 
 
 def exponent_of(a: jax.Array) -> jax.Array:
@@ -185,9 +185,15 @@ def excess(exponent: jax.Array, limit: int) -> jax.Array:
     return exponent - clip(exponent, -limit, limit)
 
 
-def two_to(exponent: jax.Array) -> jax.Array:
+def times_two_to(power: jax.Array, x: jax.Array) -> jax.Array:
+    """x 2^power, for a power up to twice the largest of a number."""
+    halves = power >> 1, power - (power >> 1)
+    return x * _two_to(halves[0]) * _two_to(halves[1])
+
+
+def _two_to(exponent: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type((clip(exponent, -1022, 1023) + 1023) << 52, jnp.float64)
 
 
-def _keep(x: jax.Array, bits: int) -> jax.Array:
+def _with_bits(x: jax.Array, bits: int) -> jax.Array:
     return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.int64) & bits, jnp.float64)

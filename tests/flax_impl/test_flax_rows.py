@@ -22,7 +22,8 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 from rmsnorm import cpu  # noqa: E402
 from rmsnorm import numpy_impl as golden  # noqa: E402
 from rmsnorm.call import Spec, resolve  # noqa: E402
-from rmsnorm.flax_impl import rms_norm, rms_norm_vjp, rows  # noqa: E402
+from rmsnorm.flax_impl import engines, kernels, rms_norm, rms_norm_vjp  # noqa: E402
+from rmsnorm.flax_impl.engines import Engine  # noqa: E402
 from rmsnorm.flax_impl.private import enable_x64  # noqa: E402
 from rmsnorm.variants import Variant  # noqa: E402
 
@@ -137,6 +138,38 @@ def test_vmap_of_parameters_is_not() -> None:
     np.testing.assert_allclose(parts, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("position", ["after", "before"])
+@pytest.mark.parametrize("which", ["x", "gate"])
+def test_vmap_of_one_array_takes_the_other_in_every_part(which: str, position: str) -> None:
+    """In the kernels, as long as the parameters are shared; a gradient of what is shared is a sum over the parts."""
+    parts, shared, scale, mask = normal(0, 4, 5, 16), normal(1, 5, 16), normal(2, 16), normal(3, 5, 16) > -0.5
+    dy, options = normal(4, 4, 5, 16), {"variant": Variant.get("llama").replace(gate_position=position), "mask": mask}
+
+    def norm(one: Any, other: Any, scale: Any) -> Any:
+        x, gate = (one, other) if which == "x" else (other, one)
+        return rms_norm(x, scale, gate=gate, **options)
+
+    mapped = jax.vmap(norm, (0, None, None))
+    whole = np.broadcast_to(shared, parts.shape)
+    x, gate = (parts, whole) if which == "x" else (whole, parts)
+    assert calls(mapped, parts, shared, scale) == 1
+    assert_bits([mapped(parts, shared, scale)], [golden.rms_norm(x, scale, gate=gate, **options)])
+    dx, dscale, _, dgate = golden.rms_norm_vjp(dy, x, scale, gate=gate, **options)
+    of_parts, of_shared = (dx, dgate) if which == "x" else (dgate, dx)
+    pull = lambda which: jax.grad(lambda *args: jnp.vdot(mapped(*args), dy), which)  # noqa: E731
+    for argument, wanted in ((0, of_parts), (2, dscale)):
+        assert calls(pull(argument), parts, shared, scale) == 2
+        assert_bits([pull(argument)(parts, shared, scale)], [wanted])
+    got = pull(1)(parts, shared, scale)
+    wanted = of_shared.astype(np.float64).sum(0)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=2.0**-16 * abs(of_shared).sum(0).max())  # 2^8 roundings
+    formula = jax.vmap(lambda dy, one: rms_norm_vjp(dy, one, gate=shared, **options)[0])  # dy is mapped, too
+    assert calls(formula, dy, parts) == 1
+    assert_bits(
+        [formula(dy, parts)], [golden.rms_norm_vjp(dy, parts, gate=np.broadcast_to(shared, dy.shape), **options)[0]]
+    )
+
+
 DERIVATIVES = {
     "hessian": jax.hessian,
     "forward over reverse": lambda f: lambda *x: jax.jvp(jax.grad(f), x, x),
@@ -167,7 +200,7 @@ def test_other_derivatives_are_those_of_the_operations(name: str, gate: str | No
     results = derive()
     with pytest.MonkeyPatch.context() as patch:
         jax.clear_caches()
-        patch.setattr(rows, "_is_in_rows", lambda *_: False)
+        patch.setattr(kernels, "engine_of", lambda *_: (Engine.OPERATIONS, None))
         wanted = derive()
     jax.clear_caches()
     for one, other in zip(jax.tree.leaves(results), jax.tree.leaves(wanted), strict=True):
@@ -190,6 +223,21 @@ def test_where_xla_compiles_the_operations(monkeypatch: pytest.MonkeyPatch) -> N
     assert_bits([jax.jit(rms_norm)(alone, scale)], [golden.rms_norm(np.asarray(x), np.asarray(scale))])
     monkeypatch.setattr(cpu, "is_available", lambda: False)
     assert calls(functools.partial(rms_norm), x, scale) == 0
+
+
+def test_the_reason_is_that_of_the_engine() -> None:
+    call = resolve("rms_norm", Spec((8, 16), "float32"), variant=Variant.get("standard"))
+    here = engines.Context(is_on_one_cpu=True)
+    assert engines.engine_of(call, here) == engines.engine_of(call, engines.Context()) == (Engine.KERNELS, None)
+    for context, reason in (
+        (here._replace(is_spread=True), "a row is spread over several devices"),
+        (here._replace(is_divided=True), "each device has a part of an array"),
+        (here._replace(is_mixed=True), "the gradient of x and that of the residual have different dtypes"),
+        (here._replace(is_on_one_cpu=False), "an array is not on one CPU"),
+    ):
+        assert engines.engine_of(call, context) == (Engine.OPERATIONS, reason)
+    x = jnp.asarray(normal(0, 8, 16))
+    assert engines.why_not(call, (x, None)) is None
 
 
 @pytest.mark.parametrize("threads", ["1", "2", "16"])
@@ -246,6 +294,6 @@ def test_a_jaxlib_that_does_not_take_them(monkeypatch: pytest.MonkeyPatch, forge
         raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: the handler's API version (0.3) is incompatible")
 
     monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
-    forget(rows._is_registered)
+    forget(engines.is_registered)
     with pytest.warns(UserWarning, match="this jaxlib does not accept the CPU kernels"):
         assert calls(lambda x: rms_norm(x), jnp.ones((2, 3))) == 0

@@ -18,7 +18,7 @@ from rmsnorm.conversion.replacement.flax import BACKEND, iter_modules
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import first_parameter
 from rmsnorm.flax_impl.layers import RMSNorm
-from rmsnorm.flax_impl.private import Literal, Primitive, batching, bind_again, enable_x64, mlir
+from rmsnorm.flax_impl.private import Literal, Primitive, batching, bind_equation, enable_x64, mlir
 from rmsnorm.identify import Target, open_target
 from rmsnorm.variants import derive
 
@@ -227,7 +227,7 @@ class _Trace(Trace):
 
     def _bind(self, eqn: Any, operands: Sequence[tuple[Any, Value | None]]) -> list[tuple[Any, Value | None]]:
         name = eqn.primitive.name
-        out = bind_again(eqn, *(array for array, _ in operands))
+        out = bind_equation(eqn, *(array for array, _ in operands))
         arrays = list(out) if eqn.primitive.multiple_results else [out]
         values = [Value(variable.aval.shape) if _is_float(variable.aval) else None for variable in eqn.outvars]
         inputs = [value for _, value in operands if value is not None]

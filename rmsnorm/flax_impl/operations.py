@@ -27,17 +27,14 @@ from jax import numpy as jnp
 from rmsnorm import dtypes
 from rmsnorm.call import Call
 from rmsnorm.flax_impl.rounding import (
-    apart,
     clip,
     convert,
+    converted_sum,
     double,
-    excess,
-    exponent_of,
     number_as,
     power_of_two,
     rounded_within,
-    total,
-    two_to,
+    through_bits,
     where,
     zero_outside,
     zeros_of,
@@ -64,7 +61,7 @@ def statistic(call: Call, h: jax.Array, mask: jax.Array | None, across: Across |
     call, h = _part(call, h, mask)
     counted, k, empty = _counted(call, h, mask, across)
     inverse_power: Any = 1.0
-    if _may_leave_range(call):
+    if may_leave_range(call):
         c = _centred(call, zero_outside(counted, double(h)), counted, k, across)
         inverse_power = _inverse_power(call, c, k, across)
         c = c * inverse_power
@@ -104,7 +101,7 @@ def forward(
     row = statistic(call, h, mask, across)
     h, inverse_rms = lax.optimization_barrier((h, row.inverse_rms))
     if elementwise(call) == "float64" and {call.norm, call.result} & set(dtypes.HALF):
-        inverse_rms = apart(inverse_rms)
+        inverse_rms = through_bits(inverse_rms)
     y = _scaled(call, h, row._replace(inverse_rms=inverse_rms), scale, bias)
     if row.empty is not None:
         y = jnp.where(row.empty, jnp.zeros((), y.dtype), y)
@@ -114,24 +111,23 @@ def forward(
 def _scaled(call: Call, h: jax.Array, row: Statistic, scale: jax.Array | None, bias: jax.Array | None) -> jax.Array:
     """h / rho, the gain and the bias, rounded as the variant says."""
     wide = elementwise(call)
-    if _may_leave_range(call):
+    if may_leave_range(call):
         y = double(h) * row.inverse_power / row.rho
     else:
         y = _over_rho(h, row.inverse_rms, wide)
     if call.norm is None:
         if scale is not None:
-            y = y * _gain(call, scale, wide)
+            y = y * gain(call, scale, wide)
         if bias is not None:
             y = y + _features(call, bias, wide)
         return convert(y, call.result)
     # A product of two float32 is rounded by itself, unless XLA contracts it with a sum.
-    own = dtypes.arithmetic(call.product) if bias is None else "float64"
-    y = rounded_within(y, call.norm, own)
+    wide = dtypes.arithmetic(call.product) if bias is None else "float64"
+    y = rounded_within(y, call.norm, wide)
     if scale is not None:
-        gain = rounded_within(_gain(call, scale, own), call.product, own)
-        y = rounded_within(y * gain, call.product, own)
+        y = rounded_within(y * rounded_within(gain(call, scale, wide), call.product, wide), call.product, wide)
     if bias is not None:
-        y = rounded_within(y + _features(call, bias, own), call.product, own)
+        y = rounded_within(y + _features(call, bias, wide), call.product, wide)
     return convert(y, call.result)
 
 
@@ -143,51 +139,16 @@ def _over_rho(h: jax.Array, inverse_rms: jax.Array, dtype: str) -> jax.Array:
     return (convert(h, dtype) * convert(power, dtype)) * convert(inverse_rms / power, dtype)
 
 
-def backward(
-    call: Call, dy: jax.Array, h: jax.Array, scale: jax.Array | None, mask: jax.Array | None, inverse_rms: jax.Array,
-    across: Across | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
-    """dx, dscale and dbias, from x and 1 / rho alone."""
-    counted, k, _ = _counted(call, h, mask, across)
-    live, wide = _live(call, h, mask, across), elementwise(call)
-
-    def copies(of: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        v, own, inverse = lax.optimization_barrier((dy, h, inverse_rms))
-        v = zero_outside(live, convert(v, wide))
-        return v, _over_rho(zero_outside(of, own), inverse, wide)
-
-    v, normalised = copies(mask)
-    gain, exponents = None if scale is None else _gain(call, scale, wide), []
-    if _may_leave_range(call):  # within it while they are multiplied
-        exponents = [exponent_of(inverse_rms), excess(exponent_of(_sum(call, abs(v) / call.n, across)), 850)]
-        v = v * two_to(-exponents[-1])
-        if gain is not None:
-            exponents.append(excess(exponent_of(jnp.max(abs(gain))), 100))
-            gain = gain * two_to(-exponents[-1])
-    u = v if gain is None else v * gain
-    inner = _sum(call, u * normalised, across) / number_as(k, wide)
-    if counted is not None:
-        inner, normalised = lax.optimization_barrier(inner), copies(counted)[1]
-    along = _along(call, h, normalised, counted, k, inverse_rms, across) * _slope(call, k, inverse_rms, wide)
-    dx = u - zero_outside(counted, along * inner)
-    if not exponents:
-        dx = _over_rho(dx, inverse_rms, wide)
-    else:
-        power = sum(exponents)
-        dx = dx * (inverse_rms * two_to(-exponents[0])) * two_to(power >> 1) * two_to(power - (power >> 1))
-    dx = zero_outside(live, dx)  # again: 1 / rho may be infinite or NaN
-    v, normalised = copies(mask)
-    return dx, _over_rows(call, zero_outside(live, v * normalised)), _over_rows(call, copies(mask)[0])
-
-
 def tangent(
     call: Call, h: jax.Array, scale: jax.Array | None, mask: jax.Array | None, inverse_rms: jax.Array,
-    dh: jax.Array | None, dscale: jax.Array | None, dbias: jax.Array | None, across: Across | None = None, *, wide: str,
+    dh: jax.Array | None, dscale: jax.Array | None, dbias: jax.Array | None, across: Across | None = None, *,
+    as_y: bool = False,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """dy and the tangent of 1 / rho, computed in ``wide``; its transpose is ``backward``.
+    """dy and the tangent of 1 / rho, computed in the dtype in which y is, or else in that of the arrays.
 
-    For the transpose, checkpoint keeps the inputs alone: nothing of x's size but x.
+    The gradients are its transpose. For the that, checkpoint keeps the inputs alone: nothing of x's size but x.
     """
+    wide = elementwise(call) if as_y else _derived(call)
     terms, dinverse_rms = [zeros_of(h, wide)], zeros_of(inverse_rms, inverse_rms.dtype)
     if dh is not None:
         along_x = jax.checkpoint(bind(_along_x, call, wide, across))
@@ -197,27 +158,31 @@ def tangent(
         terms.append(along_parameters(h, mask, inverse_rms, dscale, None))
     if dbias is not None:
         terms.append(along_parameters(h, mask, inverse_rms, None, dbias))
-    return total(terms, call.result), dinverse_rms
+    return converted_sum(terms, call.result), dinverse_rms
 
 
 def _along_x(
     call: Call, wide: str, across: Across | None, h: Any, scale: Any, mask: Any, inverse_rms: Any, dh: Any
 ) -> tuple[jax.Array, jax.Array]:
-    counted, k, _ = _counted(call, h, mask, across)
+    counted, k, empty = _counted(call, h, mask, across)
     normalised = _over_rho(zero_outside(mask, h), inverse_rms, wide)
     dh = _over_rho(zero_outside(mask, convert(dh, wide)), inverse_rms, wide)
-    along = normalised
-    if counted is not None:
-        own, inverse = lax.optimization_barrier((h, inverse_rms))
-        along = _over_rho(zero_outside(counted, own), inverse, wide)
-    along = _along(call, h, along, counted, k, inverse_rms, across) * _slope(call, k, inverse_rms, wide)
+    along = normalised  # what the statistic squares, over rho
+    if may_leave_range(call):  # a mean is taken of h, as XLA may contract h / rho with it
+        along = _over_rho(_centred(call, zero_outside(counted, double(h)), counted, k, across), inverse_rms, wide)
+    else:
+        if counted is not None:
+            x, inverse = lax.optimization_barrier((h, inverse_rms))
+            along = _over_rho(zero_outside(counted, x), inverse, wide)
+        along = _centred(call, along, counted, k, across)
+    along = along * _slope(call, k, inverse_rms, wide)
     inner = _sum(call, along * dh, across) / number_as(k, wide)
     if counted is not None:
         inner = lax.optimization_barrier(inner)
     dy = dh - normalised * inner
     if scale is not None:
-        dy = dy * _gain(call, scale, wide)
-    return zero_outside(_live(call, h, mask, across), dy), -inverse_rms * convert(inner, "float64")
+        dy = dy * gain(call, scale, wide)
+    return zero_outside(_varying(mask, empty), dy), -inverse_rms * convert(inner, "float64")
 
 
 def _along_parameters(
@@ -227,7 +192,7 @@ def _along_parameters(
     dy = convert(zeros_of(h, "float64") + _features(call, dbias if dscale is None else dscale), wide)
     if dscale is not None:
         dy = _over_rho(zero_outside(mask, h), inverse_rms, wide) * dy
-    return zero_outside(_live(call, h, mask, across), dy)
+    return zero_outside(_varying(mask, _counted(call, h, mask, across)[2]), dy)
 
 
 def elementwise(call: Call) -> str:
@@ -236,7 +201,7 @@ def elementwise(call: Call) -> str:
     return "float32" if short else "float64"
 
 
-def derived(call: Call) -> str:
+def _derived(call: Call) -> str:
     """Dtype of the derivatives that JAX asks for, before they are rounded."""
     return dtypes.arithmetic(dtypes.promote(call.x, call.product, call.result))
 
@@ -268,28 +233,17 @@ def _part(call: Call, h: jax.Array, mask: jax.Array | None) -> tuple[Call, jax.A
     return leading, lax.slice_in_dim(h, 0, leading.n, axis=call.axes[0])
 
 
-def _live(call: Call, h: jax.Array, mask: jax.Array | None, across: Across | None = None) -> jax.Array | None:
+def _varying(mask: jax.Array | None, empty: Any) -> jax.Array | None:
     """Elements whose y is not constant, None for all."""
-    return None if mask is None else mask & ~_counted(call, h, mask, across)[2]
+    return None if mask is None else mask & ~empty
 
 
 def _centred(call: Call, h: jax.Array, counted: jax.Array | None, k: Any, across: Across | None = None) -> jax.Array:
     """The numbers that the statistic squares: h, or for a variance h less its mean; 0 where not counted."""
     if call.variant.statistic == "variance":
-        for _ in range(2 if _may_leave_range(call) else 1):  # in float64 the mean is slightly off, and what is left too
+        for _ in range(2 if may_leave_range(call) else 1):  # in float64 the mean is slightly off, and what is left too
             h = zero_outside(counted, h - _sum(call, h, across) / number_as(k, h.dtype.name))
     return h
-
-
-def _along(
-    call: Call, h: jax.Array, normalised: jax.Array, counted: jax.Array | None, k: Any, inverse_rms: jax.Array,
-    across: Across | None,
-) -> jax.Array:  # fmt: skip
-    """What the statistic squares, over rho. In float64 the mean is taken of h, as XLA may contract h / rho with it."""
-    if _may_leave_range(call):
-        c = _centred(call, zero_outside(counted, double(h)), counted, k, across)
-        return _over_rho(c, inverse_rms, "float64")
-    return _centred(call, normalised, counted, k, across)
 
 
 def _eps(call: Call, k: Any, inverse_power: Any = 1.0) -> tuple[Any, Any, Any]:
@@ -313,7 +267,7 @@ def _slope(call: Call, k: Any, inverse_rms: jax.Array, dtype: str) -> Any:
     return 1.0
 
 
-def _may_leave_range(call: Call) -> bool:
+def may_leave_range(call: Call) -> bool:
     """Whether products of the numbers of a call may leave the range of float64."""
     return bool(call.n) and "float64" in (call.x, call.result)
 
@@ -335,16 +289,11 @@ def _across(part: Any, across: Across | None) -> Any:
     return part if across is None else lax.psum(part, across.axis_name, axis_index_groups=across.groups)
 
 
-def _gain(call: Call, scale: jax.Array, dtype: str = "float64") -> jax.Array:
+def gain(call: Call, scale: jax.Array, dtype: str = "float64") -> jax.Array:
     """o + g. An o of 0 is not added: it would make +0 of a gain that is -0."""
-    gain = _features(call, scale, dtype)
-    return call.variant.scale_offset + gain if call.variant.scale_offset else gain
+    g = _features(call, scale, dtype)
+    return call.variant.scale_offset + g if call.variant.scale_offset else g
 
 
 def _features(call: Call, parameter: jax.Array, dtype: str = "float64") -> jax.Array:
     return convert(parameter, dtype).reshape(call.feature_shape)
-
-
-def _over_rows(call: Call, terms: jax.Array) -> jax.Array:
-    """Sum over the axes that share the parameters, in the shape of the parameters."""
-    return jnp.sum(convert(terms, "float64"), axis=call.shared_axes)

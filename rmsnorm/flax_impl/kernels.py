@@ -1,16 +1,13 @@
 """The compiled kernels as primitives of JAX. A primitive becomes plain operations where no kernel can compute it.
 
-Kernels are for one CPU. For GPUs, TPUs and several devices, for jax.export and without kernels, XLA compiles
-arithmetic.py. What JAX derives from a primitive it derives from the plain operations, with two exceptions: the
-transpose of the tangent is a kernel, too, and a vmap that maps no parameter is a call with more rows.
+What JAX derives from a primitive it derives from the operations, with two exceptions: the transpose of the tangent is a
+kernel, too, and a vmap that maps no parameter is a call with more rows.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from functools import partial as bind
 from math import prod
 from typing import Any, TypeAlias
@@ -21,27 +18,25 @@ from jax import ffi
 from jax import numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from rmsnorm import cpu
 from rmsnorm.call import Call, filled, given
-from rmsnorm.flax_impl import arithmetic, private
 from rmsnorm.flax_impl import gate as plain
-from rmsnorm.flax_impl.arithmetic import Across
+from rmsnorm.flax_impl import private
+from rmsnorm.flax_impl.engines import Context, Engine, context_of, engine_of
 from rmsnorm.flax_impl.gate import Pair
+from rmsnorm.flax_impl.operations import Across, elementwise, gain, may_leave_range
 from rmsnorm.flax_impl.private import Primitive, ad, batching, mlir
-from rmsnorm.flax_impl.rounding import convert, with_x64
+from rmsnorm.flax_impl.rounding import convert, double, excess, exponent_of, times_two_to, with_x64, zero_outside
 
-Present: TypeAlias = tuple[
-    bool | None, ...
-]  # None for an operand that is None: those of x's shape, the mask, parameters
+Present: TypeAlias = tuple[bool | None, ...]  # for each operand, of x's shape, mask or parameter; None if it is None
 Wanted: TypeAlias = tuple[str | None, ...]  # dtypes of dx, dscale, dbias and dgate; None for what is not computed
-Gradients: TypeAlias = tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None]
 
 
 @bind(jax.custom_jvp, nondiff_argnums=(0, 1))
 @with_x64
 def _normalise(call: Call, across: Across | None, h: Any, scale: Any, bias: Any, mask: Any, gate: Any) -> Pair:
     """y and 1 / rho in float64, of a checked call."""
-    if across is not None or not _is_in_rows(call, h, scale, bias, mask, gate):
+    context = context_of((h, scale, bias, mask, gate), is_spread=across is not None)
+    if engine_of(call, context)[0] is Engine.OPERATIONS:
         return plain.forward(call, h, scale, bias, mask, gate, across)
     y, inverse_rms = _run(_forward_p.bind, h, gate, _with_all_axes(call, mask), scale, bias, call=call)
     return y, inverse_rms
@@ -61,19 +56,27 @@ def _differentiate_norm(
     # A second derivative finds 1 / rho to be an output of normalise, and goes through it.
     bias = _bias_for(call, bias, dgate)
     operands = h, inverse_rms, dh, gate, dgate, _with_all_axes(call, mask), scale, bias, dscale, dbias
-    if across is not None or not _is_in_rows(call, *operands):
+    if engine_of(call, context_of(operands, is_spread=across is not None))[0] is Engine.OPERATIONS:
         return (y, inverse_rms), _tangent_in_operations(call, across, *operands)
     dy, dinverse_rms = _run(_tangent_p.bind, *operands, call=call)
     return (y, inverse_rms), (dy, dinverse_rms)
 
 
-def gradients(call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, gate: Any, dh: Any) -> Gradients:
-    """dx + dh, dscale, dbias and dgate in the dtypes of h, scale, bias and gate, without a forward pass before."""
+@bind(jax.jit, static_argnums=(0, 1))
+@with_x64
+def gradients(
+    call: Call, terms: tuple[str, ...], dy: Any, h: Any, scale: Any, bias: Any, mask: Any, gate: Any, dh: Any
+) -> Any:
+    """dx + dh in each dtype of ``terms``, dscale, dbias and dgate, without a forward pass before."""
     wanted = call.x, _name(scale), _name(bias), _name(gate)
-    operands = dy, h, dh, gate, _with_all_axes(call, mask), scale, _bias_for(call, bias, gate)
-    function = _gradients_p.bind if _is_in_rows(call, *operands) else _gradients_in_operations
-    dx, dscale, dbias, dgate = filled(_run(function, *operands, call=call, wanted=wanted), wanted)
-    return dx, dscale, dbias, dgate
+    operands = dy, h, None, dh, gate, _with_all_axes(call, mask), scale, _bias_for(call, bias, gate)
+    is_mixed = {*terms, _name(dh) or call.x} != {call.x}
+    if engine_of(call, context_of(operands, is_mixed=is_mixed))[0] is Engine.KERNELS:
+        dx, *others = filled(_run(_gradients_p.bind, *operands, call=call, wanted=wanted), wanted)
+        return [dx for _ in terms], *others
+    dx, *others = _by_formula(call, dy, h, dh, gate, mask, scale, bias, wanted)
+    others = [None if name is None else convert(d, name) for d, name in zip(others, wanted[1:], strict=True)]
+    return [convert(dx, name) for name in terms], *others
 
 
 def _bias_for(call: Call, bias: Any, dgate: Any) -> Any:
@@ -83,16 +86,10 @@ def _bias_for(call: Call, bias: Any, dgate: Any) -> Any:
 
 def _tangent_in_operations(
     call: Call, across: Across | None, h: Any, inverse_rms: Any, dh: Any, gate: Any, dgate: Any, mask: Any, scale: Any,
-    bias: Any, dscale: Any, dbias: Any,
+    bias: Any, dscale: Any, dbias: Any, *, as_y: bool = False,
 ) -> Pair:  # fmt: skip
     arrays = h, scale, bias, mask, gate, inverse_rms, dh, dscale, dbias, dgate
-    return plain.tangent(call, normalise, arithmetic.derived, *arrays, across)
-
-
-def _is_in_rows(call: Call, *arrays: Any) -> bool:
-    """Whether all sizes are known, kernels can take the call, and no type says that devices have parts of an array."""
-    known = all(isinstance(size, int) for size in call.shape)
-    return known and cpu.refusal(call) is None and not any(map(private.is_divided, given(arrays)))
+    return plain.tangent(call, normalise, *arrays, across, as_y=as_y)
 
 
 def _with_all_axes(call: Call, mask: Any) -> Any:
@@ -136,80 +133,87 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, present: P
     wanted = tuple(None if t is None else t.aval.dtype.name for t in (dh, dscale, dbias, dgate))
     dy, dinverse_rms = cotangents
     if type(dinverse_rms) is not ad.Zero:  # in a second derivative
-        rest = h, inverse_rms, gate, mask, scale, bias
-        results = _transposed(call, wanted, *rest, *map(ad.instantiate_zeros, cotangents))
+        both = map(ad.instantiate_zeros, cotangents)
+        results = _transposed(call, wanted, h, inverse_rms, gate, mask, scale, bias, *both)
     else:
-        operands = ad.instantiate_zeros(dy), h, inverse_rms, gate, mask, scale, bias
-        results = _run(_pull_back_p.bind, *operands, call=call, wanted=wanted)
+        arrays = ad.instantiate_zeros(dy), h, inverse_rms, None, gate, mask, scale, bias
+        results = _run(_gradients_p.bind, *arrays, call=call, wanted=wanted)
     dx, dscale, dbias, dgate = filled(results, wanted)
     transposed = zip((None, None, dx, None, dgate, None, None, None, dscale, dbias), present, strict=True)
     return [result for result, is_present in transposed if is_present]
 
 
-def _pull_back(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
-    dy, *rest = filled(operands, present)
-    return _transposed(call, wanted, *rest, dy)
-
-
 @with_x64
 def _transposed(
-    call: Call, wanted: Wanted, h: Any, inverse_rms: Any, gate: Any, mask: Any, scale: Any, bias: Any, *cotangents: Any
-) -> Any:
+    call: Call, wanted: Wanted, h: Any, inverse_rms: Any, gate: Any, mask: Any, scale: Any, bias: Any, *cotangents: Any,
+    as_y: bool = False,
+) -> Any:  # fmt: skip
     """Those of dx, dscale, dbias and dgate whose dtype is given in ``wanted``, in that dtype."""
 
     def push_forward(*tangents: Any) -> Any:
         dh, dscale, dbias, dgate = filled(tangents, wanted)
         operands = h, inverse_rms, dh, gate, dgate, mask, scale, bias, dscale, dbias
-        return _tangent_in_operations(call, None, *operands)[: len(cotangents)]
+        return _tangent_in_operations(call, None, *operands, as_y=as_y)[: len(cotangents)]
 
-    return jax.linear_transpose(push_forward, *_gradients(call, wanted, private.typeof(h)))(cotangents)
-
-
-def _pull_back_types(_: Any, h: Any, *__: Any, call: Call, present: Present, wanted: Wanted) -> Any:
-    return _gradients(call, wanted, h)
-
-
-def _pull_back_kernel(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
-    from rmsnorm.cpu import xla
-
-    dy, h, inverse_rms, gate, mask, scale, bias = filled(operands, present)
-    mask, steps = _mask_in_steps(call, mask)
-    names = _name(scale), _name(bias) or wanted[2], _name(gate)
-    has_bias, are_wanted = bias is not None, _are_wanted(wanted)
-    attribute = xla.backward(call, *names, steps, are_wanted, has_inverse_rms=True, has_bias=has_bias)
-    return _call_kernel(attribute, _gradients(call, wanted), dy, h, inverse_rms, scale, bias, mask, gate)
+    return jax.linear_transpose(push_forward, *_gradient_types(None, private.typeof(h), call=call, wanted=wanted))(
+        cotangents
+    )
 
 
 @with_x64
-def _gradients_in_operations(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
-    dy, h, dh, gate, mask, scale, bias = filled(operands, present)
-    results = zip(plain.backward(call, normalise, dy, h, scale, bias, mask, gate, dh), wanted, strict=True)
+def _gradients(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
+    """The same by the formula, if there is no 1 / rho; or else by the transpose, as of an automatic differentiation."""
+    dy, h, inverse_rms, dh, gate, mask, scale, bias = filled(operands, present)
+    if inverse_rms is not None:
+        return _transposed(call, wanted, h, inverse_rms, gate, mask, scale, bias, dy)
+    results = zip(_by_formula(call, dy, h, dh, gate, mask, scale, bias, wanted), wanted, strict=True)
     return [convert(result, name) for result, name in results if name is not None]
 
 
-def _gradients_kernel(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
-    from rmsnorm.cpu import xla
+def _by_formula(
+    call: Call, dy: Any, h: Any, dh: Any, gate: Any, mask: Any, scale: Any, bias: Any, wanted: Wanted
+) -> list[Any]:
+    """dx + dh, dscale, dbias and dgate before they are rounded, without a 1 / rho before; None as in ``wanted``."""
+    wide, (_, inverse_rms) = elementwise(call), plain.forward(call, h, scale, bias, mask, gate)
+    types = tuple(name and dtype for name, dtype in zip(wanted, (wide, "float64", "float64", wide), strict=True))
+    is_wide = may_leave_range(call)
+    dy = double(dy) if is_wide else dy
 
-    dy, h, dh, gate, mask, scale, bias = filled(operands, present)
-    mask, steps = _mask_in_steps(call, mask)
-    own, names = replace(call, result=dy.dtype.name), (_name(scale), wanted[2], _name(gate))
-    has_bias, has_dh, are_wanted = bias is not None, dh is not None, _are_wanted(wanted)
-    attribute = xla.backward(own, *names, steps, are_wanted, has_bias=has_bias, has_dh=has_dh)
-    return _call_kernel(attribute, _gradients(call, wanted), dy, h, scale, bias, mask, dh, gate)
+    def transposed(dy: Any) -> list[Any]:
+        of_dy = replace(call, result=dy.dtype.name)
+        return filled(_transposed(of_dy, types, h, inverse_rms, gate, mask, scale, bias, dy, as_y=True), wanted)
+
+    dx, dscale, dbias, dgate = transposed(dy)
+    if is_wide:  # dy times the gain may leave the range where dx does not
+        largest = exponent_of(jnp.max(abs(zero_outside(mask, dy)), axis=call.axes, keepdims=True))
+        power = excess(largest if scale is None else largest + exponent_of(jnp.max(abs(gain(call, scale)))), 900)
+        dx, _, _, dgate = transposed(times_two_to(-power, dy))
+        dx, dgate = (None if t is None else times_two_to(power, t) for t in (dx, dgate))
+    return [dx if dh is None else dx + convert(dh, wide), dscale, dbias, dgate]
 
 
-def _gradients(call: Call, wanted: Wanted, h: Any = None) -> Any:
+def _gradient_types(_: Any = None, h: Any = None, *__: Any, call: Call, present: Present = (), wanted: Wanted) -> Any:
     features = tuple(call.shape[axis] for axis in call.feature_axes)
     shapes = (call.shape, features, features, call.shape)
     return _types(h, *((shape, name) for shape, name in zip(shapes, wanted, strict=True) if name is not None))
 
 
+def _gradients_kernel(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
+    from rmsnorm.cpu import xla
+
+    dy, h, inverse_rms, dh, gate, mask, scale, bias = filled(operands, present)
+    mask, steps = _mask_in_steps(call, mask)
+    attribute = xla.backward(
+        replace(call, result=dy.dtype.name), _name(scale), _name(bias) or wanted[2], _name(gate), steps,
+        tuple(name is not None for name in wanted), has_inverse_rms=inverse_rms is not None, has_bias=bias is not None,
+        has_dh=dh is not None,
+    )  # fmt: skip
+    types = _gradient_types(call=call, wanted=wanted)
+    return _call_kernel(attribute, types, dy, h, inverse_rms, scale, bias, mask, dh, gate)
+
+
 def _types(h: Any, *results: tuple[tuple[int, ...], str]) -> Any:
     return [private.type_like(h, shape, jnp.dtype(name)) for shape, name in results]
-
-
-def _are_wanted(wanted: Wanted) -> tuple[bool, ...]:
-    return tuple(name is not None for name in wanted)
 
 
 def _name(x: Any) -> str | None:
@@ -231,29 +235,14 @@ def _call_kernel(attribute: np.ndarray, types: Any, *operands: Any) -> Any:
     return ffi.ffi_call("rmsnorm", types)(*given(operands), attribute=attribute)
 
 
-@lru_cache(maxsize=1)
-def _is_registered() -> bool:
-    """Whether XLA accepts the handler. A warning says so if it does not, as with another version of the interface."""
-    from rmsnorm.cpu import xla
-
-    try:
-        ffi.register_ffi_target("rmsnorm", xla.handler(), platform="cpu")
-    except jax.errors.JaxRuntimeError as error:
-        warnings.warn(
-            f"rmsnorm: this jaxlib does not accept the CPU kernels; XLA compiles slower code instead ({error}); "
-            "install another version of jaxlib, or set RMSNORM_CPU_KERNELS=0 to hide this warning",
-            stacklevel=2,
-        )
-        return False
-    return True
-
-
 def _primitive(
-    name: str, plain: Callable[..., Any], types: Callable[..., Any], kernel: Callable[..., Any] | None, like_x: int
-) -> Primitive:
+    name: str, plain: Callable[..., Any], types: Callable[..., Any], kernel: Callable[..., Any] | None, like_x: int,
+    tangents: tuple[int, ...] = (),
+) -> Primitive:  # fmt: skip
     """A primitive that computes ``plain``, on CPUs in a kernel if there is one.
 
-    Its operands are as many as ``like_x`` of x's shape, then a mask, then parameters; only those that are not None.
+    Its operands are as many as ``like_x`` of x's shape, those at ``tangents`` to be transposed, then a mask, then
+    parameters; only those that are not None.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
@@ -263,20 +252,16 @@ def _primitive(
     if kernel is not None:
         mlir.register_lowering(primitive, bind(_lower, plain, kernel), platform="cpu")
     ad.primitive_jvps[primitive] = bind(_differentiate, plain)
-    batching.primitive_batchers[primitive] = bind(_batch, primitive, plain, like_x)
+    batching.primitive_batchers[primitive] = bind(_batch, primitive, plain, like_x, tangents)
     return primitive
 
 
+@with_x64  # the lowering itself traces float64, too
 def _lower(plain: Callable[..., Any], kernel: Callable[..., Any], context: Any, *operands: Any, **params: Any) -> Any:
     """The program of a primitive for CPUs: a kernel, or else plain operations, which XLA divides among devices."""
-    one = private.is_for_one_device(context.module_context)
-    if one and cpu.is_available() and _is_registered():
-        return _lower_kernel(kernel, context, *operands, **params)
-    return mlir.lower_fun(plain, multiple_results=True)(context, *operands, **params)
-
-
-@with_x64  # the lowering itself traces float64, too
-def _lower_kernel(kernel: Callable[..., Any], context: Any, *operands: Any, **params: Any) -> Any:
+    is_on_one_cpu = private.is_for_one_device(context.module_context)
+    if engine_of(params["call"], Context(is_on_one_cpu=is_on_one_cpu))[0] is Engine.OPERATIONS:
+        return mlir.lower_fun(plain, multiple_results=True)(context, *operands, **params)
     plain_types = [jax.core.ShapedArray(x.shape, x.dtype) for x in context.avals_in]
     return mlir.lower_fun(kernel, multiple_results=True)(context.replace(avals_in=plain_types), *operands, **params)
 
@@ -286,21 +271,24 @@ def _differentiate(plain: Callable[..., Any], primals: Sequence[Any], tangents: 
 
 
 def _batch(
-    primitive: Primitive, plain: Callable[..., Any], like_x: int, operands: Sequence[Any],
+    primitive: Primitive, plain: Callable[..., Any], like_x: int, tangents: tuple[int, ...], operands: Sequence[Any],
     axes: Sequence[int | None], **params: Any,
 ) -> tuple[Any, list[int]]:  # fmt: skip
-    """A call with more rows; plain operations if each part has parameters or sums over rows of its own."""
+    """A call with more rows; or operations, if each part has parameters or sums of its own, or a sum is over parts."""
     call, indices = params["call"], [i for i, is_present in enumerate(params["present"]) if is_present]
-    of_parts = any(axis is not None for i, axis in zip(indices, axes, strict=True) if i > like_x)
-    shared = any(axis is None for i, axis in zip(indices, axes, strict=True) if i < like_x)
-    if of_parts or shared or any(params.get("wanted", ())[1:3]):
+    entries = [*zip(indices, operands, axes, strict=True)]
+    has_own = any(params.get("wanted", ())[1:3]) or any(i > like_x and axis is not None for i, _, axis in entries)
+    if has_own or any(i in tangents and axis is None for i, _, axis in entries):
         results = jax.vmap(bind(plain, **params), tuple(axes))(*operands)
     else:
+        size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
         rows = [
-            x if i > like_x else x[None] if axis is None else jnp.moveaxis(x, axis, 0)
-            for i, x, axis in zip(indices, operands, axes, strict=True)
-        ]
-        results = primitive.bind(*rows, **{**params, "call": _with_axis(call, rows[0].shape[0])})
+            x if i > like_x
+            else jnp.broadcast_to(x, (size if i < like_x else 1, *x.shape)) if axis is None
+            else jnp.moveaxis(x, axis, 0)
+            for i, x, axis in entries
+        ]  # fmt: skip
+        results = primitive.bind(*rows, **{**params, "call": _with_axis(call, size)})
     return results, [0] * len(results)
 
 
@@ -311,7 +299,6 @@ def _with_axis(call: Call, size: int) -> Call:
 
 
 _forward_p = _primitive("rms_norm", _forward, _forward_types, _forward_kernel, 2)
-_tangent_p = _primitive("rms_norm_tangent", _tangent, _forward_types, None, 5)
-_pull_back_p = _primitive("rms_norm_gradients", _pull_back, _pull_back_types, _pull_back_kernel, 4)
-_gradients_p = _primitive("rms_norm_vjp", _gradients_in_operations, _pull_back_types, _gradients_kernel, 4)
+_tangent_p = _primitive("rms_norm_tangent", _tangent, _forward_types, None, 5, (2, 4))
+_gradients_p = _primitive("rms_norm_gradients", _gradients, _gradient_types, _gradients_kernel, 5)
 ad.primitive_transposes[_tangent_p] = _transpose

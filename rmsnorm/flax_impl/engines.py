@@ -1,0 +1,98 @@
+"""Which engine computes a call: the kernels for CPUs, or operations that XLA compiles. Nothing else decides that.
+
+A call is asked about twice: of its arrays when it is traced, and of its devices when its program is lowered.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from enum import Enum
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+from jax import ffi
+
+from rmsnorm import cpu
+from rmsnorm.call import Call, given
+from rmsnorm.flax_impl import private
+
+
+class Engine(Enum):
+    """What computes a call."""
+
+    KERNELS = "kernels"  # those of rmsnorm.cpu
+    OPERATIONS = "operations of JAX"
+
+
+class Context(NamedTuple):
+    """What is around a call.
+
+    Attributes:
+        is_spread: a row is spread over a named axis.
+        is_divided: types say that each device has its own part of an array.
+        is_mixed: the gradient of x + residual is wanted in another dtype than its own.
+        is_on_one_cpu: whether the program is for one CPU of this process; None while it is traced.
+    """
+
+    is_spread: bool = False
+    is_divided: bool = False
+    is_mixed: bool = False
+    is_on_one_cpu: bool | None = None
+
+
+def engine_of(call: Call, context: Context) -> tuple[Engine, str | None]:
+    """The engine, and why it is not the kernels; None if it is."""
+    reason = _reason(call, context)
+    return Engine.KERNELS if reason is None else Engine.OPERATIONS, reason
+
+
+def _reason(call: Call, context: Context) -> str | None:
+    if not all(isinstance(size, int) for size in call.shape):
+        return "a size of x is not known before the program runs"
+    if context.is_spread:
+        return "a row is spread over several devices"
+    if context.is_divided:
+        return "each device has a part of an array"
+    if context.is_mixed:
+        return "the gradient of x and that of the residual have different dtypes"
+    if (refusal := cpu.refusal(call)) is not None:
+        return refusal
+    if context.is_on_one_cpu is None:
+        return None
+    if not context.is_on_one_cpu:
+        return "an array is not on one CPU"
+    if not cpu.is_available():
+        return cpu.why_not(call) or "there are no kernels"
+    return None if is_registered() else "this jaxlib does not accept the kernels"
+
+
+def context_of(arrays: Iterable[Any], **others: Any) -> Context:
+    """The context of a call with these arrays, some of which may be None."""
+    return Context(is_divided=any(map(private.is_divided, given(arrays))), **others)
+
+
+def why_not(call: Call, arrays: Iterable[Any]) -> str | None:
+    """Why no kernel is in the program that JAX compiles for these arrays; None if there is one."""
+    arrays = [array for array in arrays if isinstance(array, jax.Array)]
+    devices = {device for array in arrays for device in array.devices()}
+    on_one_cpu = [device.platform for device in devices] == ["cpu"]
+    return engine_of(call, context_of(arrays, is_on_one_cpu=on_one_cpu))[1]
+
+
+@lru_cache(maxsize=1)
+def is_registered() -> bool:
+    """Whether XLA accepts the handler. A warning says so if it does not, as with another version of the interface."""
+    from rmsnorm.cpu import xla
+
+    try:
+        ffi.register_ffi_target("rmsnorm", xla.handler(), platform="cpu")
+    except jax.errors.JaxRuntimeError as error:
+        warnings.warn(
+            f"rmsnorm: this jaxlib does not accept the CPU kernels; XLA compiles slower code instead ({error}); "
+            "install another version of jaxlib, or set RMSNORM_CPU_KERNELS=0 to hide this warning",
+            stacklevel=2,
+        )
+        return False
+    return True
