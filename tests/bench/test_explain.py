@@ -146,7 +146,7 @@ def test_of_a_program_of_jax_it_names_every_kernel() -> None:
 @needs_kernels
 @pytest.mark.parametrize(("options", "status", "text"), [
     (["numpy", "--with", "mask"], 0, "NumPy: kernel forward-float32-float32"),
-    (["tf", "--shape", "4x6", "--axis", "0"], 1, "the normalised axes are not the last ones"),
+    (["flax", "--shape", "4x6", "--axis", "0"], 1, "the normalised axes are not the last ones"),
     (["numpy", "--with", "gate", "--dtype", "float64"], 0, "NumPy: kernel forward-float64-float64-silu-after"),
     (["numpy", "--with", "mask", "--dtype", "bf16"], 0, "NumPy: kernel forward-bfloat16-bfloat16"),
     (["numpy", "--axis", "2"], 2, "axis is 2"),
