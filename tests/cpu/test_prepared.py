@@ -1,0 +1,67 @@
+"""A call is checked and planned once for equal shapes, dtypes and options, whichever library the arrays are of."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rmsnorm import cpu
+from rmsnorm.cpu.prepared import _prepared, back, in_order, order_of, prepare
+
+X, G = np.ones((4, 6), "float32"), np.ones(6, "float32")
+
+
+def options(axis: Any = -1, feature_axis: Any = None, partial: Any = None) -> Any:
+    return "llama", None, partial, axis, feature_axis, None
+
+
+def test_an_equal_call_is_prepared_once() -> None:
+    first = prepare("rms_norm", options(), X, G)
+    before = _prepared.cache_info().misses
+    assert prepare("rms_norm", options(), X.copy(), G.copy()) is first
+    assert _prepared.cache_info().misses == before
+    assert prepare("rms_norm", options(), X, G.astype("float64")) is not first
+    assert (first.plan is None) is not cpu.is_available()
+
+
+def test_what_is_equal_to_python_is_no_equal_option() -> None:
+    assert prepare("rms_norm", options(1), X, G).call.axes == (1,)
+    for axis in (True, 1.0):
+        with pytest.raises(TypeError, match="axis"):
+            prepare("rms_norm", options(axis), X, G)
+
+
+def test_an_option_that_no_cache_can_look_up() -> None:
+    assert prepare("rms_norm", options([0, 1]), X, np.ones((4, 6))).call == prepare(
+        "rms_norm", options((0, 1)), X, np.ones((4, 6))
+    ).call  # fmt: skip
+    with pytest.raises(ValueError, match="scale has shape"):
+        prepare("rms_norm", options([0, 1]), X, G)
+
+
+def test_every_order_of_axes_is_one_that_kernels_take_or_the_order_of_x() -> None:
+    shape = (2, 3, 4, 5)
+    every = [axes for count in (1, 2, 3) for axes in itertools.combinations(range(4), count)]
+    moved = 0
+    for axes, features, partial in itertools.product(every, every, (None, 0.5)):
+        x, scale = np.ones(shape, "float32"), np.ones([shape[i] for i in features])
+        prepared = prepare("rms_norm", options(axes, features, partial), x, scale)
+        call, order = prepared.call, order_of(prepared.call)
+        assert prepared.order == order
+        if order is None:
+            assert prepared.rows is call
+            continue
+        moved += 1
+        rows = in_order(call, order)
+        assert sorted(order) == list(range(4))
+        assert rows.shape == tuple(shape[axis] for axis in order)
+        assert (x.transpose(order).transpose(back(order))).shape == shape
+        # the parameters keep their order, and neither a part of a row nor a parameter is torn apart
+        assert [order[axis] for axis in rows.feature_axes] == list(call.feature_axes)
+        assert {order[axis] for axis in rows.axes} == set(call.axes)
+        assert rows.has_neighbours
+        assert partial is None or set(call.axes) <= set(call.feature_axes)
+    assert moved > 50
