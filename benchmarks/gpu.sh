@@ -46,7 +46,7 @@ opens() {
 }
 parity() {
     local backend=$1 name=$2 limit=$3; shift 3
-    step "parity of $backend, $name" "$limit" -m rmsnorm check --backend "$backend" --device $device "$@" \
+    step "parity of $backend, $name" "$limit" -m rmsnorm selftest --backend "$backend" --device $device "$@" \
         --json "$out/parity-$backend-$name.json"
 }
 times() {

@@ -122,7 +122,7 @@ LEVELS: Final = (
         "files": "read and written safely",
         "rmsnorm": "what import gives",
     },
-    {"specification": "what a call means", "processes": "workers", "page": "HTML", "screen": "tables"},
+    {"specification": "what a call means", "processes": "workers", "screen": "tables"},
 )
 COLOURS: Final = ("#f8cecc", "#e1d5e7", "#e1d5e7", "#fff2cc", "#d5e8d4", "#d5e8d4", "#dae8fc", "#dae8fc")
 

@@ -107,7 +107,7 @@ def test_every_cell_is_in_the_files_at_once(tmp_path: Path) -> None:
     assert json.loads(piped.communicate(timeout=60)[1].partition("numpy 4/4\n")[2])["records"]
 
 
-@pytest.mark.parametrize("command", ["check", "bench"])
+@pytest.mark.parametrize("command", ["selftest", "bench"])
 def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path, command: str) -> None:
     (tmp_path / "link.json").symlink_to(tmp_path / "missing" / "a.json")
     for name, reason in (("link.json", "No such file or directory"), ("x" * 250 + ".json", "File name too long")):
@@ -118,8 +118,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
-def test_ctrl_c_keeps_what_check_has_finished(tmp_path: Path) -> None:
-    process = started(tmp_path, "check", "--all", "--backend", "numpy", "--json", "c.json")
+def test_ctrl_c_keeps_what_selftest_has_finished(tmp_path: Path) -> None:
+    process = started(tmp_path, "selftest", "--all", "--backend", "numpy", "--json", "c.json")
     threads = Path(f"/proc/{process.pid}/task")
     waited(lambda: any(file.read_text() for file in threads.glob("*/children")))
     time.sleep(6)  # of the half minute that it takes
@@ -137,7 +137,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         run = subprocess.run([*COMMAND, "variants"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert run.returncode == 2
     assert run.stderr == ("rmsnorm: standard output cannot be used, as the system says: No space left on device\n")
-    arguments = ["check", "--backend", "numpy", "--variant", "mlx", "--dtype", "float32", "--json", "/dev/full"]
+    arguments = ["selftest", "--backend", "numpy", "--variant", "mlx", "--dtype", "float32", "--json", "/dev/full"]
     run = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60)
     assert run.returncode == 2
     assert "/dev/full cannot be used, as the system says: No space left on device" in run.stderr

@@ -17,14 +17,31 @@ from rmsnorm.cli import app
 NO_FOLDER = "/no/such/folder is not a folder"
 # what is typed, where DIR is an empty folder, and what is said; "whole_model" is the program in benchmarks/
 USAGE = [
-    ("check --backend theano", "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax' or 'numpy'"),
-    ("check --variant lama", "or 'keras_rms_scaling'; did you mean 'llama'?"),
-    ("check --variant qwen3", "a family of models, expected a name of a variant; its variant is llama, with eps 1e-06"),
-    ("check --dtype float8", "dtype is 'float8', expected 'float16', 'bfloat16', 'float32' or 'float64'"),
-    ("check --device tpu", "device is 'tpu', expected 'cpu' or 'cuda'"),
-    ("check --backend numpy --device cuda", "NumPy refused: numpy: device is 'cuda', expected 'cpu'"),
-    ("check --json /no/such/folder/x.json", NO_FOLDER),
-    ("check --frobnicate 1", "No such option"),
+    ("selftest --backend theano", "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax' or 'numpy'"),
+    ("selftest --variant lama", "or 'keras_rms_scaling'; did you mean 'llama'?"),
+    (
+        "selftest --variant qwen3",
+        "a family of models, expected a name of a variant; its variant is llama, with eps 1e-06",
+    ),
+    ("selftest --dtype float8", "dtype is 'float8', expected 'float16', 'bfloat16', 'float32' or 'float64'"),
+    ("selftest --device tpu", "device is 'tpu', expected 'cpu' or 'cuda'"),
+    ("selftest --backend numpy --device cuda", "NumPy refused: numpy: device is 'cuda', expected 'cpu'"),
+    ("selftest --json /no/such/folder/x.json", NO_FOLDER),
+    ("selftest --frobnicate 1", "No such option"),
+    (
+        "check",
+        "rmsnorm check: TARGET is missing, expected your own such as my_norm.py:norm; to compare the backends of "
+        "this package, use `rmsnorm selftest`",
+    ),
+    ("check x:y --framework caffe", "rmsnorm check: framework is 'caffe', expected 'torch'"),
+    (
+        "check no_such:norm",
+        "rmsnorm check: no_such cannot be imported (ModuleNotFoundError: No module named 'no_such')",
+    ),
+    ("check x:y --json /no/such/folder/x.json", NO_FOLDER),
+    ("check x:y --device tpu", "rmsnorm check: device is 'tpu', expected 'cpu' or 'cuda'"),
+    ("check --all", "No such option"),
+    ("identify no_such:norm", "rmsnorm identify: no_such cannot be imported ("),
     ("variants --json --markdown", "--json and --markdown are given, expected one of them"),
     ("identify torch.nn:RMSNor", "torch.nn has no 'RMSNor'"),
     ("identify torch.nn:RMSNorm --init {", "init is '{', expected a JSON object"),
@@ -63,9 +80,13 @@ USAGE = [
     ("whole_model --json /no/such/folder/x.json", NO_FOLDER),
 ]
 HELP = {
+    "selftest": (
+        "--backend --variant --dtype --device --json --junit --all --list",
+        "rmsnorm selftest --backend torch --variant llama --dtype bfloat16", "Exit status: 0 everything agrees",
+    ),
     "check": (
-        "--backend --variant --dtype --device --json --junit --markdown --all --list",
-        "rmsnorm check --backend torch --variant llama --dtype bfloat16", "Exit status: 0 everything agrees",
+        "--variant --eps --dtype --framework --device --json --junit --edges --batch-invariant --exhaustive --large",
+        "rmsnorm check my_norm:norm --variant llama", "Exit status: 0 everything agrees", "rmsnorm selftest",
     ),
     "bench": (
         "--backend --op --shape --dtype --variant --device --seconds --threads --json --summary --plot", *BACKENDS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -33,7 +32,7 @@ def test_a_right_function_passes_in_every_dtype() -> None:
     assert "huge" in {record.case for record in check(right, "llama", dtypes="float32", extremes=True).run.records}
 
 
-def test_the_text_says_where_and_what_it_is_instead(tmp_path: Path) -> None:
+def test_the_text_says_where_and_what_it_is_instead() -> None:
     def wrong(x: Any, weight: Any) -> Any:
         y = right(x, weight)
         if y.size > 3000:
@@ -42,9 +41,6 @@ def test_the_text_says_where_and_what_it_is_instead(tmp_path: Path) -> None:
 
     result = check(wrong, "llama", dtypes="float32")
     assert str(result) == repr(result) == result.text
-    assert "<svg" in result._repr_html_()
-    result.write_html(tmp_path / "a.html")
-    assert "is not llama" in (tmp_path / "a.html").read_text()
     assert not result.passed
     lines = result.text.splitlines()
     first = lines[0].split(": ")
