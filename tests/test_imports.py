@@ -225,7 +225,6 @@ m.Distribution.from_name = classmethod(from_name)
 """
 COMMANDS = {
     "selftest": ("--backend", "numpy", "--variant", "mlx", "--dtype", "float32", "--json", "a.json"),
-    "bench": ("--backend", "numpy", "--shape", "2x8", "--seconds", "0", "--json", "b.json", "--summary", "b.jsonl"),
     "check": ("rmsnorm.numpy_impl:rms_norm", "--framework", "numpy", "--dtype", "float32", "--json", "c.json"),
     "identify": ("rmsnorm.numpy_impl:rms_norm", "--framework", "numpy"),
     "explain": ("numpy", "--shape", "2x8"),
@@ -234,7 +233,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.sample(6)
+@pytest.mark.sample(5)
 def test_a_folder_of_sources_on_the_path_is_enough(command, tmp_path):
     """As on a machine where nothing can be installed: no command asks for the metadata of this package."""
     (tmp_path / "sitecustomize.py").write_text(NOT_INSTALLED)

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from rmsnorm import __version__, environment, errors
-from rmsnorm.cli import bench, check, explain, identify, port, selftest, sweep, tables, vectors
+from rmsnorm.cli import check, explain, identify, port, selftest, sweep, tables, vectors
 from rmsnorm.cli.usage import BROKEN, UNUSABLE, unusable
 from rmsnorm.processes import end_by_exception, import_triton_before_tensorflow
 
@@ -114,7 +114,6 @@ app.command(epilog=identify.EPILOG)(identify.identify)
 app.command(epilog=sweep.EPILOG)(sweep.sweep)
 app.add_typer(vectors.app)
 app.add_typer(port.app)
-app.command(epilog=bench.EPILOG)(bench.bench)
 app.command(epilog=explain.EPILOG)(explain.explain)
 app.command()(tables.variants)
 app.command()(tables.invariances)
