@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rmsnorm import PRESETS, Variant, numpy_impl
+from rmsnorm.identify import identify
 from rmsnorm.numpy_impl import fast
 from rmsnorm.parity import check
 
@@ -233,3 +234,11 @@ def test_a_write_is_blamed_on_the_call_that_wrote(backward: bool) -> None:
     assert wrong == {("one element", "inputs written to: dy" if backward else "inputs written to: x")}
     assert not [skip for skip in result.run.skipped if skip.edge]
     assert "it writes to its arguments" not in result.text, "as no row of identify is of one element"
+
+
+def test_an_error_on_the_target_begins_with_what_was_called() -> None:
+    for ask, name in ((check, "check"), (identify, "identify")):
+        with pytest.raises(ValueError, match=f"^{name}: no_such cannot be imported "):
+            ask("no_such:norm")
+        with pytest.raises(ValueError, match=f"^{name}: framework is 'caffe', expected "):
+            ask(right, framework="caffe")
