@@ -11,7 +11,7 @@ TRITON := 'triton==3.9.0; sys_platform == "linux"'
 .PHONY: check quick test test-all versions times mutants native experiments gpu-check gpu-rehearsal fuzz sanitize levels lint types docs format clean
 
 check: $(VENV)/ready
-	$(BIN)/rmsnorm check --backend numpy --backend torch --backend tf --backend flax
+	$(BIN)/rmsnorm selftest --backend numpy --backend torch --backend tf --backend flax
 
 test: $(VENV)/ready
 	RMSNORM_REQUIRE=numpy,torch,tf,flax $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
@@ -71,7 +71,7 @@ sanitize: $(VENV)/ready
 		-C cmake.build-type=RelWithDebInfo -C cmake.define.CMAKE_CXX_FLAGS=-fsanitize=$(SANITIZERS) .
 	export LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
 		PYTHONPATH=$(SANITIZED) PYTHONSAFEPATH=1 PYTHONMALLOC=malloc && \
-		$(BIN)/python -c "import rmsnorm.cpu._native" && $(BIN)/python -m rmsnorm check --backend numpy
+		$(BIN)/python -c "import rmsnorm.cpu._native" && $(BIN)/python -m rmsnorm selftest --backend numpy
 	$(CXX) -std=c++20 -g -O1 -fsanitize=thread -I rmsnorm/cpu/native -o $(SANITIZED)/protocol \
 		tests/native/protocol.cpp rmsnorm/cpu/native/threads.cpp
 	$(SANITIZED)/protocol
@@ -98,7 +98,7 @@ levels: | $(BIN)/python
 
 # The kernels for GPUs on a machine without one: interpreted in the cases of the parity kit, and compiled. Under half an hour.
 gpu-check: $(VENV)/ready
-	PYTHONPATH=$(VENV)/triton RMSNORM_GPU_KERNELS=interpret TRITON_INTERPRET=1 $(BIN)/python -W ignore $(BIN)/rmsnorm check --all \
+	PYTHONPATH=$(VENV)/triton RMSNORM_GPU_KERNELS=interpret TRITON_INTERPRET=1 $(BIN)/python -W ignore $(BIN)/rmsnorm selftest --all \
 		--backend torch --dtype float16 --dtype bfloat16 --dtype float32
 	$(BIN)/python -m pytest -q tests/gpu
 	PYTHONPATH=$(VENV)/triton $(BIN)/python benchmarks/gpu_kernels.py

@@ -16,7 +16,7 @@ out=${1:?"the folder for the results, as: benchmarks/gpu.sh results"}
 mkdir -p "$out" || exit 2
 out=$(cd "$out" && pwd)
 python=${PYTHON:-python3}
-export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=$PWD:$PWD/benchmarks${PYTHONPATH:+:$PYTHONPATH}
 device=cuda seconds=1 longer=1 first=(512x4096 4096x4096 16384x8192) others=(64x262144 32x768 4096x128)
 some=() first_variant=torch other_variants=(--variant llama --variant gemma)
 if [ $rehearsal = 1 ]; then
@@ -38,7 +38,7 @@ step() {
 }
 # Whether the benchmark of a backend can start here, such as that of flax without the package flax.
 opens() {
-    "$python" -c "from rmsnorm.bench.backends import open_backend; open_backend('$1', '$device')" 2> "$out/absent.txt" \
+    "$python" -c "from timing.backends import open_backend; open_backend('$1', '$device')" 2> "$out/absent.txt" \
         && rm "$out/absent.txt" && return
     echo "== $1 is left out: $(tail -n 1 "$out/absent.txt")" | tee -a "$out/steps.txt"
     rm "$out/absent.txt"
@@ -46,12 +46,12 @@ opens() {
 }
 parity() {
     local backend=$1 name=$2 limit=$3; shift 3
-    step "parity of $backend, $name" "$limit" -m rmsnorm check --backend "$backend" --device $device "$@" \
+    step "parity of $backend, $name" "$limit" -m rmsnorm selftest --backend "$backend" --device $device "$@" \
         --json "$out/parity-$backend-$name.json"
 }
 times() {
     local backend=$1 name=$2 limit=$3; shift 3
-    step "times of $backend, $name" "$limit" -m rmsnorm bench --backend "$backend" --device $device \
+    step "times of $backend, $name" "$limit" benchmarks/compare.py --backend "$backend" --device $device \
         --seconds $seconds "$@" --json "$out/times-$backend-$name.json" --summary "$out/times-$backend-$name.jsonl"
 }
 

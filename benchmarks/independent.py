@@ -1,9 +1,9 @@
-"""Our layer and torch.nn.RMSNorm against a copy, measured by a program that shares nothing with rmsnorm bench.
+"""Our layer and torch.nn.RMSNorm against a copy, measured by a program that shares nothing with compare.py.
 
 python benchmarks/independent.py [--threads N] [--rounds N] [SHAPE ...]
 
 In a round the three run one after another, in every position equally often. It prints the medians over the rounds of
-the ratios within a round. If rmsnorm bench prints the same ratio, it does not depend on how either program measures.
+the ratios within a round. If compare.py prints the same ratio, it does not depend on how either program measures.
 """
 
 from __future__ import annotations

@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 from tables import LAYERS
-
-from rmsnorm.bench.plot import write_plot
-from rmsnorm.bench.run import BenchRun
+from timing.plot import write_plot
+from timing.run import BenchRun
 
 
 def main(backend: str, path: Path) -> None:

@@ -2,7 +2,7 @@
 
     python benchmarks/recurrent_step.py --backend torch
 
-A worker (``recurrent_step.py worker NAME ...``) writes one JSON object a line, as rmsnorm.bench.run does.
+A worker (``recurrent_step.py worker NAME ...``) writes one JSON object a line, as those of compare.py do.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
+from timing.backends import BACKENDS, open_backend
+from timing.candidates import Call
+from timing.measure import alternate, used_by_others
+from timing.programs import Summary, Threads, end, run_each, write
+from timing.report import outcome, three_digits, times
+from timing.run import BenchRun, hello, serve
 
 from rmsnorm import screen
-from rmsnorm.bench.backends import BACKENDS, open_backend
-from rmsnorm.bench.candidates import Call
-from rmsnorm.bench.measure import alternate, used_by_others
-from rmsnorm.bench.report import outcome, three_digits, times
-from rmsnorm.bench.run import BenchRun, hello, serve
-from rmsnorm.cli.bench import Summary, Threads, end, run_each, write
 from rmsnorm.cli.reports import Json, check_folders
 from rmsnorm.cli.usage import BACKEND_NAMES, backends
 from rmsnorm.nematus.cells import CellNorm, nematus_gru_shapes

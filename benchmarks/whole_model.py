@@ -2,7 +2,7 @@
 
     python benchmarks/whole_model.py --backend torch
 
-A worker (``whole_model.py worker NAME ...``) writes one JSON object a line, as rmsnorm.bench.run does.
+A worker (``whole_model.py worker NAME ...``) writes one JSON object a line, as those of compare.py do.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
+from timing.backends import BACKENDS, open_backend
+from timing.candidates import BUILTIN, LAYER_NORM, OURS, Call
+from timing.measure import alternate, used_by_others
+from timing.programs import Summary, Threads, end, run_each, write
+from timing.report import WIDTH, ms, outcome, times
+from timing.run import BenchRun, hello, serve
 from whole_models import DTYPES, MODES, NORMS, OPS, Sizes
 
 from rmsnorm import dtypes, errors, screen
-from rmsnorm.bench.backends import BACKENDS, open_backend
-from rmsnorm.bench.candidates import BUILTIN, LAYER_NORM, OURS, Call
-from rmsnorm.bench.measure import alternate, used_by_others
-from rmsnorm.bench.report import WIDTH, ms, outcome, times
-from rmsnorm.bench.run import BenchRun, hello, serve
-from rmsnorm.cli.bench import Summary, Threads, end, run_each, write
 from rmsnorm.cli.reports import Json, check_folders
 from rmsnorm.cli.usage import backends, choices, unusable
 from rmsnorm.dtypes import unit_roundoff

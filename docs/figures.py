@@ -111,7 +111,7 @@ def forms() -> None:
 # Parts from the top to the bottom, each with what it is for. A test holds the order to the table in CONTRIBUTING.md.
 LEVELS: Final = (
     {"cli": "a file for each command"},
-    {"parity": "check, vectors", "conversion": "replace", "bench": "times"},
+    {"parity": "check, vectors", "conversion": "replace", "explaining": "which code runs"},
     {"identify": "which variant is it?", "nematus": "models of Nematus and zero"},
     {"accuracy": "how far apart, and how far it may be", "targets": "anybody's callable, called with arrays"},
     {"tf_impl": "TensorFlow, Keras"},
@@ -122,7 +122,7 @@ LEVELS: Final = (
         "files": "read and written safely",
         "rmsnorm": "what import gives",
     },
-    {"specification": "what a call means", "processes": "workers", "page": "HTML", "screen": "tables"},
+    {"specification": "what a call means", "processes": "workers", "screen": "tables"},
 )
 COLOURS: Final = ("#f8cecc", "#e1d5e7", "#e1d5e7", "#fff2cc", "#d5e8d4", "#d5e8d4", "#dae8fc", "#dae8fc")
 

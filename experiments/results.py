@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.timing.machine import environment
 from experiments.experiment import Experiment
 from experiments.record import Record
 from experiments.verdict import interval, is_not_worse
 from rmsnorm import screen
-from rmsnorm.bench.files import environment
 from rmsnorm.files import write_text
 
 ROWS: Final = 200  # of metrics.csv, for a seed and a norm; the rows of evaluations come on top

@@ -15,9 +15,9 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from benchmarks.timing.machine import environment
 from experiments.experiment import Experiment, Options
 from experiments.norms import KINDS, has
-from rmsnorm.bench.files import environment
 from rmsnorm.files import write_text
 
 PARTS: Final = ("forward", "backward", "step")

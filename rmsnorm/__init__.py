@@ -27,7 +27,7 @@ from rmsnorm.version import VERSION as __version__
 
 __all__ = ["PRESETS", "Variant", "__version__"]
 
-_FUNCTIONS = {"explain": "bench.explain"}  # and their modules
+_FUNCTIONS = {"explain": "explaining"}  # and their modules
 _ELSEWHERE = {
     **{f"{alias}_impl": f"rmsnorm.{row.folder}" for row in FRAMEWORKS.values() for alias in row.aliases},
     "RMSNorm": "rmsnorm.torch_impl.RMSNorm, rmsnorm.tf_impl.RMSNormalization or rmsnorm.flax_impl.RMSNorm",

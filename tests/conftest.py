@@ -51,7 +51,7 @@ class Framework:
 
     @cached_property
     def implementation(self) -> Implementation:
-        """The implementation that ``rmsnorm check`` runs, with automatic differentiation beside the formulas."""
+        """The implementation that ``rmsnorm selftest`` runs, with automatic differentiation beside the formulas."""
         return open_backend(self.name, "cpu")[1]
 
     def rms_norm(self, *arguments: Any, **options: Any) -> Any:

@@ -48,7 +48,7 @@ TESTS = {
     "rmsnorm/parity": ["tests/parity"],
     "rmsnorm/conversion": ["tests/conversion"],
     "rmsnorm/nematus": ["tests/nematus"],
-    "rmsnorm/bench": ["tests/bench"],
+    "rmsnorm/explaining.py": ["tests/test_explain.py"],
     "rmsnorm/cli": ["tests/cli", "tests/test_readme.py"],
     "rmsnorm/tensors.py": ["tests/identify/test_checkpoint.py", "tests/nematus/test_hostile_files.py"],
     "rmsnorm/": [

@@ -37,7 +37,7 @@ STATEMENTS = {
     "identify": "import rmsnorm.identify",
     "cli": "from rmsnorm.cli import app",
     "help": "try: app(['--help'])\nexcept SystemExit as end: assert not end.code",
-    "list": "try: app(['check', '--list'])\nexcept SystemExit as end: assert not end.code",
+    "list": "try: app(['selftest', '--list'])\nexcept SystemExit as end: assert not end.code",
     "a framework": "import jax",
 }
 
@@ -141,7 +141,7 @@ def test_the_stubs_hide_the_frameworks(nothing_installed):
 def test_with_numpy_alone_the_golden_is_checked_and_what_is_missing_is_named(nothing_installed, tmp_path):
     report = tmp_path / "parity.json"
     done = commands.rmsnorm(
-        "check", "--variant", "gemma", "--dtype", "float32", "--json", report, path=nothing_installed
+        "selftest", "--variant", "gemma", "--dtype", "float32", "--json", report, path=nothing_installed
     )
     assert done.exit_code == 0, done.stdout + done.stderr
     records = json.loads(report.read_text())["records"]
@@ -154,7 +154,7 @@ def test_with_numpy_alone_the_golden_is_checked_and_what_is_missing_is_named(not
 @pytest.mark.parametrize("backend", ["torch", "tf", "flax"])
 def test_a_backend_that_is_asked_for_and_absent_is_an_error(nothing_installed, backend):
     asked = ("--backend", backend, "--variant", "standard", "--dtype", "float64")
-    done = commands.rmsnorm("check", *asked, path=nothing_installed)
+    done = commands.rmsnorm("selftest", *asked, path=nothing_installed)
     assert done.exit_code == 2, done.stdout + done.stderr
     assert f"pip install '.[{backend}]'" in done.stdout
 
@@ -224,9 +224,9 @@ def from_name(cls, name):
 m.Distribution.from_name = classmethod(from_name)
 """
 COMMANDS = {
-    "check": ("--backend", "numpy", "--variant", "mlx", "--dtype", "float32", "--json", "a.json", "--html", "a.html"),
-    "bench": ("--backend", "numpy", "--shape", "2x8", "--seconds", "0", "--json", "b.json", "--summary", "b.jsonl"),
-    "identify": ("rmsnorm.numpy_impl:rms_norm", "--framework", "numpy", "--html", "c.html"),
+    "selftest": ("--backend", "numpy", "--variant", "mlx", "--dtype", "float32", "--json", "a.json"),
+    "check": ("rmsnorm.numpy_impl:rms_norm", "--framework", "numpy", "--dtype", "float32", "--json", "c.json"),
+    "identify": ("rmsnorm.numpy_impl:rms_norm", "--framework", "numpy"),
     "explain": ("numpy", "--shape", "2x8"),
     "vectors": ("write", "d", "--variant", "mlx", "--dtype", "float32"),
 }

@@ -33,7 +33,7 @@ def test_automatic_differentiation_and_formulas_agree_with_the_golden_on_every_c
     """16 bits: at least 99.9 % of y bit-identical in every variant, never more than 1 ulp; 32 bits: 2 ulp; float64: the
     bounds of the kit.
 
-    Every case of PyTorch; of TensorFlow and JAX, which compile, as many as ``rmsnorm check`` runs without ``--all``.
+    Every case of PyTorch; of TensorFlow and JAX, which compile, as many as ``rmsnorm selftest`` runs without ``--all``.
     """
     hold(framework.name, framework.implementation, select(types=(dtype,), brief=framework.name != "torch"))
 

@@ -28,7 +28,7 @@ BY_NAME = {
     "rmsnorm.tf_impl.layers": r"rmsnorm\.(tf|torch|flax)_impl\.functional",
     "rmsnorm.cpu.machine_code": r"rmsnorm\.cpu\.(forward|backward|parameters|tasks|xla_handler)",
     "rmsnorm.parity.backends": r"rmsnorm\.(torch|tf|flax)_impl",
-    "rmsnorm.bench.explain": r"rmsnorm\.(numpy_impl\.fast|(torch|tf|flax)_impl\.functional)",
+    "rmsnorm.explaining": r"rmsnorm\.(numpy_impl\.fast|(torch|tf|flax)_impl\.functional)",
     "rmsnorm.conversion.layer_norm": r"rmsnorm\.conversion\.layer_norm\.(torch|keras|flax)",
 }
 

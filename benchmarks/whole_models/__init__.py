@@ -10,8 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from rmsnorm.bench.candidates import BUILTIN, LAYER_NORM, OURS
+from timing.candidates import BUILTIN, LAYER_NORM, OURS
 
 NORMS: Final = (OURS, BUILTIN, LAYER_NORM, "none")
 OPS: Final = ("train", "decode")

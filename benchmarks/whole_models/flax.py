@@ -9,8 +9,8 @@ from typing import Any
 import jax
 from flax import nnx
 from jax import numpy as jnp
+from timing.candidates import BUILTIN, LAYER_NORM, OURS, Call
 
-from rmsnorm.bench.candidates import BUILTIN, LAYER_NORM, OURS, Call
 from rmsnorm.flax_impl import RMSNorm
 from whole_models import RATE, VOCABULARY, Sizes, draw_decoding, draw_tokens
 

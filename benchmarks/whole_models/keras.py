@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 from keras import layers, ops
+from timing.candidates import BUILTIN, LAYER_NORM, OURS, Call
 
-from rmsnorm.bench.candidates import BUILTIN, LAYER_NORM, OURS, Call
 from rmsnorm.tf_impl import RMSNormalization
 from whole_models import RATE, VOCABULARY, Sizes, draw_decoding, draw_tokens
 

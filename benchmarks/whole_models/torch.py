@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from timing.candidates import BUILTIN, LAYER_NORM, OURS, Call
 from torch import nn
 from torch.nn import functional
 
-from rmsnorm.bench.candidates import BUILTIN, LAYER_NORM, OURS, Call
 from rmsnorm.torch_impl import RMSNorm
 from whole_models import RATE, VOCABULARY, Sizes, draw_decoding, draw_tokens
 

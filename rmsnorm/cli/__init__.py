@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from rmsnorm import __version__, environment, errors
-from rmsnorm.cli import bench, check, explain, identify, port, sweep, tables, vectors
+from rmsnorm.cli import check, explain, identify, port, selftest, sweep, tables, vectors
 from rmsnorm.cli.usage import BROKEN, UNUSABLE, unusable
 from rmsnorm.processes import end_by_exception, import_triton_before_tensorflow
 
@@ -26,7 +26,7 @@ class _Commands(TyperGroup):
         except BrokenPipeError:
             raise
         except errors.InputError as error:
-            raise unusable(str(error)) from None
+            raise unusable(_beginning_with(ctx.invoked_subcommand or "", str(error))) from None
         except OSError as error:  # a full disk, a file that cannot be read
             raise unusable(errors.of_system("rmsnorm", error)) from None
         except MemoryError as error:
@@ -41,6 +41,17 @@ class _Commands(TyperGroup):
                 "rmsnorm: this is a mistake of rmsnorm, not of its use; please report the lines above", file=sys.stderr
             )
             raise typer.Exit(BROKEN) from None
+
+
+def _beginning_with(command: str, sentence: str) -> str:
+    """A sentence of this package on a wrong use, which may name the function that was called, not what was typed.
+
+    >>> _beginning_with("check", "check: eps is nan")
+    'rmsnorm check: eps is nan'
+    """
+    if sentence.startswith("rmsnorm"):
+        return sentence
+    return f"rmsnorm {command}: {sentence.removeprefix(f'{command}: ')}"
 
 
 app = typer.Typer(
@@ -98,11 +109,11 @@ def _main(
 
 
 app.command(epilog=check.EPILOG)(check.check)
+app.command(epilog=selftest.EPILOG)(selftest.selftest)
 app.command(epilog=identify.EPILOG)(identify.identify)
 app.command(epilog=sweep.EPILOG)(sweep.sweep)
 app.add_typer(vectors.app)
 app.add_typer(port.app)
-app.command(epilog=bench.EPILOG)(bench.bench)
 app.command(epilog=explain.EPILOG)(explain.explain)
 app.command()(tables.variants)
 app.command()(tables.invariances)

@@ -36,7 +36,7 @@ def explain(
     """
     import numpy as np
 
-    from rmsnorm.bench.explain import explain as explained
+    from rmsnorm.explaining import explain as explained
     from rmsnorm.targets.bridges import bridge
 
     (key,) = backends([backend], _COMMAND)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_
-import math
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -14,10 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rmsnorm import errors, page, screen
-from rmsnorm.cli.reports import check_folders
+from rmsnorm import errors, screen
 from rmsnorm.cli.usage import DEVICES, DIFFERS, choices, unusable
-from rmsnorm.files import write_text
 from rmsnorm.frameworks import NAMES
 
 if TYPE_CHECKING:
@@ -60,7 +57,6 @@ def identify(
     ] = None,
     gradients: Annotated[bool, typer.Option(help="Ask for its gradients, too.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page with the evidence.", dir_okay=False)] = None,
     width: Annotated[
         int | None,
         _called(help="Size of the normalised axis.", min=1, show_default="64, or its only size"),
@@ -106,7 +102,6 @@ def identify(
     choices("device", [device], DEVICES, _COMMAND)
     if framework is not None:
         framework_name(_COMMAND, framework)
-    check_folders(_COMMAND, html)
     wanted = None if axis is None else _numbers("axis", axis, ",", "integers such as -2,-1")
     asked: dict[str, Any] = {
         "shape": None if shape is None else _numbers("shape", shape, "x", _SIZES),
@@ -125,8 +120,6 @@ def identify(
         typer.echo(json_.dumps(identity.json, indent=2))
     else:
         _show(identity)
-    if html is not None:
-        _write_page(identity, html)
     if not (identity.recognised and identity.is_over(wanted)):
         raise typer.Exit(DIFFERS)
 
@@ -198,19 +191,3 @@ def _show(identity: Identity) -> None:
     for sentence in identity.defects:
         console.print(Text(f"defect: {sentence}", style="red"))
     console.print(Text(f"{identity.framework}, {identity.seconds:.1f} s".removeprefix(", "), style="dim"))
-
-
-def _write_page(identity: Identity, path: Path) -> None:
-    from rmsnorm.identify.identity import finding_rows
-
-    near = [(name, distance) for name, distance in identity.nearest[:8] if math.isfinite(distance)]
-    parts = [
-        page.paragraph(identity.headline, "good" if identity.recognised else "bad"),
-        *(page.paragraph(f"defect: {sentence}", "bad") for sentence in identity.defects),
-        page.table(("finding", "value", "evidence"), [row[:3] for row in finding_rows(identity)], bad=""),
-    ]
-    if near:
-        title = "How far it is from the nearest variants: largest difference of y, as a share of its row (logarithmic)"
-        digits = [17 + math.log10(max(distance, 1e-17)) for _, distance in near]
-        parts.append(page.bars(title, [name for name, _ in near], digits, [f"{distance:.1e}" for _, distance in near]))
-    write_text(path, page.document(f"What is {identity.target}?", *parts))

@@ -13,13 +13,11 @@ from rmsnorm.cli.usage import unusable
 from rmsnorm.files import replacing
 
 if TYPE_CHECKING:
-    from rmsnorm.parity.run import BackendRun
+    from rmsnorm.parity.comparison import Run
 
 file = partial(typer.Option, dir_okay=False, rich_help_panel="Reports")
 Json = Annotated[Path | None, file(help="Write every record as JSON.")]
 Junit = Annotated[Path | None, file(help="Write a JUnit report for CI.")]
-Markdown = Annotated[Path | None, file(help="Write the whole table as Markdown.")]
-Html = Annotated[Path | None, file(help="Write a page with pictures of what differs.")]
 
 
 def check_folders(command: str, *paths: Path | None) -> None:
@@ -33,9 +31,7 @@ def check_folders(command: str, *paths: Path | None) -> None:
             pass
 
 
-def write_reports(
-    runs: Sequence[BackendRun], json: Path | None, junit: Path | None, markdown: Path | None, html: Path | None
-) -> None:
+def write_reports(runs: Sequence[Run], json: Path | None, junit: Path | None) -> None:
     """Write the comparisons to the files that were asked for."""
     from rmsnorm.parity import report
 
@@ -43,7 +39,3 @@ def write_reports(
         report.write_json(runs, json)
     if junit:
         report.write_junit(runs, junit)
-    if markdown:
-        report.write_markdown(runs, markdown)
-    if html:
-        report.write_html(runs, html)

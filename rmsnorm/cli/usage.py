@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from rich.console import Console
@@ -15,6 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rmsnorm import errors, screen
 from rmsnorm.frameworks import FRAMEWORKS, NAMES
 from rmsnorm.variants import get_variant
+
+if TYPE_CHECKING:
+    from rmsnorm.parity.comparison import Run
 
 DEVICES: Final = ("cpu", "cuda")
 DIFFERS, UNUSABLE, BROKEN = 1, 2, 3  # exit statuses; 3: this package has a mistake
@@ -26,7 +29,7 @@ _KEYS: Final = {alias: row.key for row in FRAMEWORKS.values() for alias in row.a
 def backends(names: Sequence[str] | None, command: str, known: Sequence[str] = tuple(FRAMEWORKS)) -> tuple[str, ...]:
     """The known keys that the user named, or aliases of frameworks; all of them if the user named none.
 
-    >>> backends(["jax", "flax", "pytorch"], "rmsnorm check")
+    >>> backends(["jax", "flax", "pytorch"], "rmsnorm selftest")
     ('flax', 'torch')
     """
     for name in names or ():
@@ -37,9 +40,7 @@ def backends(names: Sequence[str] | None, command: str, known: Sequence[str] = t
     return tuple(dict.fromkeys(_KEYS.get(name, name) for name in names or known))
 
 
-def choices(
-    option: str, names: Sequence[str] | None, known: Sequence[str], command: str = "rmsnorm check"
-) -> tuple[str, ...]:
+def choices(option: str, names: Sequence[str] | None, known: Sequence[str], command: str) -> tuple[str, ...]:
     """The names that the user chose, each once; all known ones if the user chose none. Exits on an unknown name."""
     chosen = [_choice(option, name, known, command) for name in names or known]
     return tuple(dict.fromkeys(chosen))
@@ -69,6 +70,15 @@ def sizes(text: str, command: str) -> list[int]:
             str(errors.out_of_domain(command, "shape", text, "at most 2^48 elements", "write a smaller one"))
         )
     return shape
+
+
+def end_of_check(runs: Sequence[Run], *, requested: bool = True) -> None:
+    """Exit with status 1 or 2 if a comparison failed, or was not made; ``requested`` : each had to be there."""
+    states = {state.status for state in runs}
+    if states & {"differs", "crashed", "hung", "stopped"}:
+        raise typer.Exit(DIFFERS)
+    if "refused" in states or ("absent" in states and requested):
+        raise typer.Exit(UNUSABLE)
 
 
 def unusable(message: str) -> typer.Exit:

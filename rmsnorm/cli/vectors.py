@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from rmsnorm import PRESETS, dtypes, screen
-from rmsnorm.cli.reports import Html, Json, Junit, Markdown, check_folders, write_reports
+from rmsnorm.cli.reports import Json, Junit, check_folders, write_reports
 from rmsnorm.cli.usage import DIFFERS, choices, progress
 
 app = typer.Typer(
@@ -39,7 +39,8 @@ def write(
         list[str] | None, typer.Option(help=f"Dtype of x: {', '.join(dtypes.FLOATS)}. Repeatable.", show_default="all")
     ] = None,
     case: Annotated[
-        list[str] | None, typer.Option(help="Case; `rmsnorm check --list` lists them. Repeatable.", show_default="all")
+        list[str] | None,
+        typer.Option(help="Case; `rmsnorm selftest --list` lists them. Repeatable.", show_default="all"),
     ] = None,
     quantity: Annotated[
         list[str] | None,
@@ -80,8 +81,6 @@ def check(
     ],
     json: Json = None,
     junit: Junit = None,
-    markdown: Markdown = None,
-    html: Html = None,
 ) -> None:
     """Compare the outputs that another program has written, DIR/outputs/NAME.safetensors, with the golden's.
 
@@ -90,11 +89,11 @@ def check(
     """
     from rmsnorm.parity import report, vectors
 
-    check_folders("rmsnorm vectors check", json, junit, markdown, html)
+    check_folders("rmsnorm vectors check", json, junit)
     with progress() as bars:
         task = bars.add_task("check", total=None)
         run = vectors.check(folder, on_progress=lambda done, total: bars.update(task, completed=done, total=total))
     screen.console().print(report.terminal([run]))
-    write_reports([run], json, junit, markdown, html)
+    write_reports([run], json, junit)
     if run.failures:
         raise typer.Exit(DIFFERS)

@@ -65,13 +65,15 @@ def main() -> None:
     from rmsnorm.identify.solve import identify_opened
     from rmsnorm.targets.locate import locate
     from rmsnorm.targets.open import open_target
+    from rmsnorm.targets.target import refused_by
 
     options = job["options"]
     gradients = options.pop("gradients", True)
     for name in job["targets"]:
         try:
             if not name.endswith(".onnx"):
-                locate(name)
+                with refused_by("identify"):
+                    locate(name)
             write(opened=name)
             target = open_target(name, **options)
         except errors.InputError as error:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from rmsnorm.frameworks import lazy
 
 if TYPE_CHECKING:
-    from rmsnorm.parity.checking import Report, check
+    from rmsnorm.parity.checking import check
+    from rmsnorm.parity.report import Report
 
 __all__ = ["Report", "check"]
 # pytest imports this package in every session
-__getattr__, __dir__ = lazy(__name__, {"check": "checking", "Report": "checking"})
+__getattr__, __dir__ = lazy(__name__, {"check": "checking", "Report": "report"})

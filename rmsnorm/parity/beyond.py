@@ -14,9 +14,9 @@ from rmsnorm.identify.findings import Findings
 from rmsnorm.identify.session import open_session
 from rmsnorm.identify.statistic import grouped
 from rmsnorm.parity.cases import Case, Data, make
+from rmsnorm.parity.comparison import Comparison, Skip
 from rmsnorm.parity.fitting import expect_in_groups, posed
-from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, failed
-from rmsnorm.parity.run import Skip
+from rmsnorm.parity.judge import Expected, Outcome, compare, failed
 from rmsnorm.targets import Target, TargetError
 from rmsnorm.targets.open import WIDTH
 from rmsnorm.variants import Variant
@@ -34,7 +34,7 @@ _TIME: Final = 600.0  # seconds
 
 @dataclass(frozen=True)
 class Beyond:
-    """The questions to a target that are no case; each answer is a list of verdicts, empty where it cannot be asked.
+    """The questions to a target that are no case; each answer is a list of comparisons, empty where it cannot be asked.
 
     Attributes:
         target: what is asked.
@@ -51,22 +51,22 @@ class Beyond:
     gradients: bool = True
     compiled: bool = False
 
-    def batches(self) -> list[Verdict]:
+    def batches(self) -> list[Comparison]:
         """On y, dx and dscale: whether their bits depend on the number of rows, or on the call."""
         return self._of_both(self._batches)
 
-    def every_number(self, dtype: str, *, extremes: bool) -> list[Verdict]:
+    def every_number(self, dtype: str, *, extremes: bool) -> list[Comparison]:
         """On y and dx of rows in which one element is every number of a dtype of 16 bits.
 
         The others are fixed, of three sizes. Without ``extremes`` numbers whose cubes leave float32 are left out.
         """
         return self._of_both(lambda target: self._every_number(target, dtype, extremes=extremes))
 
-    def elements(self, dtype: str) -> list[Verdict]:
+    def elements(self, dtype: str) -> list[Comparison]:
         """On y of 2^31 elements and some more: 257 rows, again and again."""
         return self._of_both(lambda target: self._elements(target, dtype))
 
-    def _of_both(self, ask: Callable[[Target], list[Verdict]]) -> list[Verdict]:
+    def _of_both(self, ask: Callable[[Target], list[Comparison]]) -> list[Comparison]:
         """The answers, where these pass those of the compiled target."""
         answers = ask(self.target)
         if not (self.compiled and answers):
@@ -75,14 +75,14 @@ class Beyond:
         failures = {name: replace(entry, detail=f"compiled: {entry.detail}") for name, entry in failures.items()}
         return [failures.get(entry.quantity, entry) if entry.passed else entry for entry in answers]
 
-    def _skip(self, name: str, dtype: str, reason: str) -> list[Verdict]:
+    def _skip(self, name: str, dtype: str, reason: str) -> list[Comparison]:
         self.skipped.append(Skip(name, dtype, reason))
         return []
 
     def _posed(self, target: Target, case: Case, dtype: str) -> tuple[Target, Data]:
         return posed(target, case, self.variant, dtype, self.group_size)
 
-    def _batches(self, target: Target) -> list[Verdict]:
+    def _batches(self, target: Target) -> list[Comparison]:
         with target.evaluating():
             session = open_session(target, target.width or WIDTH, time.monotonic() + _TIME, _TIME, Findings())
             session = grouped(session)
@@ -93,9 +93,9 @@ class Beyond:
             return self._skip(BATCHES, "", "it takes no other number of rows")
         wrong = {entry.quantity: failed(entry.quantity, entry.sentence) for entry in reversed(found)}
         names = ("y", "dx", *(("dscale",) if "scale" in target.arguments else ())) if self.gradients else ("y",)
-        return [wrong.get(name, Verdict(name, 0.0, 0.0, 1.0, 1.0, 0.0, True, "")) for name in names]
+        return [wrong.get(name, Comparison(name, 0.0, 0.0, 1.0, 1.0, 0.0, True, "")) for name in names]
 
-    def _every_number(self, target: Target, dtype: str, *, extremes: bool) -> list[Verdict]:
+    def _every_number(self, target: Target, dtype: str, *, extremes: bool) -> list[Comparison]:
         if target.rank not in (None, 2) or target.sizes or (target.resized is None and (target.width or 0) > _WIDEST):
             return self._skip(EVERY.name, dtype, f"it takes no x of any number of rows and at most {_WIDEST} columns")
         sized, few = self._posed(target, EVERY, dtype)
@@ -106,7 +106,7 @@ class Beyond:
         data = make(replace(few.case, shape=(len(numbers), *few.x.shape[1:])), self.variant, dtype)
         inputs = {"scale": data.scale, "bias": data.bias, "gate": data.gate}
         present = {name: array for name, array in inputs.items() if array is not None}
-        worst: dict[str, Verdict] = {}
+        worst: dict[str, Comparison] = {}
         for size in _SIZES:
             data.x[...] = (np.random.default_rng(26).normal(size=data.x.shape[1:]) * size).astype(dtype)
             data.x.reshape(len(numbers), -1)[:, 0] = numbers
@@ -117,14 +117,14 @@ class Beyond:
                     results["dx"] = [np.asarray(sized.all_gradients(data.dy, x=data.x, **present)["x"])]
             except TargetError as error:
                 return [failed("y", str(error))]
-            for verdict in compare(Outcome(results), expected):
-                before = worst.setdefault(verdict.quantity, verdict)
-                worse = max(before, verdict, key=lambda entry: (not entry.passed, entry.parity_ratio))
-                share = min(before.bit_identical, verdict.bit_identical)
-                worst[verdict.quantity] = replace(worse, bit_identical=share)
+            for comparison in compare(Outcome(results), expected):
+                before = worst.setdefault(comparison.quantity, comparison)
+                worse = max(before, comparison, key=lambda entry: (not entry.passed, entry.parity_ratio))
+                share = min(before.bit_identical, comparison.bit_identical)
+                worst[comparison.quantity] = replace(worse, bit_identical=share)
         return list(worst.values())
 
-    def _elements(self, target: Target, dtype: str) -> list[Verdict]:
+    def _elements(self, target: Target, dtype: str) -> list[Comparison]:
         if target.rank not in (None, 2) or target.sizes:
             return self._skip(LARGE.name, dtype, "it takes no x of two axes and any size")
         sized, data = self._posed(target, LARGE, dtype)
@@ -136,13 +136,13 @@ class Beyond:
         except TargetError as error:
             return [failed("y", str(error))]
         want = expect_in_groups(data, ["y"], self.group_size)["y"]
-        worst: list[Verdict] = []
+        worst: list[Comparison] = []
         for start in range(0, count, _AT_ONCE):
             part = y[start * rows : (start + _AT_ONCE) * rows]
             many = len(part) // rows
             value, unit = (np.tile(array, (many, *repeats)) for array in (want.value, want.unit))
-            (verdict,) = compare(Outcome({"y": [part]}), {"y": Expected(value, unit, want.bound, many)})
-            if not verdict.passed:
-                return [replace(verdict, detail=f"after {start * rows} rows, {verdict.detail}")]
-            worst = [max(*worst, verdict, key=lambda entry: entry.parity_ratio)] if worst else [verdict]
+            (comparison,) = compare(Outcome({"y": [part]}), {"y": Expected(value, unit, want.bound, many)})
+            if not comparison.passed:
+                return [replace(comparison, detail=f"after {start * rows} rows, {comparison.detail}")]
+            worst = [max(*worst, comparison, key=lambda entry: entry.parity_ratio)] if worst else [comparison]
         return worst

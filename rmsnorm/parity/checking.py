@@ -4,154 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from rmsnorm import dtypes as formats
-from rmsnorm import errors, page
-from rmsnorm.files import write_text
-from rmsnorm.identify import Identity, identify
+from rmsnorm import errors
+from rmsnorm.identify import identify
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.parity import beyond
 from rmsnorm.parity.cases import Array, Data
+from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled
 from rmsnorm.parity.fitting import asked, expect_in_groups, fitted, in_batches, missing, together
-from rmsnorm.parity.judge import Outcome, Verdict, compare, failed
-from rmsnorm.parity.report import html_parts, numbers, options, skips
-from rmsnorm.parity.run import BackendRun, Record, Skip
+from rmsnorm.parity.judge import Outcome, compare, failed
+from rmsnorm.parity.report import Report, sentences, skips
 from rmsnorm.targets import Target, TargetError, open_target
 from rmsnorm.targets.target import WrongResult, random_state_kept
 from rmsnorm.variants import Preset, Variant, get_variant
 
-_SHOWN: Final = 5  # lines of failures in the text
 _DTYPES: Final = ("float16", "bfloat16", "float32")
 _GRADIENTS: Final = {"x": "dx", "scale": "dscale", "bias": "dbias", "residual": "dresidual", "gate": "dgate"}
-
-
-@dataclass(frozen=True, repr=False)
-class Report:
-    """The result of ``check``: printed, its ``text``; in a notebook, the page that ``write_html`` writes.
-
-    Attributes:
-        target: what was checked, opened.
-        variant: what it was compared with.
-        run: every comparison, as for a backend of ``rmsnorm check``; report.write_junit([run], path) writes it. Its
-            ``skipped`` has what was not compared, and its ``message`` what ``identify`` says of a target that differs.
-        identity: what the target is instead, or why ``identify`` says nothing; None if every comparison held.
-    """
-
-    target: Target
-    variant: Variant
-    run: BackendRun
-    identity: Identity | str | None = None
-
-    @property
-    def passed(self) -> bool:
-        return self.run.status == "held"
-
-    @cached_property
-    def text(self) -> str:
-        """Whether all comparisons held, the worst differences, what ``identify`` says, and what was not compared."""
-        run, name = self.run, self.variant.label
-        where = f"{run.name} {run.version} on {run.device}"
-        if self.passed:
-            held = f"all {len(run.records)} comparisons of {run.cases} cases held ({where})"
-            return "\n".join([f"{self.target.name} is {name}: {held}", *self._options, *_not_compared(run)])
-        lines = [
-            f"{self.target.name} is not {name}: {len(run.failures)} of {len(run.records)} comparisons differ ({where})"
-        ]
-        alike: dict[str, list[Record]] = {}
-        for record in sorted(run.failures, key=lambda record: record.quantity != "y"):
-            alike.setdefault(_kind(record), []).append(record)
-        shown = list(alike.values())[:_SHOWN]
-        lines += [_line(records[0]) for records in shown]
-        if len(run.failures) > len(shown):
-            lines.append(f"  and {len(run.failures) - len(shown)} more; report.details or --json FILE has them all")
-        instead = _instead(self.identity, self.variant, run)
-        lines += ["identify says:", *(f"  {line}" for line in instead)]
-        return "\n".join([*lines, *self._options, *_not_compared(run)])
-
-    @property
-    def _options(self) -> list[str]:
-        """A line that says how many comparisons had each option that the target takes."""
-        compared = options(self.run)
-        counts = {name: compared.get(name, 0) for name in together(self.target.arguments)}
-        parts = [f"{count} with {name.replace(', ', ' + ')}" for name, count in counts.items()]
-        return [f"options: of {len(self.run.records)} comparisons {', '.join(parts)}"] if parts else []
-
-    @cached_property
-    def details(self) -> str:
-        """Every difference, and the whole report of ``identify``."""
-        report = self.identity.text if isinstance(self.identity, Identity) else self.identity or ""
-        return "\n".join([*(_line(record) for record in self.run.failures), report])
-
-    def __repr__(self) -> str:
-        return self.text
-
-    def _repr_html_(self) -> str:
-        return page.fragment(*self._parts)
-
-    @property
-    def page(self) -> str:
-        """One page of HTML: the text, pictures of where the worst results differ, the table, the details."""
-        return page.document(f"Is {self.target.name} {self.variant.label}?", *self._parts)
-
-    def write_html(self, path: str | os.PathLike[str]) -> None:
-        """Write that page to a file."""
-        write_text(Path(path), self.page)
-
-    @property
-    def _parts(self) -> list[str]:
-        more = [] if self.passed else [page.preformatted(self.details)]
-        return [page.preformatted(self.text), *html_parts([self.run]), *more]
-
-
-def _line(record: Record) -> str:
-    line = f"  {record.case!r} {formats.short(record.dtype)} {record.quantity}: {record.detail}"
-    return f"{line}; {numbers(record)}" if record.bound else line
-
-
-def _not_compared(run: BackendRun) -> list[str]:
-    edges = [f"edge: {what}: {reason}; it fails with edges=True" for what, reason in skips(run, edges=True)]
-    return [*edges, *(f"not compared: {what}: {reason}" for what, reason in skips(run))]
-
-
-def _identified(target: Target) -> Identity | str:
-    try:
-        return identify(target)
-    except Exception as error:  # a failure of identify must not hide the differences
-        return f"nothing: {type(error).__name__}: {error}"
-
-
-def _instead(identity: Identity | str | None, variant: Variant, run: BackendRun) -> list[str]:
-    """Sentences on what a target is instead: what no variant has, then what the variant has otherwise, then its name.
-
-    Where identify finds nothing, the cases are named, as what is wrong shows in them alone.
-    """
-    if not isinstance(identity, Identity):
-        return [identity or ""]
-    differences = identity.differences(variant) if identity.variant else ()
-    sentences = [defect for defect in identity.defects if defect not in identity.headline]
-    sentences += differences
-    headline = identity.headline
-    if identity.recognised and identity.last_axes and not sentences:
-        names = list(dict.fromkeys(repr(record.case) for record in run.failures))
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        headline = f"on the rows that identify tries, {headline}; it is not in {', '.join(names[:_SHOWN])}{more}"
-    return [*sentences, headline]
-
-
-def _kind(record: Record) -> str:
-    """Equal for failures that one line of the text stands for: the same case, or the same words about other shapes."""
-    words = re.sub(r"\w*\[[^]]*\]|\([^)]*\)", "", record.detail)
-    return f"{record.case} {record.quantity}" if record.bound else words
 
 
 @random_state_kept()
@@ -174,12 +49,12 @@ def check(
 ) -> Report:
     """Compare a function or layer with the golden: values, and gradients by its framework's automatic differentiation.
 
-    The cases are those of ``rmsnorm check --list`` that it can be called with, along the last axis, with the gain and
-    the bias that it takes. Of a mask, a residual and a gate it is called with each that it takes, by the name of the
-    argument, alone and together with the others, in every dtype; where no case has one of these, the check fails. If it
-    must have a gate, every case has one, and the variant says what is done with it. x has one to five axes. Each case
-    runs twice, in NumPy and PyTorch also with x, dy, mask, residual and gate transposed, sliced and channels last in
-    memory, and with a layer in training and in evaluation; the worst of these counts.
+    The cases are those of ``rmsnorm selftest --list`` that it can be called with, along the last axis, with the gain
+    and the bias that it takes. Of a mask, a residual and a gate it is called with each that it takes, by the name of
+    the argument, alone and together with the others, in every dtype; where no case has one of these, the check fails.
+    If it must have a gate, every case has one, and the variant says what is done with it. x has one to five axes. Each
+    case runs twice, in NumPy and PyTorch also with x, dy, mask, residual and gate transposed, sliced and channels last
+    in memory, and with a layer in training and in evaluation; the worst of these counts.
 
     Args:
         function: of x, or of (x, weight), (x, weight, bias) and the like; a layer of PyTorch, Keras, Flax or Equinox;
@@ -220,35 +95,35 @@ def check(
     chosen = get_variant("check", variant)
     named = _DTYPES if dtypes is None else dtypes if isinstance(dtypes, (list, tuple)) else (dtypes,)
     named = tuple(errors.dtype_named("check", "dtype", entry) for entry in named or (None,))
-    target = in_batches(open_target(function, framework=framework, init=init, device=device))
+    target = in_batches(open_target(function, framework=framework, init=init, device=device, op="check"))
     types = (target.dtypes["x"],) if dtypes is None and "x" in target.dtypes else named
     if group_size is not None and (group_size < 1 or (target.resized is None and (target.width or 0) % group_size)):
         want = "a positive divisor of the width" if group_size > 0 else "a positive number"
         raise errors.out_of_domain("check", "group_size", group_size, want, "pass the size that the norm was made with")
-    run = BackendRun(target.framework, version=_version(target.framework), device=device)
+    run = Run(target.framework, version=_version(target.framework), device=device)
     began, elements = time.monotonic(), 0
     if gradients and not target.differentiable:
         run.skipped.append(Skip("gradients", "", f"{target.framework} has no automatic differentiation"))
     for called, data in fitted(target, chosen, types, run.skipped, extremes=extremes, group_size=group_size):
-        labels = (run.name, run.version, device, chosen.name, data.x.dtype.name, data.case.name)
+        labels = (chosen.name, data.x.dtype.name, data.case.name)
         differentiated = gradients and called.differentiable
         called.noticed.forget()
-        verdicts, refused = _verdicts(called, data, group_size, gradients=differentiated, compiled=compiled)
+        comparisons, refused = _comparisons(called, data, group_size, gradients=differentiated, compiled=compiled)
         if refused and data.case.edge and not (edges or called.returned):
-            detail = next(verdict.detail for verdict in verdicts if verdict.quantity in refused)
+            detail = next(comparison.detail for comparison in comparisons if comparison.quantity in refused)
             reason = f"x of shape {data.x.shape} is refused: {detail.partition(': ')[2] or detail}"
             run.skipped.append(Skip(data.case.name, data.x.dtype.name, reason, edge=True))
-            verdicts = [verdict for verdict in verdicts if verdict.quantity not in refused]
-            if not verdicts:
+            comparisons = [comparison for comparison in comparisons if comparison.quantity not in refused]
+            if not comparisons:
                 continue
         run.cases, elements = run.cases + 1, elements + data.x.size
         if called.returned:
             came, wanted = " and ".join(sorted(called.returned)), called.bridge.array
             want = f"{wanted.__module__}.{wanted.__qualname__}"
             sentence = f"it returns {came}, expected {want}; return y, or y and x + residual"
-            run.records = [Record(*labels, **asdict(failed("y", sentence)))]
+            run.records = labelled([failed("y", sentence)], *labels)
             break
-        run.records += [Record(*labels, **asdict(verdict)) for verdict in verdicts]
+        run.records += labelled(comparisons, *labels)
     else:
         differentiated = gradients and target.differentiable
         more = beyond.Beyond(target, chosen, group_size, run.skipped, differentiated, compiled)
@@ -260,31 +135,34 @@ def check(
                 run.skipped.append(Skip(beyond.EVERY.name, dtype, "it is for x of 16 bits"))
         if large:
             answers.append((beyond.LARGE.name, types[0], more.elements(types[0])))
-        for name, dtype, verdicts in answers:
-            labels = (run.name, run.version, device, chosen.name, dtype, name)
-            run.records += [Record(*labels, **asdict(verdict)) for verdict in verdicts]
+        for name, dtype, comparisons in answers:
+            run.records += labelled(comparisons, chosen.name, dtype, name)
         for name, dtype, quantity, sentence in missing(target, run, asked(target, chosen, types, extremes=extremes)):
-            labels = (run.name, run.version, device, chosen.name, dtype, name)
-            run.records += [Record(*labels, **asdict(failed(quantity, sentence)))] if elements else []
+            run.records += labelled([failed(quantity, sentence)], chosen.name, dtype, name) if elements else []
     run.seconds = time.monotonic() - began
     run.conclude()
     if not elements and not run.failures:
         raise errors.nothing_compared("check", target.name, dict.fromkeys(reason for _, reason in skips(run)))
-    identity = _identified(target) if run.failures else None
-    run.message = "; ".join(_instead(identity, chosen, run)) if run.failures else ""
-    return Report(target, chosen, run, identity)
+    if run.failures:
+        try:
+            run.identity = identify(target)
+        except Exception as error:  # a failure of identify must not hide the differences
+            run.message = f"nothing: {type(error).__name__}: {error}"
+        else:
+            run.message = "; ".join(sentences(run, chosen))
+    return Report(target.name, chosen, run, tuple(together(target.arguments)))
 
 
-def _verdicts(
+def _comparisons(
     target: Target, data: Data, group_size: int | None, *, gradients: bool, compiled: bool
-) -> tuple[list[Verdict], set[str]]:
-    """A verdict on each quantity, and those quantities for which the target raised and gave no wrong answer.
+) -> tuple[list[Comparison], set[str]]:
+    """A comparison of each quantity, and those quantities for which the target raised and gave no wrong answer.
 
     It is that on the first way to call the target in which it differs, else raises, else on the first way.
     """
     counted = ("y", *_GRADIENTS.values()) if gradients else ("y",)
     expected = expect_in_groups(data, counted, group_size)
-    verdicts: dict[str, Verdict] = {}
+    comparisons: dict[str, Comparison] = {}
     refused: set[str] = set()
     first: dict[str, Array] = {}
     for way, called, view, scope, differentiated in _ways(target, data, compiled=compiled):
@@ -294,18 +172,18 @@ def _verdicts(
         names = results if refusals or wrong else expected if gradients and differentiated else ("y",)
         same = {name for name, y in results.items() if name in first and _same(first[name], y)}
         wanted = {name: want for name, want in expected.items() if name in names and name not in same}
-        for verdict in [*judged, *compare(Outcome({name: [y] for name, y in results.items()}), wanted)]:
-            name, before = verdict.quantity, verdicts.get(verdict.quantity)
+        for comparison in [*judged, *compare(Outcome({name: [y] for name, y in results.items()}), wanted)]:
+            name, before = comparison.quantity, comparisons.get(comparison.quantity)
             answers = name not in refusals or name in results
-            if before is None or (not verdict.passed and (before.passed or (name in refused and answers))):
-                detail = f"{way}: {verdict.detail}" if way and verdict.detail else verdict.detail
-                verdicts[name] = replace(verdict, detail=detail)
+            if before is None or (not comparison.passed and (before.passed or (name in refused and answers))):
+                detail = f"{way}: {comparison.detail}" if way and comparison.detail else comparison.detail
+                comparisons[name] = replace(comparison, detail=detail)
                 refused = refused - {name} if answers else refused | {name}
         first = first or results
     if target.touched:
         touched = ", ".join(sorted(target.touched))
-        verdicts, refused = {name: failed(name, f"inputs written to: {touched}") for name in verdicts}, set()
-    return list(verdicts.values()), refused
+        comparisons, refused = {name: failed(name, f"inputs written to: {touched}") for name in comparisons}, set()
+    return list(comparisons.values()), refused
 
 
 def _same(one: Array, other: Array) -> bool:

@@ -12,10 +12,10 @@ from rmsnorm.accuracy.bounds import STEP
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import Data
-from rmsnorm.parity.judge import Verdict
+from rmsnorm.parity.comparison import Comparison
 
 
-def differences(data: Data) -> list[Verdict]:
+def differences(data: Data) -> list[Comparison]:
     """Compare jvp with a central difference of y, and the gradients with jvp by <dy, J t> = <J^T dy, t>.
 
     Along t with |t_i| <= |x_i| / 2, (y(x + h t) - y(x - h t)) / 2h misses the derivative by h^2 / 6 times the third
@@ -46,7 +46,7 @@ def differences(data: Data) -> list[Verdict]:
     size = unit["y"] + unit["jvp"]
     error = np.where(unmasked, np.abs((moved(STEP) - moved(-STEP)) / (2 * STEP) - along), 0.0)
     ratio = float(np.max(error / np.where(size > 0, size, 1.0)) / u)
-    step = _verdict("jvp", ratio, 4 / 6 * STEP**2 / u + 4 / STEP + 2)
+    step = _comparison("jvp", ratio, 4 / 6 * STEP**2 / u + 4 / STEP + 2)
 
     jvp = rms_norm_jvp(primals, data.tangents, **options)
     unit = term_sizes(*primals, dy=data.dy, tangents=data.tangents, **options)
@@ -60,9 +60,9 @@ def differences(data: Data) -> list[Verdict]:
     whole = sum(float(np.sum(terms)) for terms in products)
     scale = float(np.sum(np.abs(dy) * np.where(unmasked, unit["jvp"], 0.0)))
     ratio = abs(float(np.sum(dy * jvp)) - whole) / (scale * u)
-    return [step, _verdict("dx", ratio, 2 * (math.sqrt(x.size) + 4))]
+    return [step, _comparison("dx", ratio, 2 * (math.sqrt(x.size) + 4))]
 
 
-def _verdict(quantity: str, ratio: float, bound: float) -> Verdict:
+def _comparison(quantity: str, ratio: float, bound: float) -> Comparison:
     passed = ratio <= bound
-    return Verdict(quantity, ratio, bound, 0.0, 0.0, math.inf, passed, "" if passed else "differences disagree")
+    return Comparison(quantity, ratio, bound, 0.0, 0.0, math.inf, passed, "" if passed else "differences disagree")

@@ -1,7 +1,7 @@
 """RMSNorm in plain NumPy and float64, from the equations: the golden in other words, and with one mistake if asked.
 
 It is written apart from the golden because most mistakes lie between two steps, which the golden does not open. NumPy's
-row of ``rmsnorm check`` is the same but for h / rho and its derivative, which it takes from the derivation.
+row of ``rmsnorm selftest`` is the same but for h / rho and its derivative, which it takes from the derivation.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from rmsnorm.parity.cases import Array, Case, Data, make, recast, select
+from rmsnorm.parity.comparison import Run, Skip
 from rmsnorm.parity.judge import Expected, expect
-from rmsnorm.parity.run import BackendRun, Skip
 from rmsnorm.targets import Target, TargetError
 from rmsnorm.targets.target import WrongResult
 from rmsnorm.variants import Variant
@@ -131,7 +131,7 @@ def asked(target: Target, variant: Variant, types: tuple[str, ...], *, extremes:
     return pairs
 
 
-def missing(target: Target, run: BackendRun, pairs: Collection[tuple[str, str]]) -> Iterator[tuple[str, str, str, str]]:
+def missing(target: Target, run: Run, pairs: Collection[tuple[str, str]]) -> Iterator[tuple[str, str, str, str]]:
     """Case, dtype, quantity and a sentence for what was asked and not compared, where no reason says so or may say so.
 
     An option that a target takes must be compared, whatever the reason.

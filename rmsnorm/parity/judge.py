@@ -16,6 +16,7 @@ from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import Data
+from rmsnorm.parity.comparison import Comparison
 
 Array = npt.NDArray[Any]
 
@@ -31,34 +32,7 @@ class Outcome:
 Implementation = Callable[[Data], Outcome]
 
 
-_POWERS: Final = 24  # of 2; distances above are counted together
-_BLOCK: Final = (16, 64)
 GRADIENTS: Final = ("dx", "dscale", "dbias", "dresidual", "dgate")
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One quantity of one case.
-
-    Attributes:
-        parity_ratio: largest |got - golden| in unit roundoffs of the sizes of the terms.
-        bound: largest parity ratio that is allowed.
-        bit_identical: share of elements that equal the golden bit for bit (all NaN count as one).
-        identical_bound: least share that is allowed.
-        max_ulp: largest distance to the golden, counted in representable numbers.
-        detail: why it did not pass, else empty.
-        picture: where it differs, if it did not pass and has numbers: see ``draw``.
-    """
-
-    quantity: str
-    parity_ratio: float
-    bound: float
-    bit_identical: float
-    identical_bound: float
-    max_ulp: float
-    passed: bool
-    detail: str
-    picture: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +48,9 @@ class Expected:
     repeats: int = 1
 
 
-def judge(implementation: Implementation, data: Data, expected: Mapping[str, Expected] | None = None) -> list[Verdict]:
+def judge(
+    implementation: Implementation, data: Data, expected: Mapping[str, Expected] | None = None
+) -> list[Comparison]:
     """Run an implementation on a case and compare every quantity that the case has.
 
     If the implementation raises an exception, no quantity passes. ``expected`` is ``expect(data)`` where the caller
@@ -88,19 +64,17 @@ def judge(implementation: Implementation, data: Data, expected: Mapping[str, Exp
     return compare(outcome, expected)
 
 
-def compare(outcome: Outcome, expected: Mapping[str, Expected]) -> list[Verdict]:
-    """A verdict on every expected quantity: that on its worst result."""
-    verdicts = []
+def compare(outcome: Outcome, expected: Mapping[str, Expected]) -> list[Comparison]:
+    """A comparison of every expected quantity: that on its worst result."""
+    comparisons = []
     for name, want in expected.items():
         judged = [_compare(name, got, want) for got in outcome.results.get(name, [])]
         judged = judged or [failed(name, "not computed")]
-        verdicts.append(
-            max(judged, key=lambda verdict: (not verdict.passed, verdict.parity_ratio, -verdict.bit_identical))
-        )
+        comparisons.append(max(judged, key=lambda entry: (not entry.passed, entry.parity_ratio, -entry.bit_identical)))
     if outcome.touched:
         names = ", ".join(outcome.touched)
-        verdicts = [failed(verdict.quantity, f"inputs written to: {names}") for verdict in verdicts]
-    return verdicts
+        comparisons = [failed(entry.quantity, f"inputs written to: {names}") for entry in comparisons]
+    return comparisons
 
 
 def expect(data: Data, quantities: Sequence[str] = QUANTITIES, *, automatic: bool = False) -> dict[str, Expected]:
@@ -162,7 +136,7 @@ def golden(data: Data, quantities: Sequence[str] = QUANTITIES) -> dict[str, Arra
     return {name: results[name] for name in quantities if results.get(name) is not None}
 
 
-def _compare(name: str, got: Array, expected: Expected) -> Verdict:
+def _compare(name: str, got: Array, expected: Expected) -> Comparison:
     want, limit = expected.value, expected.bound
     if got.dtype != want.dtype or got.shape != want.shape:
         got_text, want_text = (errors.describe(a.shape, a.dtype.name) for a in (got, want))
@@ -181,33 +155,10 @@ def _compare(name: str, got: Array, expected: Expected) -> Verdict:
     # The bound on the share is an expectation: three elements may differ however few there are, and their repetitions.
     enough = np.sum(distances != 0) <= 3 * expected.repeats + (1 - limit.identical) * want.size
     passed = bool(parity_ratio <= limit.ratio and enough)
-    return Verdict(
+    return Comparison(
         name, parity_ratio, limit.ratio, identical, limit.identical, float(distances.max(initial=0.0)), passed,
         "" if passed else _worst(got, want, ratio, distances, enough=bool(enough)),
-        None if passed or not want.size else draw(distances, ratio),
     )  # fmt: skip
-
-
-def draw(distances: Array, ratio: Array) -> dict[str, Any]:
-    """Where results differ, as numbers for a picture.
-
-    ``counts``: how many elements are 0, 1, 2 to 3, 4 to 7, ... ulps off; the last count has no upper end. ``block``:
-    the ulps of 16 rows and 64 columns around the element that is farthest off, None where that is infinite;
-    ``corner``: its first row and column. Rows are those along the last axis.
-    """
-    rows = distances.reshape(-1, distances.shape[-1]) if distances.ndim else distances.reshape(1, 1)
-    powers = np.where(np.isfinite(rows), np.frexp(rows)[1], _POWERS)  # 2^(n-1) <= ulps < 2^n
-    worst = np.unravel_index(np.argmax(ratio), rows.shape)
-    top, left = (
-        max(0, min(int(index) - size // 2, length - size))
-        for index, size, length in zip(worst, _BLOCK, rows.shape, strict=True)
-    )
-    block = rows[top : top + _BLOCK[0], left : left + _BLOCK[1]]
-    return {
-        "counts": np.bincount(np.minimum(powers, _POWERS).ravel(), minlength=_POWERS + 1).tolist(),
-        "block": [[float(ulp) if np.isfinite(ulp) else None for ulp in row] for row in block],
-        "corner": [top, left],
-    }
 
 
 def _worst(got: Array, want: Array, ratio: Array, distances: Array, *, enough: bool) -> str:
@@ -217,6 +168,6 @@ def _worst(got: Array, want: Array, ratio: Array, distances: Array, *, enough: b
     return text if enough else f"{text}; {np.sum(distances != 0)} of {distances.size} elements differ"
 
 
-def failed(name: str, detail: str) -> Verdict:
-    """The verdict on a quantity without a result to compare."""
-    return Verdict(name, math.inf, 0.0, 0.0, 0.0, math.inf, False, detail)
+def failed(name: str, detail: str) -> Comparison:
+    """The comparison of a quantity that has no result."""
+    return Comparison(name, math.inf, 0.0, 0.0, 0.0, math.inf, False, detail)

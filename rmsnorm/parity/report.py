@@ -1,14 +1,16 @@
-"""The results of the comparison: tables for a terminal, JSON, JUnit XML and Markdown."""
+"""The results of the comparison: text for a terminal, JSON and JUnit XML."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from xml.etree import ElementTree
 
 from rich.box import SIMPLE_HEAD
@@ -16,26 +18,25 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rmsnorm import dtypes, errors, page
+from rmsnorm import dtypes, errors
 from rmsnorm.accuracy.bounds import QUANTITIES
 from rmsnorm.files import replacing, write_text
 from rmsnorm.frameworks import FRAMEWORKS
+from rmsnorm.parity.comparison import Comparison, Run
 from rmsnorm.parity.fitting import OPTIONS, together
-from rmsnorm.parity.run import BackendRun, Record
 from rmsnorm.screen import Fitting
+from rmsnorm.variants import Variant
 from rmsnorm.version import VERSION
 
 _LEGEND: Final = (
     "Cells: the largest distance to the golden in f16 bf16 f32 f64, in ulps of the terms that make the element; "
     "0 is bit for bit, - is not there, x is beyond the bound."
 )
-
-
-_PICTURES: Final = 6
 _CASES: Final = 12  # names in a line
+_SHOWN: Final = 5  # lines of failures of a target
 
 
-def skips(run: BackendRun, *, edges: bool = False) -> list[tuple[str, str]]:
+def skips(run: Run, *, edges: bool = False) -> list[tuple[str, str]]:
     """What was not compared, and why: cases with the same reason together, with the dtypes where it is some of them.
 
     ``edges``: those that the target refused, in place of the others.
@@ -56,13 +57,109 @@ def skips(run: BackendRun, *, edges: bool = False) -> list[tuple[str, str]]:
     ]
 
 
-def options(run: BackendRun) -> dict[str, int]:
+def options(run: Run) -> dict[str, int]:
     """How many comparisons a run has in the cases for a gate, a mask, a residual, and for several of these."""
     counts = Counter(record.case.partition(" of ")[0] for record in run.records)  # "mask of columns" has a mask
     return {name: counts[name] for name in together(OPTIONS) if counts[name]}
 
 
-def terminal(runs: Sequence[BackendRun], *, failures: int = 12) -> RenderableType:
+@dataclass(frozen=True, repr=False)
+class Report:
+    """The result of ``check``. Printed, it is its ``text``.
+
+    Attributes:
+        target: the name of what was checked.
+        variant: what it was compared with.
+        run: every comparison; report.write_json([run], path) and report.write_junit([run], path) write it. Its
+            ``skipped`` has what was not compared. If the target differs, its ``message`` has what ``identify`` says,
+            and its ``identity`` is the answer of ``identify``, or None if that raised an exception.
+        options: those of mask, residual and gate that the target takes, and their combinations.
+    """
+
+    target: str
+    variant: Variant
+    run: Run
+    options: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return self.run.status == "held"
+
+    @cached_property
+    def text(self) -> str:
+        """Whether all comparisons held, the worst differences, what ``identify`` says, and what was not compared."""
+        run, name = self.run, self.variant.label
+        where = f"{run.name} {run.version} on {run.device}"
+        if self.passed:
+            held = f"all {len(run.records)} comparisons of {run.cases} cases held ({where})"
+            return "\n".join([f"{self.target} is {name}: {held}", *self._counts, *_not_compared(run)])
+        if run.status != "differs":
+            return f"{self.target} was not compared: {run.message}"
+        lines = [f"{self.target} is not {name}: {len(run.failures)} of {len(run.records)} comparisons differ ({where})"]
+        alike: dict[str, list[Comparison]] = {}
+        for record in sorted(run.failures, key=lambda record: record.quantity != "y"):
+            alike.setdefault(_kind(record), []).append(record)
+        shown = list(alike.values())[:_SHOWN]
+        lines += [_difference(records[0]) for records in shown]
+        if len(run.failures) > len(shown):
+            lines.append(f"  and {len(run.failures) - len(shown)} more; report.details or --json FILE has them all")
+        lines += ["identify says:", *(f"  {line}" for line in sentences(run, self.variant))]
+        return "\n".join([*lines, *self._counts, *_not_compared(run)])
+
+    @property
+    def _counts(self) -> list[str]:
+        """A line that says how many comparisons had each option that the target takes."""
+        compared = options(self.run)
+        parts = [f"{compared.get(name, 0)} with {name.replace(', ', ' + ')}" for name in self.options]
+        return [f"options: of {len(self.run.records)} comparisons {', '.join(parts)}"] if parts else []
+
+    @cached_property
+    def details(self) -> str:
+        """Every difference, and the whole report of ``identify``."""
+        identity = self.run.identity
+        lines = [_difference(record) for record in self.run.failures]
+        return "\n".join([*lines, self.run.message if identity is None else identity.text])
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _difference(record: Comparison) -> str:
+    line = f"  {record.case!r} {dtypes.short(record.dtype)} {record.quantity}: {record.detail}"
+    return f"{line}; {numbers(record)}" if record.bound else line
+
+
+def _not_compared(run: Run) -> list[str]:
+    edges = [f"edge: {what}: {reason}; it fails with edges=True" for what, reason in skips(run, edges=True)]
+    return [*edges, *(f"not compared: {what}: {reason}" for what, reason in skips(run))]
+
+
+def sentences(run: Run, variant: Variant) -> list[str]:
+    """What a target is instead: what no variant has, then what the variant has otherwise, then its name.
+
+    Where identify finds nothing, the cases are named, as what is wrong shows in them alone.
+    """
+    identity = run.identity
+    if identity is None:
+        return [run.message]
+    differences = identity.differences(variant) if identity.variant else ()
+    wrong = [defect for defect in identity.defects if defect not in identity.headline]
+    wrong += differences
+    headline = identity.headline
+    if identity.recognised and identity.last_axes and not wrong:
+        names = list(dict.fromkeys(repr(record.case) for record in run.failures))
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        headline = f"on the rows that identify tries, {headline}; it is not in {', '.join(names[:_SHOWN])}{more}"
+    return [*wrong, headline]
+
+
+def _kind(record: Comparison) -> str:
+    """Equal for failures that one line of the text stands for: the same case, or the same words about other shapes."""
+    words = re.sub(r"\w*\[[^]]*\]|\([^)]*\)", "", record.detail)
+    return f"{record.case} {record.quantity}" if record.bound else words
+
+
+def terminal(runs: Sequence[Run], *, failures: int = 12) -> RenderableType:
     """A line for every backend, a table for every one that ran, and the first failures."""
     parts: list[RenderableType] = [_line(run) for run in runs]
     for run in runs:
@@ -71,36 +168,39 @@ def terminal(runs: Sequence[BackendRun], *, failures: int = 12) -> RenderableTyp
             parts += ["", Fitting(_table(run, dtypes.FLOATS), by_dtype), _bits(run)]
     if any(run.records for run in runs):
         parts.append(Text(_LEGEND, style="dim"))
-    failed = [record for run in runs for record in run.failures]
-    for record in failed[:failures]:
-        parts.append(Text(f"x {_label(record)}: {numbers(record)}; {record.detail}", style="red"))
+    failed = [(run, record) for run in runs for record in run.failures]
+    for run, record in failed[:failures]:
+        label = f"{run.name} {record.variant} {dtypes.short(record.dtype)} {record.case!r} {record.quantity}"
+        parts.append(Text(f"x {label}: {numbers(record)}; {record.detail}", style="red"))
     if len(failed) > failures:
         parts.append(Text(f"x and {len(failed) - failures} more; --json FILE has them all", style="red"))
     return Group(*parts)
 
 
-def write_json(runs: Sequence[BackendRun], path: Path) -> None:
-    """Every record, and the status of every backend; a number that could not be measured is null."""
+def write_json(runs: Sequence[Run], path: Path) -> None:
+    """Every comparison, the status of every backend, and what ``identify`` says; a number without a value is null."""
     document = {
         "rmsnorm": VERSION,
         "backends": [
             {"backend": run.name, "framework_version": run.version, "device": run.device, "status": run.status,
              "message": run.message, "cases": run.cases, "seconds": round(run.seconds, 3),
-             "options": options(run), "skipped": [skip._asdict() for skip in run.skipped]}
+             "options": options(run), "skipped": [skip._asdict() for skip in run.skipped],
+             "identity": None if run.identity is None else run.identity.json}
             for run in runs
         ],
         "records": [
-            {name: None if isinstance(value, float) and not math.isfinite(value) else value
-             for name, value in asdict(record).items()}
+            {"backend": run.name, "framework_version": run.version, "device": run.device,
+             **{name: None if isinstance(value, float) and not math.isfinite(value) else value
+                for name, value in asdict(record).items()}}
             for run in runs for record in run.records
         ],
     }  # fmt: skip
     write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
-def write_junit(runs: Sequence[BackendRun], path: Path) -> None:
+def write_junit(runs: Sequence[Run], path: Path) -> None:
     """A suite for every backend, a test case for every record."""
-    root = ElementTree.Element("testsuites", name="rmsnorm check")
+    root = ElementTree.Element("testsuites", name="rmsnorm")
     for run in runs:
         broken = run.status in ("crashed", "hung", "stopped", "refused")
         unasked = int(run.status == "absent") + len(run.skipped)
@@ -133,84 +233,15 @@ def write_junit(runs: Sequence[BackendRun], path: Path) -> None:
         ElementTree.ElementTree(root).write(temporary, encoding="utf-8", xml_declaration=True)
 
 
-def write_markdown(runs: Sequence[BackendRun], path: Path) -> None:
-    """A line for every backend, variant, dtype and quantity: the worst of its cases."""
-    lines = ["# Parity with the golden", ""]
-    lines += [f"- {_line(run).plain}" for run in runs]
-    lines += [f"- not compared: {what}: {reason}" for run in runs for what, reason in skips(run)]
-    lines += ["", "| backend | variant | dtype | quantity | parity ratio | bound | bit-identical | max ulp | |"]
-    lines += ["|---|---|---|---|---|---|---|---|---|"]
-    for run in runs:
-        groups: dict[tuple[str, str, str], list[Record]] = {}
-        for record in run.records:
-            groups.setdefault((record.variant, record.dtype, record.quantity), []).append(record)
-        for (variant, dtype, quantity), records in groups.items():
-            worst = _worst(records)
-            lines.append(
-                f"| {run.name} | {variant} | {dtypes.short(dtype)} | {quantity} | {worst.parity_ratio:.3g} | "
-                f"{worst.bound:.3g} | {100 * min(r.bit_identical for r in records):.1f} % | "
-                f"{max(r.max_ulp for r in records):.0f} | {'held' if worst.passed else 'differs'} |"
-            )
-    write_text(path, "\n".join(lines) + "\n")
-
-
-def write_html(runs: Sequence[BackendRun], path: Path) -> None:
-    """One page with the verdicts, the tables, and a picture of where the worst comparisons differ."""
-    write_text(path, page.document("Parity with the golden", *html_parts(runs)))
-
-
-def html_parts(runs: Sequence[BackendRun]) -> list[str]:
-    """The parts of that page."""
-    parts = [page.paragraph(_line(run).plain, "good" if run.status == "held" else "bad") for run in runs]
-    for run in runs:
-        failures = sorted(run.failures, key=lambda record: (record.quantity != "y", record.picture is None))
-        for record in failures[:_PICTURES]:
-            parts += [page.heading(_label(record)), page.paragraph(f"{numbers(record)}; {record.detail}", "bad")]
-            if record.picture is not None:
-                parts += _pictures(record.picture)
-        if len(failures) > _PICTURES:
-            parts.append(page.paragraph(f"and {len(failures) - _PICTURES} more that differ"))
-    for run in runs:
-        if run.records:
-            table = _table(run, dtypes.FLOATS)
-            rows = zip(*([str(cell) for cell in column.cells] for column in table.columns), strict=True)
-            parts += [page.heading(str(table.title)), page.table([str(c.header) for c in table.columns], rows)]
-            parts.append(page.paragraph(_bits(run).plain, "faint"))
-    parts += [page.paragraph(_LEGEND, "faint")] if any(run.records for run in runs) else []
-    for run in runs:
-        if run.skipped:
-            parts += [page.heading("Not compared"), page.table(("what", "why"), skips(run), bad="")]
-    return parts
-
-
-def _pictures(picture: dict[str, Any]) -> list[str]:
-    counts, (row, column) = picture["counts"], picture["corner"]
-    labels = ["same bits", "1 ulp", *(f"{2 ** (i - 1)} to {2**i - 1}" for i in range(2, len(counts) - 1))]
-    labels.append(f"{2 ** (len(counts) - 2)} or more")
-    total, some = sum(counts), [i for i, count in enumerate(counts) if count and i]
-    shown = [0, *range(some[0], some[-1] + 1)] if some else [0]
-    shares = [f"{counts[i]} ({100 * counts[i] / total:.3g} %)" for i in shown]
-    where = f"Where: ulps of rows from {row} and columns from {column}, around the largest difference"
-    return [
-        page.bars(
-            f"How many of {total} elements are how many ulps off",
-            [labels[i] for i in shown],
-            [counts[i] for i in shown],
-            shares,
-        ),
-        page.heat_map(where, picture["block"], (row, column)),
-    ]
-
-
-def _title(run: BackendRun) -> str:
+def _title(run: Run) -> str:
     return FRAMEWORKS[run.name].title if run.name in FRAMEWORKS else run.name
 
 
-def _of(run: BackendRun, dtype: str) -> bool:
+def _of(run: Run, dtype: str) -> bool:
     return any(record.dtype == dtype for record in run.records)
 
 
-def _table(run: BackendRun, types: Sequence[str]) -> Table:
+def _table(run: Run, types: Sequence[str]) -> Table:
     """One number in a cell for every dtype."""
     title = _title(run)
     if run.version:
@@ -232,7 +263,7 @@ def _table(run: BackendRun, types: Sequence[str]) -> Table:
     return table
 
 
-def _cell(records: Sequence[Record], types: Sequence[str]) -> Text:
+def _cell(records: Sequence[Comparison], types: Sequence[str]) -> Text:
     numbers = []
     for dtype in types:
         own = [record for record in records if record.dtype == dtype]
@@ -247,7 +278,7 @@ def _ulps(distances: Iterable[float]) -> str:
     return f"{math.ceil(largest * 10) / 10:.1f}" if 0 < largest < 10 else f"{math.ceil(largest)}"
 
 
-def _bits(run: BackendRun) -> Text:
+def _bits(run: Run) -> Text:
     shares = []
     for dtype in dtypes.FLOATS:
         own = [r.bit_identical for r in run.records if (r.quantity, r.dtype) == ("y", dtype)]
@@ -256,7 +287,7 @@ def _bits(run: BackendRun) -> Text:
     return Text(f"y bit-identical: {', '.join(shares)}", style="dim")
 
 
-def _line(run: BackendRun) -> Text:
+def _line(run: Run) -> Text:
     name = _title(run)
     passed = len(run.records) - len(run.failures)
     instead = f"; {run.message}" if run.message else ""
@@ -272,15 +303,7 @@ def _line(run: BackendRun) -> Text:
     return Text(f"{name} {text} ({run.seconds:.0f} s)" if run.records else f"{name} {text}", style=style)
 
 
-def _worst(records: Sequence[Record]) -> Record:
-    return max(records, key=lambda r: (not r.passed, r.parity_ratio / r.bound if r.bound else math.inf))
-
-
-def _label(record: Record) -> str:
-    return f"{record.backend} {record.variant} {dtypes.short(record.dtype)} {record.case!r} {record.quantity}"
-
-
-def numbers(record: Record) -> str:
+def numbers(record: Comparison) -> str:
     """The parity ratio of a comparison beside its bound, and the share of identical bits where that is bounded."""
     text = f"parity ratio {record.parity_ratio:.3g}, bound {record.bound:.3g}"
     if record.identical_bound:

@@ -12,68 +12,16 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from rmsnorm import errors
-from rmsnorm.processes import Worker, follow, messenger, stop
+from rmsnorm.parity.comparison import Comparison, Run, labelled
+from rmsnorm.processes import follow, messenger, stop
 
 NO_LARGE: Final = ("numpy",)  # backends that make a matrix for each row, as the paper does
 PATIENCE: Final = 240.0  # seconds without output after which a worker counts as hung
-
-
-@dataclass(frozen=True)
-class Record:
-    """One quantity of one case on one backend; see judge.Verdict for the numbers."""
-
-    backend: str
-    framework_version: str
-    device: str
-    variant: str
-    dtype: str
-    case: str
-    quantity: str
-    parity_ratio: float
-    bound: float
-    bit_identical: float
-    identical_bound: float
-    max_ulp: float
-    passed: bool
-    detail: str
-    picture: dict[str, Any] | None = None
-
-
-class Skip(NamedTuple):
-    """A case that was not compared in a dtype of x, or what was compared in no case (no ``dtype``), and the reason.
-
-    ``edge``: whether the target refused it, as an implementation may refuse empty or very long rows.
-    """
-
-    case: str
-    dtype: str
-    reason: str
-    edge: bool = False
-
-
-@dataclass
-class BackendRun(Worker):
-    """A backend: its status (``held``, ``differs``, ``absent``, ``refused``, ``crashed``, ``hung``) and its records."""
-
-    cases: int = 0
-    records: list[Record] = field(default_factory=list)
-    skipped: list[Skip] = field(default_factory=list)
-
-    @property
-    def failures(self) -> list[Record]:
-        return [record for record in self.records if not record.passed]
-
-    def conclude(self) -> None:
-        """The status by the records. Without a record nothing has held."""
-        if not self.records:
-            self.status, self.message = "refused", "no comparison was made"
-        else:
-            self.status = "differs" if self.failures else "held"
 
 
 def run(
@@ -82,8 +30,8 @@ def run(
     asked: Mapping[str, int],
     patience: float = PATIENCE,
     workers: int = 2,
-    on_progress: Callable[[BackendRun], None] = lambda run: None,
-) -> list[BackendRun]:
+    on_progress: Callable[[Run], None] = lambda run: None,
+) -> list[Run]:
     """Run worker commands, several at a time, and gather their records.
 
     Args:
@@ -94,9 +42,9 @@ def run(
         on_progress: called after every case and once at the end of a backend.
 
     Returns:
-        One BackendRun for every command, in their order.
+        One Run for every command, in their order.
     """
-    runs = {name: BackendRun(name, asked=asked.get(name, 0)) for name in commands}
+    runs = {name: Run(name, asked=asked.get(name, 0)) for name in commands}
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in commands:
         waiting.put(name)
@@ -135,12 +83,11 @@ def worker_command(
     return [sys.executable, "-m", "rmsnorm.parity.run", backend, json.dumps(options)]
 
 
-def _follow(state: BackendRun, command: Sequence[str], patience: float, on_progress: Callable[[Any], None]) -> None:
+def _follow(state: Run, command: Sequence[str], patience: float, on_progress: Callable[[Any], None]) -> None:
     def take(message: Mapping[str, Any]) -> None:
         if "records" in message:
             state.cases += 1
-            labels = (state.name, state.version, state.device)
-            state.records += [Record(*labels, **record) for record in message["records"]]
+            state.records += [Comparison(**record) for record in message["records"]]
         if state.status == "done":
             state.conclude()
         on_progress(state)
@@ -173,11 +120,10 @@ def _work(backend: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     asked = tuple(options["variants"]), tuple(options["dtypes"])
     for case, variant, dtype in select(*asked, brief=options["brief"], large=backend not in NO_LARGE):
         data = make(case, variant, dtype)
-        verdicts = judge(implementation, data)
+        comparisons = judge(implementation, data)
         if backend == "numpy" and dtype == "float64":
-            verdicts += differences(data)
-        labels = {"variant": variant, "dtype": dtype, "case": case.name}
-        yield {"records": [{**labels, **asdict(verdict)} for verdict in verdicts]}
+            comparisons += differences(data)
+        yield {"records": [asdict(record) for record in labelled(comparisons, variant, dtype, case.name)]}
     yield {"status": "done"}
 
 

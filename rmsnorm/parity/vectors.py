@@ -32,7 +32,6 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,9 +42,9 @@ from rmsnorm import errors
 from rmsnorm.accuracy.bounds import QUANTITIES, Bound
 from rmsnorm.files import check_regular, read_json, reading, replacing
 from rmsnorm.parity.cases import Array, Data, make, select
+from rmsnorm.parity.comparison import Comparison, Run, labelled
 from rmsnorm.parity.instead import Output, instead
-from rmsnorm.parity.judge import Expected, Outcome, Verdict, compare, expect, failed
-from rmsnorm.parity.run import BackendRun, Record
+from rmsnorm.parity.judge import Expected, Outcome, compare, expect, failed
 from rmsnorm.variants import PRESETS, Variant
 from rmsnorm.version import VERSION
 
@@ -98,7 +97,7 @@ def write(
                 some = () if len(quantities) == len(QUANTITIES) else quantities
                 asked = " ".join([*variants, *types, *cases, *some])
                 raise errors.out_of_domain("rmsnorm vectors write", "filter", asked, "one that a case passes",
-                                           "list them with `rmsnorm check --list`")  # fmt: skip
+                                           "list them with `rmsnorm selftest --list`")  # fmt: skip
     except BaseException:
         if made:
             folder.rmdir()
@@ -137,7 +136,7 @@ def _write(
     return len(files)
 
 
-def check(folder: Path, *, on_progress: Callable[[int, int], None] = lambda done, total: None) -> BackendRun:
+def check(folder: Path, *, on_progress: Callable[[int, int], None] = lambda done, total: None) -> Run:
     """Compare the outputs that another program has written with the expected ones.
 
     Args:
@@ -145,13 +144,13 @@ def check(folder: Path, *, on_progress: Callable[[int, int], None] = lambda done
         on_progress: called after every case with the number of cases done and the number of all.
 
     Returns:
-        As for a backend of ``rmsnorm check``: everything that is wrong with the outputs is a record that did not pass.
+        Everything that is wrong with the outputs is a record that did not pass.
 
     Raises:
         ValueError: the vectors themselves are missing, have another format, were changed after they were written or
             expect nothing, or there is no folder ``outputs``.
     """
-    run = BackendRun(folder.resolve().name)
+    run = Run(folder.resolve().name)
     began = time.monotonic()
     files = _manifest(folder)
     outputs_folder = folder / "outputs"
@@ -163,13 +162,13 @@ def check(folder: Path, *, on_progress: Callable[[int, int], None] = lambda done
         expected = _expected(folder, entry)
         metadata = entry["metadata"]
         labels = [metadata[name] for name in ("variant", "dtype", "case")]
-        results, verdicts = _verdicts(outputs_folder / entry["file"], expected)
-        for verdict in verdicts:
+        results, comparisons = _comparisons(outputs_folder / entry["file"], expected)
+        for comparison in comparisons:
             variant = _variant(metadata)
-            if verdict.quantity == "y" and "y" in results and variant is not None:
+            if comparison.quantity == "y" and "y" in results and variant is not None:
                 output = Output(metadata["case"], metadata["dtype"], results["y"], expected["y"].value)
-                outputs.setdefault(variant, {True: [], False: []})[verdict.passed].append(output)
-        run.records += [Record(run.name, "", "", *labels, **asdict(verdict)) for verdict in verdicts]
+                outputs.setdefault(variant, {True: [], False: []})[comparison.passed].append(output)
+        run.records += labelled(comparisons, *labels)
         run.cases += 1
         on_progress(done, len(files))
     run.conclude()
@@ -291,8 +290,8 @@ def _expected(folder: Path, entry: Mapping[str, Any]) -> dict[str, Expected]:
     return expected
 
 
-def _verdicts(path: Path, expected: Mapping[str, Expected]) -> tuple[Mapping[str, Array], list[Verdict]]:
-    """What the other program computed, and a verdict on each quantity."""
+def _comparisons(path: Path, expected: Mapping[str, Expected]) -> tuple[Mapping[str, Array], list[Comparison]]:
+    """What the other program computed, and a comparison of each quantity."""
     try:
         if path.exists():
             check_regular(_OP, path, "outputs")

@@ -13,11 +13,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from rmsnorm import errors
-from rmsnorm.parity.run import PATIENCE, BackendRun, Record, Skip
+from rmsnorm.identify import Identity
+from rmsnorm.parity.comparison import Comparison, Run, Skip
+from rmsnorm.parity.report import Report
+from rmsnorm.parity.run import PATIENCE
 from rmsnorm.processes import follow, job_of_worker
 from rmsnorm.targets.target import Shape, Target
 from rmsnorm.variants import PRESETS, Variant
@@ -26,16 +29,7 @@ _BEAT: Final = 1.0  # seconds between two signs of life
 _LARGE: Final = 15.0  # times as much patience where y has 2^31 elements, and with the golden
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """What a report of ``rmsnorm.parity.check`` says: its run, its text and its page (empty if there is no report)."""
-
-    run: BackendRun
-    text: str
-    page: str = ""
-
-
-def check_apart(target: str, variant: Variant, *, patience: float = PATIENCE, **options: Any) -> Judgement:
+def check_apart(target: str, variant: Variant, *, patience: float = PATIENCE, **options: Any) -> Report:
     """``rmsnorm.parity.check`` of a target by its name, in a process of its own.
 
     variant: a preset, with its own eps or another one.
@@ -45,7 +39,7 @@ def check_apart(target: str, variant: Variant, *, patience: float = PATIENCE, **
     Raises:
         ValueError: there is no such target, or no case can be compared.
     """
-    run, calls = BackendRun(target), 0
+    run, calls = Run(target), 0
     events: dict[str, Any] = {}
 
     def take(message: Mapping[str, Any]) -> None:
@@ -64,14 +58,16 @@ def check_apart(target: str, variant: Variant, *, patience: float = PATIENCE, **
     if "refused" in events:
         raise errors.InputValueError(events["refused"])
     if "report" not in events:
-        run.message = errors.printable(run.message)
         begun = f" after {calls} calls of it" if calls and run.status == "crashed" else ""
         what = {"crashed": "its process ended", "hung": "it was ended"}.get(run.status, "it was stopped")
-        return Judgement(run, f"{target} was not compared: {what}{begun} ({run.message})")
+        run.message = f"{what}{begun} ({errors.printable(run.message)})"
+        return Report(target, variant, run)
     fields = events["report"]
-    fields["records"] = [Record(**record) for record in fields["records"]]
+    fields["records"] = [Comparison(**record) for record in fields["records"]]
     fields["skipped"] = [Skip(*skip) for skip in fields["skipped"]]
-    return Judgement(BackendRun(**fields), events["text"], events["page"])
+    identity = events["identity"]
+    fields["identity"] = None if identity is None else Identity.from_json(identity)
+    return Report(events["target"], variant, Run(**fields), tuple(events["options"]))
 
 
 def main() -> None:
@@ -90,11 +86,13 @@ def _work(name: str, variant: Variant, options: dict[str, Any], patience: float,
     from rmsnorm.parity.checking import check
     from rmsnorm.targets import open_target
 
-    opened = open_target(name, framework=options.pop("framework", None), device=options["device"])
+    opened = open_target(name, framework=options.pop("framework", None), device=options["device"], op="check")
     watch = Watch(write, patience * _LARGE)
     threading.Thread(target=watch.beat, daemon=True).start()
     report = check(watch.over(opened), variant, **options)
-    write(report=asdict(report.run), text=report.text, page=report.page)
+    identity = report.run.identity
+    run = asdict(replace(report.run, identity=None))
+    write(report=run, identity=identity and identity.json, target=report.target, options=report.options)
 
 
 class Watch:

@@ -279,8 +279,8 @@ def bridge(name: str, device: str = "cpu") -> Bridge:
     """
     if name == "mlx":
         if find_spec(name) is None:
-            raise errors.MissingFramework("identify: mlx is not installed, expected for its arrays; install it")
+            raise errors.MissingFramework("mlx is not installed, expected for its arrays; install it")
         return Mlx(device)
-    key = framework("identify", name).key
+    key = framework("bridge", name).key
     with imported(key):
         return _BRIDGES[key](device)

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm import errors
 from rmsnorm.targets.bridges import bridge
 from rmsnorm.targets.names import Others, assign, assigned, inputs_of, renamed
 from rmsnorm.targets.target import NoTarget, Shape, Target
@@ -42,7 +41,7 @@ def probed(layer: Any, name: str) -> Any:
     except Exception as error:  # attributes may be anything
         what = str(error).strip().partition("\n")[0]
         raise NoTarget(
-            f"identify: {name} cannot be copied ({type(error).__name__}: {what}), expected a layer that copy.deepcopy "
+            f"{name} cannot be copied ({type(error).__name__}: {what}), expected a layer that copy.deepcopy "
             "copies, as calls may change it; pass its class, or a function that calls it"
         ) from error
 
@@ -58,11 +57,9 @@ def _torch(layer: Any, name: str, device: str, others: Others = ()) -> Target:
     import torch
 
     if isinstance(layer, torch.jit.ScriptModule):
-        raise NoTarget(
-            f"identify: {name} is a scripted module, expected the layer itself; pass it before torch.jit does"
-        )
+        raise NoTarget(f"{name} is a scripted module, expected the layer itself; pass it before torch.jit does")
     if any(tensor.is_meta for tensor in (*layer.parameters(), *layer.buffers())):
-        raise NoTarget(str(errors.wrong_device("identify", name, "meta", device)))
+        raise NoTarget(f"{name} is on the device meta, expected {device}, where x is; load its values first")
     layer = layer.to(device)
     shapes = {key: tuple(p.shape) for key, p in layer.named_parameters()}
     if not assign(shapes):  # a gain that does not learn is a buffer

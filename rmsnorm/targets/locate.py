@@ -28,9 +28,7 @@ def locate(name: str) -> Any:
     module_name, colon, attribute = name.rpartition(":")
     if not colon or not module_name or not attribute:
         fix = f"; name what it has, as {name}:NAME" if name.endswith(".py") else ""
-        raise NoTarget(
-            f"identify: target is {name!r}, expected module:attribute such as torch.nn:RMSNorm, or an .onnx file{fix}"
-        )
+        raise NoTarget(f"target is {name!r}, expected module:attribute such as torch.nn:RMSNorm, or an .onnx file{fix}")
     try:
         module: Any = (
             _from_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
@@ -44,10 +42,10 @@ def locate(name: str) -> Any:
             if missing
             else f"let Python import it first{_RELATIVE * ('no known parent' in str(error))}"
         )
-        raise NoTarget(f"identify: {module_name} cannot be imported ({raised(str(error), error)}); {fix}") from error
+        raise NoTarget(f"{module_name} cannot be imported ({raised(str(error), error)}); {fix}") from error
     for part in attribute.split("."):
         if not hasattr(module, part):
-            raise NoTarget(f"identify: {module_name} has no {attribute!r}; check the name")
+            raise NoTarget(f"{module_name} has no {attribute!r}; check the name")
         module = getattr(module, part)
     return module
 

@@ -27,7 +27,7 @@ def open_onnx(path: Path) -> Target:
         ModuleNotFoundError: onnx or onnxruntime is not installed.
     """
     if not path.is_file():
-        raise NoTarget(f"identify: there is no file {path}, expected an ONNX model; check the name")
+        raise NoTarget(f"there is no file {path}, expected an ONNX model; check the name")
     try:
         import onnx
         import onnxruntime  # type: ignore[import-untyped, unused-ignore]
@@ -37,9 +37,7 @@ def open_onnx(path: Path) -> Target:
         return _opened(path, onnx, onnxruntime)
     except Exception as error:  # of many types: a file from outside can make its reader raise anything
         reason = " ".join(f"{type(error).__name__}: {_PLACE.sub('', str(error))}".split())
-        raise NoTarget(
-            f"identify: {path} is no ONNX model that onnxruntime runs ({reason:.200}); check the file"
-        ) from None
+        raise NoTarget(f"{path} is no ONNX model that onnxruntime runs ({reason:.200}); check the file") from None
 
 
 def _opened(path: Path, onnx: Any, onnxruntime: Any) -> Target:

@@ -32,7 +32,7 @@ from rmsnorm.targets.bridges import bridge
 from rmsnorm.targets.layers import dtype_of, is_haiku, keras_library, open_haiku, opener, probed
 from rmsnorm.targets.locate import locate, raised
 from rmsnorm.targets.onnx import open_onnx
-from rmsnorm.targets.target import NoTarget, Target, TargetError
+from rmsnorm.targets.target import NoTarget, Target, TargetError, refused_by
 
 WIDTH: Final = 64
 _BEYOND: Final = {
@@ -65,6 +65,7 @@ def open_target(
     shape: Sequence[int] | None = None,
     axis: int | Sequence[int] = -1,
     args: Mapping[str, tuple[Sequence[int], float]] | None = None,
+    op: str = "identify",
 ) -> Target:
     """Make a Target of a function, a layer or a model.
 
@@ -81,6 +82,7 @@ def open_target(
         axis: the axes of x along which a function's parameters run; their sizes are the width of a layer.
         args: other arguments of its call by name: a shape and the value of every element. A first size that is that
             of ``shape`` follows x.
+        op: what asks, with which the sentences of errors begin.
 
     Raises:
         NoTarget (a ValueError): there is no target of that name, no such framework, or an argument that it requires
@@ -95,21 +97,22 @@ def open_target(
     if isinstance(target, Target):
         return target
     try:
-        framework = None if framework is None else framework_name("identify", framework)
+        framework = None if framework is None else framework_name(op, framework)
     except ValueError as error:
         raise NoTarget(str(error)) from None
-    if isinstance(target, (str, Path)) and str(target).endswith(".onnx"):
-        return open_onnx(Path(target))
-    name = target if isinstance(target, str) else _name(target)
-    thing = locate(target) if isinstance(target, str) else target
-    axes = (axis,) if isinstance(axis, int) else tuple(axis)
-    if shape is not None:
-        if not all(-len(shape) <= entry < len(shape) for entry in axes):
-            raise NoTarget(f"identify: axis is {axis}, expected axes of shape {tuple(shape)}")
-        width = width or math.prod(shape[entry] for entry in axes)
-    call = _Call(framework, device, axes, tuple(args or {}))
-    opened = _open(thing, name, width, dict(init or {}), call)
-    return _with_arguments(opened, None if shape is None else tuple(shape), args or {})
+    with refused_by(op):
+        if isinstance(target, (str, Path)) and str(target).endswith(".onnx"):
+            return open_onnx(Path(target))
+        name = target if isinstance(target, str) else _name(target)
+        thing = locate(target) if isinstance(target, str) else target
+        axes = (axis,) if isinstance(axis, int) else tuple(axis)
+        if shape is not None:
+            if not all(-len(shape) <= entry < len(shape) for entry in axes):
+                raise NoTarget(f"axis is {axis}, expected axes of shape {tuple(shape)}")
+            width = width or math.prod(shape[entry] for entry in axes)
+        call = _Call(framework, device, axes, tuple(args or {}))
+        opened = _open(thing, name, width, dict(init or {}), call)
+        return _with_arguments(opened, None if shape is None else tuple(shape), args or {})
 
 
 @dataclass(frozen=True)
@@ -192,13 +195,11 @@ def _opened(thing: Any, name: str, width: int | None, init: dict[str, Any], call
     if isinstance(thing, type) or (open_layer is None and not init and makes_layers(thing)):
         return _built(thing, name, width, init, call)
     if open_layer is not None and init:
-        raise NoTarget(f"identify: {name} is a layer that is built already, expected no init; pass its class")
+        raise NoTarget(f"{name} is a layer that is built already, expected no init; pass its class")
     if open_layer is not None:
         return open_layer(thing if call.fresh else probed(thing, name), name, call.device, call.others)
     if not callable(thing):
-        raise NoTarget(
-            f"identify: {name} is of type {type(thing).__name__}, expected a function, a layer or a class of layers"
-        )
+        raise NoTarget(f"{name} is of type {type(thing).__name__}, expected a function, a layer or a class of layers")
     _check_known(thing, name, init)
     return _function(functools.partial(thing, **init) if init else thing, name, call)
 
@@ -207,7 +208,7 @@ def _check_known(function: Callable[..., Any], name: str, options: Iterable[str]
     known = argument_names(function)
     for option in options if known is not None else ():
         if option not in (known or ()):
-            raise NoTarget(f"identify: {name} takes no argument {option!r}, expected some of {', '.join(known or ())}")
+            raise NoTarget(f"{name} takes no argument {option!r}, expected some of {', '.join(known or ())}")
 
 
 def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
@@ -219,9 +220,7 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
         try:
             arguments = constructor_arguments(make, {**init, own_width: size} if own_width else init, size)
         except Unguessable as error:
-            raise NoTarget(
-                f"identify: {name} {error}; {_HOW.format(error.argument) if error.argument else _KNOWN}"
-            ) from None
+            raise NoTarget(f"{name} {error}; {_HOW.format(error.argument) if error.argument else _KNOWN}") from None
         if isinstance(make, type) and is_haiku(make):
             return open_haiku(functools.partial(make, **arguments), name, call.device, call.others)
         try:
@@ -229,9 +228,7 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
         except (Exception, SystemExit) as error:  # a constructor may raise anything
             lines = str(error).strip().splitlines() or ["without a message"]
             shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())[:120]
-            raise NoTarget(
-                f"identify: {name}({shown}) raised {raised(lines[0], error)}; pass init, {_FACTORY}"
-            ) from error
+            raise NoTarget(f"{name}({shown}) raised {raised(lines[0], error)}; pass init, {_FACTORY}") from error
         return replace(_open(made, name, None, {}, replace(call, fresh=isinstance(make, type))), resized=build)
 
     return build(size)
@@ -243,9 +240,7 @@ def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
         _check_known(function, name, how.others)
         names, values = arguments_of(function, one, how.others)
     except Unguessable as error:
-        raise NoTarget(
-            f"identify: {name} {error}; {_OPTION.format(error.argument) if error.argument else _NAMED}"
-        ) from None
+        raise NoTarget(f"{name} {error}; {_OPTION.format(error.argument) if error.argument else _NAMED}") from None
     arguments = tuple(argument for argument in names if argument != "x")
     by_name = takes_x_by_name(function)
 

@@ -46,6 +46,15 @@ class NoTarget(errors.InputValueError):
     """There is no such target: the name is wrong, or the arguments cannot build it."""
 
 
+@contextlib.contextmanager
+def refused_by(op: str) -> Iterator[None]:
+    """Puts the name of an operation before the sentence of a NoTarget that is raised in the block."""
+    try:
+        yield
+    except NoTarget as error:
+        raise NoTarget(f"{op}: {error}") from error.__cause__
+
+
 class TargetError(Exception):
     """A call of the target failed: the message is one sentence that says what happened."""
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from commands import command
 from recurrent_step import NORMS, OPS, Sizes, allowed, app, make
+from timing.measure import LEAST_TURNS
 
-from rmsnorm.bench.measure import LEAST_TURNS
 from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.nematus.numpy.recurrent import nematus_gru
 

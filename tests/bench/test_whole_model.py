@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import whole_model as model
 from commands import command
+from timing.backends import BACKENDS
+from timing.measure import LEAST_TURNS
 from whole_models import DTYPES, NORMS, OPS, Sizes, draw_decoding, draw_tokens
-
-from rmsnorm.bench.backends import BACKENDS
-from rmsnorm.bench.measure import LEAST_TURNS
 
 SMALL = Sizes(layers=1, width=16, batch=1, length=4)
 

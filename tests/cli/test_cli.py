@@ -15,7 +15,7 @@ from rmsnorm import PRESETS, Variant, screen
 from rmsnorm.cli import app, tables
 from rmsnorm.variants import families
 
-listing = import_module("rmsnorm.cli.check")._listing
+listing = import_module("rmsnorm.cli.selftest")._listing
 
 
 def _commands(command, name="rmsnorm"):
@@ -35,10 +35,10 @@ def test_help_begins_with_at_most_six_options():
     assert {name: count for name, count in counts.items() if count > 6} == {}
 
 
-def test_check_holds_and_writes_its_reports(tmp_path):
-    files = {name: tmp_path / f"parity.{name}" for name in ("json", "junit", "markdown")}
+def test_selftest_holds_and_writes_its_reports(tmp_path):
+    files = {name: tmp_path / f"parity.{name}" for name in ("json", "junit")}
     flags = [word for name, path in files.items() for word in (f"--{name}", str(path))]
-    shown = rmsnorm("check", "--backend", "numpy", "--variant", "llama", "--dtype", "bfloat16", *flags)
+    shown = rmsnorm("selftest", "--backend", "numpy", "--variant", "llama", "--dtype", "bfloat16", *flags)
     assert shown.exit_code == 0, shown.stderr
     assert "NumPy held: all" in shown.stdout
     assert "llama" in shown.stdout
@@ -82,14 +82,47 @@ def test_a_disagreement_exits_with_1(tmp_path):
         "true = derivation.rms\n"
         "derivation.rms = lambda *args, **options: true(*args, **options) * (1 + 1e-4)\n"
     )
-    shown = rmsnorm("check", "--backend", "numpy", "--variant", "t5", "--dtype", "float32", path=tmp_path)
+    shown = rmsnorm("selftest", "--backend", "numpy", "--variant", "t5", "--dtype", "float32", path=tmp_path)
     assert shown.exit_code == 1, shown.stderr
     assert "x numpy t5 f32 'rows' y: parity ratio" in shown.stdout
     assert "NumPy differs:" in shown.stdout
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (
+            "import rmsnorm.processes as processes\n"
+            "every = processes.messenger\n"
+            "def messenger():\n"
+            "    write, count = every(), iter(range(99))\n"
+            "    return lambda **message: write(**message) if next(count) != 1 else None\n"
+            "processes.messenger = messenger\n",
+            "results came, expected",
+        ),
+        (
+            "import os, signal, rmsnorm.parity.judge as judge\n"
+            "calls, every = [], judge.judge\n"
+            "def some(*case):\n"
+            "    calls.append(case)\n"
+            "    return every(*case) if len(calls) < 2 else os.kill(os.getpid(), signal.SIGKILL)\n"
+            "judge.judge = some\n",
+            "signal 9; no output",
+        ),
+    ],
+    ids=["a case is lost", "the worker is killed"],
+)
+def test_fewer_cases_than_were_asked_for_are_a_failure(code, words, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(code)
+    shown = rmsnorm("selftest", "--backend", "numpy", "--variant", "t5", "--dtype", "float32", path=tmp_path)
+    assert shown.exit_code == 1, shown.stderr
+    assert "NumPy crashed after " in shown.stdout
+    assert words in shown.stdout
+    assert "held: all" not in shown.stdout
+
+
 def test_list_shows_cases_without_running_any():
-    shown = rmsnorm("check", "--list", "--variant", "lasagne")
+    shown = rmsnorm("selftest", "--list", "--variant", "lasagne")
     assert shown.exit_code == 0
     assert "channels" in shown.stdout
     assert "per-channel parameters" in shown.stdout

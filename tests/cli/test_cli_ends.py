@@ -76,50 +76,18 @@ def test_a_worker_outlives_the_thread_that_asked_for_it() -> None:
     assert not any("ended its process" in str(identity) for _, identity in found), found
 
 
-def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
-    """And says every cell of bench where there is no terminal."""
-    process = started(tmp_path, "bench", "--backend", "numpy", "--shape", "8x8", "--seconds", "2", "--json", "b.json")
-    line = process.stderr.readline()
-    assert line == "numpy 1/4\n"
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert "8x8" in out
-    document = json.loads((tmp_path / "b.json").read_text())
-    assert document["records"]
-    assert document["backends"][0]["status"] == "stopped"
-
-
-def test_every_cell_is_in_the_files_at_once(tmp_path: Path) -> None:
-    """Also where the machine is taken away before the end; only a pipe must wait for the whole."""
-    files = "--json", "b.json", "--summary", "b.jsonl"
-    process = started(tmp_path, "bench", "--backend", "numpy", "--shape", "8x8", "--seconds", "5", *files)
-    assert process.stderr.readline() == "numpy 1/4\n"
-    process.kill()
-    process.communicate(timeout=30)
-    document = json.loads((tmp_path / "b.json").read_text())
-    assert [run["status"] for run in document["backends"]] == ["running"]
-    assert len(document["records"]) == 5
-    assert len((tmp_path / "b.jsonl").read_text().splitlines()) == 6
-    piped = started(
-        tmp_path, "bench", "--backend", "numpy", "--shape", "2x8", "--seconds", "0", "--json", "/dev/stderr"
-    )
-    assert json.loads(piped.communicate(timeout=60)[1].partition("numpy 4/4\n")[2])["records"]
-
-
-@pytest.mark.parametrize("command", ["check", "bench"])
-def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path, command: str) -> None:
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to(tmp_path / "missing" / "a.json")
     for name, reason in (("link.json", "No such file or directory"), ("x" * 250 + ".json", "File name too long")):
-        done = rmsnorm(command, "--backend", "numpy", "--json", tmp_path / name)
+        done = rmsnorm("selftest", "--backend", "numpy", "--json", tmp_path / name)
         assert done.exit_code == 2
         assert f"cannot be used, as the system says: {reason}" in " ".join(done.stderr.split())
         assert not done.stdout
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
-def test_ctrl_c_keeps_what_check_has_finished(tmp_path: Path) -> None:
-    process = started(tmp_path, "check", "--all", "--backend", "numpy", "--json", "c.json")
+def test_ctrl_c_keeps_what_selftest_has_finished(tmp_path: Path) -> None:
+    process = started(tmp_path, "selftest", "--all", "--backend", "numpy", "--json", "c.json")
     threads = Path(f"/proc/{process.pid}/task")
     waited(lambda: any(file.read_text() for file in threads.glob("*/children")))
     time.sleep(6)  # of the half minute that it takes
@@ -137,7 +105,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         run = subprocess.run([*COMMAND, "variants"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert run.returncode == 2
     assert run.stderr == ("rmsnorm: standard output cannot be used, as the system says: No space left on device\n")
-    arguments = ["check", "--backend", "numpy", "--variant", "mlx", "--dtype", "float32", "--json", "/dev/full"]
+    arguments = ["selftest", "--backend", "numpy", "--variant", "mlx", "--dtype", "float32", "--json", "/dev/full"]
     run = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60)
     assert run.returncode == 2
     assert "/dev/full cannot be used, as the system says: No space left on device" in run.stderr

@@ -4,27 +4,45 @@ from __future__ import annotations
 
 from typing import Any
 
+import compare
 import pytest
 import whole_model
 from commands import command
+from timing.backends import BACKENDS
 from whole_models import MODES
 from whole_models import OPS as MODEL_OPS
 
 from rmsnorm import __version__
-from rmsnorm.bench.backends import BACKENDS
 from rmsnorm.cli import app
 
 NO_FOLDER = "/no/such/folder is not a folder"
-# what is typed, where DIR is an empty folder, and what is said; "whole_model" is the program in benchmarks/
+# what is typed, where DIR is an empty folder, and what is said; "compare" and "whole_model" are programs in benchmarks/
 USAGE = [
-    ("check --backend theano", "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax' or 'numpy'"),
-    ("check --variant lama", "or 'keras_rms_scaling'; did you mean 'llama'?"),
-    ("check --variant qwen3", "a family of models, expected a name of a variant; its variant is llama, with eps 1e-06"),
-    ("check --dtype float8", "dtype is 'float8', expected 'float16', 'bfloat16', 'float32' or 'float64'"),
-    ("check --device tpu", "device is 'tpu', expected 'cpu' or 'cuda'"),
-    ("check --backend numpy --device cuda", "NumPy refused: numpy: device is 'cuda', expected 'cpu'"),
-    ("check --json /no/such/folder/x.json", NO_FOLDER),
-    ("check --frobnicate 1", "No such option"),
+    ("selftest --backend theano", "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax' or 'numpy'"),
+    ("selftest --variant lama", "or 'keras_rms_scaling'; did you mean 'llama'?"),
+    (
+        "selftest --variant qwen3",
+        "a family of models, expected a name of a variant; its variant is llama, with eps 1e-06",
+    ),
+    ("selftest --dtype float8", "dtype is 'float8', expected 'float16', 'bfloat16', 'float32' or 'float64'"),
+    ("selftest --device tpu", "device is 'tpu', expected 'cpu' or 'cuda'"),
+    ("selftest --backend numpy --device cuda", "NumPy refused: numpy: device is 'cuda', expected 'cpu'"),
+    ("selftest --json /no/such/folder/x.json", NO_FOLDER),
+    ("selftest --frobnicate 1", "No such option"),
+    (
+        "check",
+        "rmsnorm check: TARGET is missing, expected your own such as my_norm.py:norm; to compare the backends of "
+        "this package, use `rmsnorm selftest`",
+    ),
+    ("check x:y --framework caffe", "rmsnorm check: framework is 'caffe', expected 'torch'"),
+    (
+        "check no_such:norm",
+        "rmsnorm check: no_such cannot be imported (ModuleNotFoundError: No module named 'no_such')",
+    ),
+    ("check x:y --json /no/such/folder/x.json", NO_FOLDER),
+    ("check x:y --device tpu", "rmsnorm check: device is 'tpu', expected 'cpu' or 'cuda'"),
+    ("check --all", "No such option"),
+    ("identify no_such:norm", "rmsnorm identify: no_such cannot be imported ("),
     ("variants --json --markdown", "--json and --markdown are given, expected one of them"),
     ("identify torch.nn:RMSNor", "torch.nn has no 'RMSNor'"),
     ("identify torch.nn:RMSNorm --init {", "init is '{', expected a JSON object"),
@@ -38,20 +56,20 @@ USAGE = [
     ("vectors write /proc/no-such", "/proc/no-such cannot be used, as the system says: No such file or directory"),
     ("vectors check DIR", "expected one with a manifest.json of rmsnorm; write the vectors again with"),
     ("vectors check DIR --junit /no/such/x.xml", "/no/such is not a folder, expected one to write x.xml in"),
-    ("bench --backend theano", "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax', 'numpy',"),
-    ("bench --op recurrent", "op is 'recurrent', expected 'fwd' or 'fwd+bwd'"),
-    ("bench --shape 4096,4096", "shape is '4096,4096', expected sizes > 0; write it as 4096x4096"),
-    ("bench --shape 0x8", "shape is '0x8', expected sizes > 0"),
-    ("bench --dtype float64", "dtype is 'float64', expected 'float16', 'bfloat16' or 'float32'"),
-    ("bench --variant lama", "variant is 'lama', expected 'standard', 'paper',"),
-    ("bench --device tpu", "device is 'tpu', expected 'cpu' or 'cuda'"),
-    ("bench --backend numpy --device cuda", "NumPy refused: numpy: device is 'cuda', expected 'cpu'"),
-    ("bench --threads 4096", "threads is 4096, expected at most"),
-    ("bench --threads 0", "Invalid value for '--threads'"),
-    ("bench --seconds -1", "Invalid value for '--seconds'"),
-    ("bench --json /no/such/folder/x.json", NO_FOLDER),
-    ("bench --plot /no/such/folder/x.svg", NO_FOLDER),
-    ("bench --frobnicate 1", "No such option"),
+    ("compare --backend theano", "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax', 'numpy',"),
+    ("compare --op recurrent", "op is 'recurrent', expected 'fwd' or 'fwd+bwd'"),
+    ("compare --shape 4096,4096", "shape is '4096,4096', expected sizes > 0; write it as 4096x4096"),
+    ("compare --shape 0x8", "shape is '0x8', expected sizes > 0"),
+    ("compare --dtype float64", "dtype is 'float64', expected 'float16', 'bfloat16' or 'float32'"),
+    ("compare --variant lama", "variant is 'lama', expected 'standard', 'paper',"),
+    ("compare --device tpu", "device is 'tpu', expected 'cpu' or 'cuda'"),
+    ("compare --backend numpy --device cuda", "NumPy refused: numpy: device is 'cuda', expected 'cpu'"),
+    ("compare --threads 4096", "threads is 4096, expected at most"),
+    ("compare --threads 0", "Invalid value for '--threads'"),
+    ("compare --seconds -1", "Invalid value for '--seconds'"),
+    ("compare --json /no/such/folder/x.json", NO_FOLDER),
+    ("compare --plot /no/such/folder/x.svg", NO_FOLDER),
+    ("compare --frobnicate 1", "No such option"),
     ("whole_model --backend numpy", "expected 'torch', 'tf', 'keras', 'jax', 'flax', 'keras-torch' or 'keras-jax'"),
     ("whole_model --op prefill", "op is 'prefill', expected 'train' or 'decode'"),
     ("whole_model --mode fast", "mode is 'fast', expected 'eager', 'compiled', 'graph' or 'jit'"),
@@ -63,13 +81,17 @@ USAGE = [
     ("whole_model --json /no/such/folder/x.json", NO_FOLDER),
 ]
 HELP = {
-    "check": (
-        "--backend --variant --dtype --device --json --junit --markdown --all --list",
-        "rmsnorm check --backend torch --variant llama --dtype bfloat16", "Exit status: 0 everything agrees",
+    "selftest": (
+        "--backend --variant --dtype --device --json --junit --all --list",
+        "rmsnorm selftest --backend torch --variant llama --dtype bfloat16", "Exit status: 0 everything agrees",
     ),
-    "bench": (
+    "check": (
+        "--variant --eps --dtype --framework --device --json --junit --edges --batch-invariant --exhaustive --large",
+        "rmsnorm check my_norm:norm --variant llama", "Exit status: 0 everything agrees", "rmsnorm selftest",
+    ),
+    "compare": (
         "--backend --op --shape --dtype --variant --device --seconds --threads --json --summary --plot", *BACKENDS,
-        "rmsnorm bench --backend torch --shape 512x768 --dtype float32", "Exit status: 0 all timed",
+        "python benchmarks/compare.py --backend torch --shape 512x768 --dtype float32", "Exit status: 0 all timed",
     ),
     "whole_model": (
         *MODEL_OPS, *(mode for modes in MODES.values() for mode in modes), "a step of gradient descent", "keras-torch",
@@ -80,8 +102,8 @@ HELP = {
 
 def typed(line: str, **places: Any) -> Any:
     program, *arguments = (str(places.get(word, word)) for word in line.split())
-    if program == "whole_model":
-        return command(whole_model.app, *arguments, COLUMNS="300")
+    if program in ("compare", "whole_model"):
+        return command({"compare": compare, "whole_model": whole_model}[program].app, *arguments, COLUMNS="300")
     return command(app, program, *arguments, COLUMNS="300")
 
 

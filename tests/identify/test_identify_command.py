@@ -26,11 +26,9 @@ def run(*arguments, path=Path(__file__).parents[1]):  # which this file imports 
     return rmsnorm("identify", *arguments, path=path)
 
 
-def test_the_command_reports_and_exits(tmp_path):
-    shown = run("torch.nn:RMSNorm", "--html", str(tmp_path / "a.html"))
-    page = (tmp_path / "a.html").read_text()
-    assert "eps_position" in page
-    assert page.count('<span style="width:') == 8, "a bar for each of the nearest variants"
+def test_the_command_reports_and_exits():
+    shown = run("torch.nn:RMSNorm")
+    assert "eps_position" in shown.stdout
     assert shown.exit_code == 0, shown.stderr
     assert "torch.nn:RMSNorm is RMSNorm: the variant torch" in shown.stdout
     shown = run(f"{__file__}:first_axis", "--shape", "64x3", "--axis", "0", "--framework", "torch")

@@ -5,12 +5,10 @@ import json
 import sys
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 from rich.console import Console
 
 from rmsnorm.parity import report
-from rmsnorm.parity.judge import draw
 from rmsnorm.parity.run import run, worker_command
 
 HONEST = worker_command("numpy", variants=["standard"], dtypes=["float32"])
@@ -69,11 +67,11 @@ def test_every_end_is_reported_and_the_other_backends_finish(runs):
 def test_records_carry_what_ci_needs(runs):
     honest = runs[-1]
     assert honest.cases == 34
-    assert {record.backend for record in honest.records} == {"numpy"}
     assert {record.quantity for record in honest.records} == {
         "y", "inverse_rms", "dx", "dscale", "dbias", "dresidual", "dgate", "jvp",
     }  # fmt: skip
-    assert all(record.framework_version and record.passed for record in honest.records)
+    assert honest.version
+    assert all(record.passed and record.case and record.variant == "standard" for record in honest.records)
 
 
 def test_a_framework_that_prints_into_the_results_costs_no_result():
@@ -89,7 +87,7 @@ def test_a_framework_that_prints_into_the_results_costs_no_result():
 
 
 def test_reports(runs, tmp_path):
-    for name, write in (("a.json", report.write_json), ("a.xml", report.write_junit), ("a.md", report.write_markdown)):
+    for name, write in (("a.json", report.write_json), ("a.xml", report.write_junit)):
         write(runs, tmp_path / name)
 
     document = json.loads((tmp_path / "a.json").read_text())
@@ -108,10 +106,6 @@ def test_reports(runs, tmp_path):
     assert suites["absent"].get("skipped") == "1"
     assert int(suites["numpy"].get("tests")) == len(suites["numpy"].findall("testcase"))
 
-    text = (tmp_path / "a.md").read_text()
-    assert "| differs | llama | bf16 | y | 3.5 | 2 | 75.0 % | 1 | differs |" in text
-    assert "| numpy | standard | f32 | y |" in text
-
 
 def test_the_terminal_shows_where_and_by_how_much(runs):
     console = Console(width=140, record=True, file=io.StringIO())
@@ -127,25 +121,6 @@ def test_the_terminal_shows_where_and_by_how_much(runs):
     text = narrow.export_text()
     assert "f32" in text, "a table for each dtype where the four numbers of a cell do not fit"
     assert max(len(line) for line in text.splitlines()) <= 80
-
-
-def test_a_page_shows_where_results_differ(runs, tmp_path):
-    report.write_html(runs, tmp_path / "a.html")
-    text = (tmp_path / "a.html").read_text()
-    assert "NumPy held: all" in text
-    assert "differs llama bf16 &#x27;rows&#x27; y" in text
-    assert "http" not in text, "one file that loads nothing"
-
-
-def test_a_picture_counts_ulps_and_has_the_worst_element_in_its_block():
-    distances = np.zeros((40, 100))
-    distances[30, 90], distances[3, 2], distances[4] = 5000, 1, np.inf
-    picture = draw(distances, np.where(distances == 5000, 9.0, 0.0))
-    counts = picture["counts"]
-    assert (counts[0], counts[1], counts[13], counts[-1], sum(counts)) == (40 * 100 - 102, 1, 1, 100, 4000)
-    top, left = picture["corner"]
-    assert picture["block"][30 - top][90 - left] == 5000
-    assert draw(np.full((5, 3), np.inf), np.ones((5, 3)))["block"] == [[None] * 3] * 5
 
 
 def test_progress_is_reported_case_by_case():

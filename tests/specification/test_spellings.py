@@ -31,10 +31,7 @@ def test_one_sentence_says_what_installs_an_extra():
     lines = [(path.name, line) for path, text in texts.items() for line in text.splitlines()]
     sentences = [(name, line) for name, line in lines if re.search("(?<!as in )pip install (?!triton)", line)]
     assert {name for name, _ in sentences} == {"errors.py"}
-    assert {extra for text in texts.values() for extra in re.findall(r"install\([\"'](\w+)", text)} == {
-        "plot",
-        "torch",
-    }
+    assert {extra for text in texts.values() for extra in re.findall(r"install\([\"'](\w+)", text)} == {"torch"}
 
 
 BF16 = ["bf16", "bfloat16", "torch.bfloat16", "jnp.bfloat16", "tf.bfloat16", ml_dtypes.bfloat16, np.dtype("bfloat16")]
@@ -109,13 +106,13 @@ def test_a_dtype_is_spelled_in_options_as_in_arguments(capsys):
     from rmsnorm.cli.usage import choices
     from rmsnorm.parity import check
 
-    assert choices("dtype", ["bf16", "torch.bfloat16"], dtypes.FLOATS) == ("bfloat16",)
+    assert choices("dtype", ["bf16", "torch.bfloat16"], dtypes.FLOATS, "rmsnorm check") == ("bfloat16",)
     assert check(lambda x: x, dtypes=np.float16).run.records[0].dtype == "float16"
     sentence = r"dtype is 'bf17', expected 'float16', 'bfloat16', 'float32' or 'float64'; choose one of these"
     with pytest.raises(ValueError, match=f"^check: {sentence}$"):
         check(lambda x: x, dtypes="bf17")
     with pytest.raises(typer.Exit):
-        choices("dtype", ["bf17"], dtypes.FLOATS)
+        choices("dtype", ["bf17"], dtypes.FLOATS, "rmsnorm check")
     assert re.search(sentence, " ".join(capsys.readouterr().err.split()))
 
 

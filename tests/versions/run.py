@@ -101,7 +101,7 @@ def run(name: str) -> dict[str, Any]:
     backends = [f"--backend={key}" for key in environment.frameworks]
     report = work / "check.json"
     began = time.monotonic()
-    _step([python, "-m", "rmsnorm", "check", *backends, "--json", str(report)], variables, CHECK)
+    _step([python, "-m", "rmsnorm", "selftest", *backends, "--json", str(report)], variables, CHECK)
     seconds = round(time.monotonic() - began)
     for backend in json.loads(report.read_text(encoding="utf-8"))["backends"]:
         record["check"][backend["backend"]] = {key: backend[key] for key in ("status", "cases", "message")}

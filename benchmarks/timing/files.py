@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from rmsnorm.bench.candidates import processor
-from rmsnorm.bench.run import BenchRun
 from rmsnorm.files import write_text
 from rmsnorm.version import VERSION
+from timing.machine import environment
+from timing.run import BenchRun
 
 _NOT_WRITTEN: Final = ("records", "asked", "results")  # of a run
-_PACKAGES: Final = ("numpy", "ml_dtypes", "torch", "tensorflow", "keras", "jax", "jaxlib", "flax")
 
 
 def write_json(runs: Sequence[BenchRun], settings: Mapping[str, Any], path: Path) -> None:
@@ -56,24 +51,6 @@ def _document(runs: Sequence[BenchRun], settings: Mapping[str, Any]) -> dict[str
         "settings": dict(settings),
         "backends": backends,
         "records": [{"backend": run.name, **record} for run in runs for record in run.records],
-    }
-
-
-def environment() -> dict[str, Any]:
-    """Versions, processor, cores and date. The entry of a backend says which device and how many cores it had."""
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "versions": versions,
     }
 
 

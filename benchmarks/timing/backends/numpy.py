@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from rmsnorm import errors
-from rmsnorm.bench.candidates import (
+from rmsnorm.numpy_impl.fast import rms_norm, rms_norm_vjp
+from rmsnorm.variants import PRESETS, Variant
+from timing.candidates import (
     BUILTIN,
     COPY,
     LAYER_NORM,
@@ -17,12 +19,10 @@ from rmsnorm.bench.candidates import (
     Workbench,
     copy,
     copy_into,
-    processor,
     resident_peak,
 )  # fmt: skip
-from rmsnorm.bench.problem import Array, Problem
-from rmsnorm.numpy_impl.fast import rms_norm, rms_norm_vjp
-from rmsnorm.variants import PRESETS, Variant
+from timing.machine import processor
+from timing.problem import Array, Problem
 
 
 def load(device: str) -> Workbench:

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from typing import Final, NamedTuple
 
 from rmsnorm import errors
-from rmsnorm.bench.candidates import Workbench
 from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.variants import PRESETS, Variant
+from timing.candidates import Workbench
 
 
 class Backend(NamedTuple):
@@ -32,39 +32,39 @@ class Backend(NamedTuple):
 
 
 def _numpy(device: str) -> Workbench:
-    from rmsnorm.bench.backends import numpy
+    from timing.backends import numpy
 
     return numpy.load(device)
 
 
 def _torch(device: str) -> Workbench:
     _quiet_compiler()
-    from rmsnorm.bench.backends import torch
+    from timing.backends import torch
 
     return torch.load(device)
 
 
 def _tf(device: str) -> Workbench:
-    from rmsnorm.bench.backends import tf
+    from timing.backends import tf
 
     return tf.load(device)
 
 
 def _flax(device: str) -> Workbench:
-    from rmsnorm.bench.backends import flax
+    from timing.backends import flax
 
     return flax.load(device)
 
 
 def _keras_torch(device: str) -> Workbench:
     _quiet_compiler()
-    from rmsnorm.bench.backends import torch
+    from timing.backends import torch
 
     return torch.load_keras(device)
 
 
 def _keras_jax(device: str) -> Workbench:
-    from rmsnorm.bench.backends import flax
+    from timing.backends import flax
 
     return flax.load_keras(device)
 

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rmsnorm import dtypes
-from rmsnorm.bench.backends import BACKENDS
-from rmsnorm.bench.run import BenchRun
+from timing.backends import BACKENDS
+from timing.run import BenchRun
 
 _COLUMNS: Final = (
     "", "ms", "built-in / it", "LayerNorm / it", "it / copy", "right bits %", "max ulp", "first s",

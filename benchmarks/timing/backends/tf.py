@@ -7,11 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from rmsnorm.bench.backends import keras
-from rmsnorm.bench.candidates import COPY, Call, Candidate, Workbench, copy_into, processor
-from rmsnorm.bench.problem import Problem
 from rmsnorm.targets.bridges import bridge
 from rmsnorm.variants import Variant
+from timing.backends import keras
+from timing.candidates import COPY, Call, Candidate, Workbench, copy_into
+from timing.machine import processor
+from timing.problem import Problem
 
 
 def load(device: str) -> Workbench:

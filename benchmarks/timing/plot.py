@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from rmsnorm import dtypes
-from rmsnorm.bench.backends import BACKENDS
-from rmsnorm.bench.candidates import COPY, COPY_INTO
-from rmsnorm.bench.files import environment
-from rmsnorm.bench.run import BenchRun
 from rmsnorm.files import replacing
 from rmsnorm.version import VERSION
+from timing.backends import BACKENDS
+from timing.candidates import COPY, COPY_INTO
+from timing.machine import environment
+from timing.run import BenchRun
 
 _LIMIT: Final = "a copy into memory in use:\nthe limit"
 _STYLES: Final = {"": "-", "graph": "--"}  # dotted if compiled
@@ -46,7 +46,7 @@ def write_plot(runs: Sequence[BenchRun], path: Path, machine: Mapping[str, Any] 
             if record["timing"] is not None and record["candidate"] != COPY:
                 panels.setdefault((run.name, record["op"], record["dtype"]), []).append(record)
     if not panels:
-        raise ValueError("rmsnorm bench: nothing was timed, expected a candidate at least to plot")
+        raise ValueError("compare.py: nothing was timed, expected a candidate at least to plot")
     columns = list(dict.fromkeys(key[1:] for key in panels))
     rows = list(dict.fromkeys(key[0] for key in panels))
     figure = Figure(figsize=(max(4.2 * len(columns), 6), 3.2 * len(rows) + 0.6), layout="constrained")

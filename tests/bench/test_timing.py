@@ -6,13 +6,13 @@ import weakref
 
 import numpy as np
 import pytest
+from timing.candidates import Candidate, Workbench
+from timing.cell import measure
+from timing.measure import LEAST_TURNS, Timing, alternate, summary, used_by_others
+from timing.problem import DTYPES, OPS, make
 
 from rmsnorm import PRESETS
 from rmsnorm.accuracy.ulps import ulps
-from rmsnorm.bench.candidates import Candidate, Workbench
-from rmsnorm.bench.cell import measure
-from rmsnorm.bench.measure import LEAST_TURNS, Timing, alternate, summary, used_by_others
-from rmsnorm.bench.problem import DTYPES, OPS, make
 from rmsnorm.numpy_impl import rms_norm, rms_norm_vjp
 
 STANDARD = PRESETS["standard"]
@@ -123,7 +123,7 @@ def test_median_and_fifths():
 @pytest.mark.parametrize("variant", PRESETS.values(), ids=PRESETS)
 def test_the_right_dscale_is_the_goldens(variant, monkeypatch):
     """float64 sums of 300 terms err by less than a hundredth of an f32 ulp of the terms: one bit apart at most."""
-    monkeypatch.setattr("rmsnorm.bench.problem._SAMPLE", 70 * 96)  # four blocks and a part of one
+    monkeypatch.setattr("timing.problem._SAMPLE", 70 * 96)  # four blocks and a part of one
     problem = make((3, 100, 96), "float32")
     want = rms_norm_vjp(problem.dy, problem.x, problem.scale, variant=variant)[1]
     got, unit = problem.right_result(variant, "dscale")

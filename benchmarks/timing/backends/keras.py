@@ -6,9 +6,9 @@ import os
 from importlib import import_module
 from typing import Any
 
-from rmsnorm.bench.candidates import BUILTIN, LAYER_NORM, OURS
-from rmsnorm.bench.problem import Problem
 from rmsnorm.variants import PRESETS, Variant
+from timing.candidates import BUILTIN, LAYER_NORM, OURS
+from timing.problem import Problem
 
 
 def start(backend: str) -> str:

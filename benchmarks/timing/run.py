@@ -1,7 +1,7 @@
 """Runs the benchmark, one backend after the other, each in a process of its own.
 
-A worker (``python -m rmsnorm.bench.run NAME ...``) writes one JSON object a line: first its version and device, then
-the records of one cell after the other, then its status.
+A worker (``compare.py worker NAME ...``, say) writes one JSON object a line: first its version and device, then the
+records of one cell after the other, then its status.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rmsnorm import errors
 from rmsnorm.processes import Worker, follow, messenger
-from rmsnorm.variants import PRESETS
 
 PATIENCE: Final = 900.0  # seconds without output after which a worker counts as hung
 
@@ -32,25 +30,6 @@ class BenchRun(Worker):
     def failures(self) -> list[dict[str, Any]]:
         """Records of ours that are wrong or failed."""
         return [record for record in self.records if record["ours"] and record["status"] != "timed"]
-
-
-def worker_command(
-    backend: str,
-    *,
-    ops: Sequence[str],
-    shapes: Sequence[Sequence[int]],
-    dtypes: Sequence[str],
-    variant: str | None = None,
-    device: str = "cpu",
-    seconds: float = 1.0,
-    threads: int | None = None,
-) -> list[str]:
-    """The command line of a worker."""
-    options = {
-        "ops": list(ops), "shapes": [list(shape) for shape in shapes], "dtypes": list(dtypes), "variant": variant,
-        "device": device, "seconds": seconds, "threads": threads,
-    }  # fmt: skip
-    return [sys.executable, "-m", "rmsnorm.bench.run", backend, json.dumps(options)]
 
 
 def run(
@@ -84,30 +63,6 @@ def run(
     return state
 
 
-def _work(name: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    from rmsnorm.bench.backends import BACKENDS, open_backend
-    from rmsnorm.bench.cell import measure
-    from rmsnorm.bench.problem import make
-
-    try:
-        workbench = open_backend(name, options["device"])
-    except ModuleNotFoundError as error:
-        yield {"status": "absent", "message": str(error)}
-        return
-    except errors.InputError as error:
-        yield {"status": "refused", "message": str(error)}
-        return
-    yield hello(workbench)
-    variant = PRESETS[options["variant"]] if options["variant"] else BACKENDS[name].variant
-    for shape in options["shapes"]:
-        for dtype in options["dtypes"]:
-            problem = make(shape, dtype)
-            for op in options["ops"]:
-                records = measure(workbench, problem, op, variant, seconds=options["seconds"])
-                yield {"records": [{**asdict(record), "gb_per_s": record.bandwidth} for record in records]}
-    yield {"status": "done"}
-
-
 def limit(threads: int) -> None:
     """Limit this process to so many cores: every framework makes as many threads as it has cores."""
     if hasattr(os, "sched_setaffinity"):
@@ -130,7 +85,3 @@ def serve(work: Callable[[str, Mapping[str, Any]], Iterator[dict[str, Any]]]) ->
         limit(options["threads"])
     for message in work(name, options):
         write(**message)
-
-
-if __name__ == "__main__":
-    serve(_work)

@@ -1,4 +1,4 @@
-"""``rmsnorm bench``: a worker for each backend, its outcome, and what the command prints, writes and refuses."""
+"""``benchmarks/compare.py``: a worker for each backend, its outcome, and what it prints, writes and refuses."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ import io
 import json
 import os
 import runpy
+import signal
+import subprocess
 import sys
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import compare
 import numpy as np
 import pytest
-from commands import rmsnorm
+from commands import command
 from programs import printed
 from rich.console import Console
+from timing import files, report
+from timing.backends import BACKENDS
+from timing.measure import LEAST_TURNS
+from timing.problem import OPS
+from timing.run import BenchRun, run
 
-from rmsnorm.bench import files, report
-from rmsnorm.bench.backends import BACKENDS
-from rmsnorm.bench.measure import LEAST_TURNS
-from rmsnorm.bench.problem import OPS
-from rmsnorm.bench.run import BenchRun, run
 from rmsnorm.cli.usage import backends
 from rmsnorm.frameworks import FRAMEWORKS
 
@@ -53,7 +55,7 @@ def test_results_that_are_lost_are_no_run_of_fewer():
     assert [run("numpy", _python(code), asked=asked).status for asked in (1, 2)] == ["done", "crashed"]
 
 
-_bench = partial(rmsnorm, "bench")
+_bench = partial(command, compare.app)
 
 
 MODES = {
@@ -114,8 +116,8 @@ def test_layers_of_other_packages_are_timed_where_they_are_installed(tmp_path):
     (tmp_path / "liger_kernel").mkdir()
     (tmp_path / "quack.py").write_text("def rmsnorm(x, weight, eps): return x * weight + eps\n")
     code = (
-        "import torch\nfrom rmsnorm.bench.backends.torch import _PEERS, _peers\n"
-        "from rmsnorm.bench.plot import _COLOURS\n"
+        "import torch\nfrom timing.backends.torch import _PEERS, _peers\n"
+        "from timing.plot import _COLOURS\n"
         "layers = _peers(4, {'dtype': torch.float64})\nassert list(layers) == list(_PEERS) == ['Liger', 'quack']\n"
         "assert not _PEERS.keys() - _COLOURS.keys()\nx = torch.ones(2, 4, dtype=torch.float64)\n"
         "assert torch.equal(layers['quack'][0](x), x + 1e-6)\ntry: layers['Liger'][0](x)\n"
@@ -226,8 +228,8 @@ def test_the_committed_results_are_summaries():
 
 
 def test_the_plot_is_svg_with_a_line_for_each_candidate(tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install '.[plot]'")
-    from rmsnorm.bench.plot import write_plot
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install matplotlib")
+    from timing.plot import write_plot
 
     write_plot(_runs(), tmp_path / "bench.svg")
     root = ElementTree.parse(tmp_path / "bench.svg").getroot()
@@ -275,10 +277,10 @@ def test_a_backend_that_is_asked_for_and_absent_exits_with_2_and_else_is_skipped
 
 
 def test_a_plot_without_matplotlib_says_how_to_install_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(import_module("rmsnorm.cli.bench"), "find_spec", lambda name: None)
+    monkeypatch.setattr(compare, "find_spec", lambda name: None)
     done = _bench("--backend", "numpy", "--plot", tmp_path / "x.svg", COLUMNS="300")
     assert done.exit_code == 2
-    assert "matplotlib is not installed, expected for --plot; from a checkout: pip install '.[plot]'" in done.stderr
+    assert "matplotlib is not installed, expected for --plot; pip install matplotlib" in done.stderr
 
 
 def test_a_backend_has_the_names_of_the_frameworks():
@@ -289,8 +291,49 @@ def test_a_backend_has_the_names_of_the_frameworks():
     assert done.stdout.count("NumPy done: 1 cells") == 1
     for row in FRAMEWORKS.values():
         for alias in row.aliases:
-            assert backends([alias, row.key], "rmsnorm bench") == (row.key,)
-    assert backends(None, "rmsnorm bench") == tuple(FRAMEWORKS)
+            assert backends([alias, row.key], "compare.py") == (row.key,)
+    assert backends(None, "compare.py") == tuple(FRAMEWORKS)
+
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+
+
+def started(folder, *arguments):
+    return subprocess.Popen(
+        [sys.executable, compare.__file__, *arguments], cwd=folder, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+
+
+@posix
+def test_ctrl_c_keeps_what_is_finished(tmp_path):
+    """And says every cell where there is no terminal."""
+    process = started(tmp_path, "--backend", "numpy", "--shape", "8x8", "--seconds", "2", "--json", "b.json")
+    line = process.stderr.readline()
+    assert line == "numpy 1/4\n"
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "8x8" in out
+    document = json.loads((tmp_path / "b.json").read_text())
+    assert document["records"]
+    assert document["backends"][0]["status"] == "stopped"
+
+
+@posix
+def test_every_cell_is_in_the_files_at_once(tmp_path):
+    """Also where the machine is taken away before the end; only a pipe must wait for the whole."""
+    files = "--json", "b.json", "--summary", "b.jsonl"
+    process = started(tmp_path, "--backend", "numpy", "--shape", "8x8", "--seconds", "5", *files)
+    assert process.stderr.readline() == "numpy 1/4\n"
+    process.kill()
+    process.communicate(timeout=30)
+    document = json.loads((tmp_path / "b.json").read_text())
+    assert [run["status"] for run in document["backends"]] == ["running"]
+    assert len(document["records"]) == 5
+    assert len((tmp_path / "b.jsonl").read_text().splitlines()) == 6
+    piped = started(tmp_path, "--backend", "numpy", "--shape", "2x8", "--seconds", "0", "--json", "/dev/stderr")
+    assert json.loads(piped.communicate(timeout=60)[1].partition("numpy 4/4\n")[2])["records"]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 
-from rmsnorm.bench.backends import keras
-from rmsnorm.bench.candidates import (
+from rmsnorm.targets.bridges import bridge
+from rmsnorm.variants import PRESETS, Variant
+from timing.backends import keras
+from timing.candidates import (
     BUILTIN,
     COPY,
     COPY_INTO,
@@ -20,11 +22,9 @@ from rmsnorm.bench.candidates import (
     Call,
     Candidate,
     Workbench,
-    processor,
 )  # fmt: skip
-from rmsnorm.bench.problem import Problem
-from rmsnorm.targets.bridges import bridge
-from rmsnorm.variants import PRESETS, Variant
+from timing.machine import processor
+from timing.problem import Problem
 
 Layers = dict[str, tuple[Any, Any, Any, Variant | None]]  # by kind: layer, function of state and x, state, variant
 

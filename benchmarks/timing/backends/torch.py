@@ -11,8 +11,11 @@ from typing import Any, Final
 
 import torch
 
-from rmsnorm.bench.backends import keras
-from rmsnorm.bench.candidates import (
+from rmsnorm.targets.bridges import bridge
+from rmsnorm.torch_impl import RMSNorm
+from rmsnorm.variants import PRESETS, Variant
+from timing.backends import keras
+from timing.candidates import (
     BUILTIN,
     COPY,
     COPY_INTO,
@@ -21,13 +24,10 @@ from rmsnorm.bench.candidates import (
     Call,
     Candidate,
     Workbench,
-    processor,
     resident_peak,
 )  # fmt: skip
-from rmsnorm.bench.problem import Problem
-from rmsnorm.targets.bridges import bridge
-from rmsnorm.torch_impl import RMSNorm
-from rmsnorm.variants import PRESETS, Variant
+from timing.machine import processor
+from timing.problem import Problem
 
 Layers = Mapping[str, tuple[Any, Variant | None]]
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rmsnorm.bench.candidates import BUILTIN, COPY, COPY_INTO, LAYER_NORM, OURS, Candidate, Workbench
-from rmsnorm.bench.measure import Timing, alternate, used_by_others
-from rmsnorm.bench.problem import OPS, Accuracy, Problem
 from rmsnorm.variants import Variant
+from timing.candidates import BUILTIN, COPY, COPY_INTO, LAYER_NORM, OURS, Candidate, Workbench
+from timing.measure import Timing, alternate, used_by_others
+from timing.problem import OPS, Accuracy, Problem
 
 
 @dataclass
@@ -74,9 +74,9 @@ def measure(
 ) -> list[Record]:
     """Check the candidates of a cell, time those that are right, and compare them.
 
-    >>> from rmsnorm.bench.backends import open_backend
+    >>> from timing.backends import open_backend
     >>> from rmsnorm.variants import PRESETS
-    >>> from rmsnorm.bench.problem import make
+    >>> from timing.problem import make
     >>> problem = make((2, 64), "float32")
     >>> records = measure(open_backend("numpy", "cpu"), problem, "fwd", PRESETS["standard"], seconds=0.0)
     >>> [record.candidate for record in records]

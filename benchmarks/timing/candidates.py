@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rmsnorm.bench.problem import Array, Problem
 from rmsnorm.variants import Variant
+from timing.problem import Array, Problem
 
 OURS, BUILTIN, LAYER_NORM, COPY, COPY_INTO = "ours", "built-in", "LayerNorm", "copy", "copy into"
 Call = Callable[[], Any]
@@ -104,12 +103,3 @@ def _as_numbers(problem: Problem) -> tuple[Array, Array]:
     """x and dy; 16-bit ones as integers, which NumPy adds at the speed of memory. It adds bfloat16 slowly."""
     narrow = problem.x.dtype.itemsize == 2
     return (problem.x.view(np.int16), problem.dy.view(np.int16)) if narrow else (problem.x, problem.dy)
-
-
-def processor() -> str:
-    """The model of the CPU, by its name in Linux."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())

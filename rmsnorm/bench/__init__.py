@@ -1,1 +1,0 @@
-"""What ours costs beside the frameworks' own layers and a copy of the same bytes: ``rmsnorm bench``."""

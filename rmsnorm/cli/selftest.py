@@ -1,0 +1,102 @@
+"""``rmsnorm selftest``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Final
+
+import typer
+from rich.progress import TaskID
+
+from rmsnorm import PRESETS, dtypes, screen
+from rmsnorm.cli.reports import Json, Junit, check_folders, write_reports
+from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, backends, choices, end_of_check, progress
+
+_COMMAND: Final = "rmsnorm selftest"
+_SLOWEST_FIRST: Final = ("flax", "numpy", "tf", "torch")
+EPILOG: Final = (
+    "Examples:\n\n"
+    "    rmsnorm selftest\n\n"
+    "    rmsnorm selftest --all\n\n"
+    "    rmsnorm selftest --backend torch --variant llama --dtype bfloat16\n\n"
+    "    rmsnorm selftest --backend flax --device cuda --json parity.json --junit parity.xml\n\n"
+    "Exit status: 0 everything agrees, 1 a backend differs, crashed, hung or was stopped, 2 wrong usage, "
+    "a requested backend is not installed, or no comparison was made."
+)
+
+
+def selftest(
+    backend: Annotated[
+        list[str] | None, typer.Option(help=f"Backend to compare: {BACKEND_NAMES}. Repeatable.", show_default="all")
+    ] = None,
+    variant: Annotated[
+        list[str] | None, typer.Option(help="Variant to compare, such as llama. Repeatable.", show_default="all")
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help=f"Dtype of x: {', '.join(dtypes.FLOATS)}. Repeatable.", show_default="all")
+    ] = None,
+    device: Annotated[str, typer.Option(help=f"Device: {' or '.join(DEVICES)} (NumPy always runs on cpu).")] = "cpu",
+    all_: Annotated[
+        bool, typer.Option("--all", help="Compare every case in every variant and dtype that it has.")
+    ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
+    json: Json = None,
+    junit: Junit = None,
+) -> None:
+    """Compare every backend of this package with the golden: values, gradients and derivatives.
+
+    Every variant is compared in every dtype, and each case in one variant and dtype; with --all, --variant or --dtype
+    a case is compared in each variant and dtype that it has. `rmsnorm check TARGET` compares your own function or
+    layer, and says what the golden and the parity ratio are. The NumPy backend checks the golden itself, against the
+    paper's R matrix and against finite differences.
+    """
+    from rmsnorm.parity import report
+    from rmsnorm.parity.cases import select
+    from rmsnorm.parity.run import NO_LARGE, run, worker_command
+
+    chosen = backends(backend, _COMMAND)
+    variants = choices("variant", variant, tuple(PRESETS), _COMMAND) if variant else ()
+    types = choices("dtype", dtype, dtypes.FLOATS, _COMMAND) if dtype else ()
+    choices("device", [device], DEVICES, _COMMAND)
+    check_folders(_COMMAND, json, junit)
+    brief = not (all_ or variants or types)
+    if list_:
+        screen.console().print(_listing(variants, types, brief))
+        return
+    commands = {
+        name: worker_command(
+            name,
+            variants=variants,
+            dtypes=types,
+            device=device if name != "numpy" or backend else "cpu",
+            brief=brief,
+        )
+        for name in chosen
+    }
+    totals = {
+        name: sum(1 for _ in select(variants, types, brief=brief, large=name not in NO_LARGE)) for name in commands
+    }
+    with progress() as bars:
+        tasks: dict[str, TaskID] = {name: bars.add_task(name, total=total) for name, total in totals.items()}
+        slowest_first = {name: commands[name] for name in sorted(commands, key=_SLOWEST_FIRST.index)}
+        runs = run(
+            slowest_first,
+            asked=totals,
+            on_progress=lambda state: bars.update(tasks[state.name], completed=state.cases),
+        )
+    runs.sort(key=lambda state: chosen.index(state.name))
+    screen.console().print(report.terminal(runs))
+    write_reports(runs, json, junit)
+    end_of_check(runs, requested=bool(backend))
+
+
+def _listing(variants: tuple[str, ...], types: tuple[str, ...], brief: bool) -> screen.Fitting:
+    from rmsnorm.parity.cases import CASES, select
+
+    counts = Counter(case.name for case, _, _ in select(variants, types, brief=brief))
+    rows = []
+    for case in CASES:
+        if counts[case.name]:
+            names = "all" if len(case.variants) == len(PRESETS) else ", ".join(case.variants)
+            rows.append((case.name, str(case.shape), names, case.reason, str(counts[case.name])))
+    return screen.fitting_table(("case", "shape", "variants", "what it can show", "runs"), rows, ("variants", "shape"))

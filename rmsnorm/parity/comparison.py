@@ -1,0 +1,86 @@
+"""What a comparison with the golden came to: of one quantity of one case, and of all cases of one implementation.
+
+Text, JSON and JUnit are written from these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from rmsnorm.processes import Worker
+
+if TYPE_CHECKING:
+    from rmsnorm.identify import Identity
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One quantity of one case.
+
+    Attributes:
+        quantity: its name, such as ``dx``.
+        parity_ratio: largest |got - golden| in unit roundoffs of the sizes of the terms.
+        bound: largest parity ratio that is allowed.
+        bit_identical: share of elements that equal the golden bit for bit (all NaN count as one).
+        identical_bound: least share that is allowed.
+        max_ulp: largest distance to the golden, counted in representable numbers.
+        passed: whether both bounds hold.
+        detail: why it did not pass, else empty.
+        variant, dtype, case: of the case; the dtype is that of x. Empty until ``labelled``.
+    """
+
+    quantity: str
+    parity_ratio: float
+    bound: float
+    bit_identical: float
+    identical_bound: float
+    max_ulp: float
+    passed: bool
+    detail: str
+    variant: str = ""
+    dtype: str = ""
+    case: str = ""
+
+
+def labelled(comparisons: Sequence[Comparison], variant: str, dtype: str, case: str) -> list[Comparison]:
+    """The comparisons of a case with the names of its variant, of the dtype of x, and of the case."""
+    return [replace(comparison, variant=variant, dtype=dtype, case=case) for comparison in comparisons]
+
+
+class Skip(NamedTuple):
+    """A case that was not compared in a dtype of x, or what was compared in no case (no ``dtype``), and the reason.
+
+    ``edge``: whether the target refused it, as an implementation may refuse empty or very long rows.
+    """
+
+    case: str
+    dtype: str
+    reason: str
+    edge: bool = False
+
+
+@dataclass
+class Run(Worker):
+    """All comparisons of a backend or a target.
+
+    Its status is ``held``, ``differs``, ``absent``, ``refused``, ``crashed``, ``hung`` or ``stopped``. ``identity`` is
+    what ``identify`` says of a target that differs, where it says something.
+    """
+
+    cases: int = 0
+    records: list[Comparison] = field(default_factory=list)
+    skipped: list[Skip] = field(default_factory=list)
+    identity: Identity | None = None
+
+    @property
+    def failures(self) -> list[Comparison]:
+        return [record for record in self.records if not record.passed]
+
+    def conclude(self) -> None:
+        """The status by the records. Without a record nothing has held."""
+        if not self.records:
+            self.status, self.message = "refused", "no comparison was made"
+        else:
+            self.status = "differs" if self.failures else "held"
