@@ -176,7 +176,8 @@ def _along_x(
             along = _over_rho(zero_outside(counted, x), inverse, wide)
         along = _centred(call, along, counted, k, across)
     along = along * _slope(call, k, inverse_rms, wide)
-    inner = _sum(call, along * dh, across) / number_as(k, wide)
+    # outside 0 times an infinite sum would be NaN in the transpose, below 0 times an infinite or NaN 1 / rho
+    inner = _sum(call, zero_outside(counted, along * dh), across) / number_as(k, wide)
     if counted is not None:
         inner = lax.optimization_barrier(inner)
     dy = dh - normalised * inner
@@ -191,7 +192,7 @@ def _along_parameters(
     # spread over the rows in float64, so that the transpose sums in float64
     dy = convert(zeros_of(h, "float64") + _features(call, dbias if dscale is None else dscale), wide)
     if dscale is not None:
-        dy = _over_rho(zero_outside(mask, h), inverse_rms, wide) * dy
+        dy = zero_outside(mask, _over_rho(zero_outside(mask, h), inverse_rms, wide)) * dy
     return zero_outside(_varying(mask, _counted(call, h, mask, across)[2]), dy)
 
 
