@@ -43,18 +43,16 @@ class Context(NamedTuple):
 
     Attributes:
         is_exported: torch.onnx.export or torch.jit.trace writes the call down.
-        is_watched: a compiler, torch.func or a mode sees the operations.
-        is_transformed: a compiler or torch.func does, or a tracer.
-        has_operator: the operators of this package can compute it, once its axes are in order.
-        has_gate: there is a gate.
+        is_transformed: a compiler, torch.func or a tracer sees the operations.
+        joins_gate: one of these or a mode does, and there is a gate.
+        has_operator: one of these or a mode does, and the operators of this package can compute the call.
         has_plan: kernels can compute it, and can read these tensors.
     """
 
     is_exported: bool
-    is_watched: bool
     is_transformed: bool
+    joins_gate: bool
     has_operator: bool
-    has_gate: bool
     has_plan: bool
 
 
@@ -63,9 +61,9 @@ def engine_of(context: Context) -> tuple[Engine, str]:
     """The engine of a call, and why it is that one."""
     if context.is_exported:
         return Engine.ONNX, "the program is for other runtimes"
-    if context.is_watched and context.has_gate:
+    if context.joins_gate:
         return Engine.GATE_BESIDE, "a compiler joins the gate with the operations beside it"
-    if context.is_watched and context.has_operator:
+    if context.has_operator:
         return Engine.OPERATOR, "a compiler, torch.func or a mode sees one node"
     if context.is_transformed:
         return Engine.OPERATIONS, "a compiler or torch.func takes the operations apart"
@@ -75,14 +73,14 @@ def engine_of(context: Context) -> tuple[Engine, str]:
 
 
 def context_of(call: Call, tensors: Tensors) -> Context:
-    """The context of a call that something watches, or may watch."""
-    served = call.gate is None and operators.serve(call, *tensors[:5])
-    return Context(onnx.is_exported(), is_watched(), is_transformed(), served, call.gate is not None, False)
+    """The context of a call that something watches."""
+    has_operator = call.gate is None and operators.serve(call, *tensors[:5])
+    return Context(onnx.is_exported(), is_transformed(), call.gate is not None, has_operator, False)
 
 
 # Where nothing watches the operations, most questions need not be asked.
-_IN_MEMORY: Final = Context(False, False, False, False, False, True)
-_ELSEWHERE: Final = Context(False, False, False, False, False, False)
+_IN_MEMORY: Final = Context(False, False, False, False, True)
+_ELSEWHERE: Final = Context(False, False, False, False, False)
 
 
 @untraced
