@@ -42,9 +42,7 @@ def problem(dtype: Any = F32, rows: int = 3) -> tuple[list[Any], Any]:
 
 
 @pytest.mark.parametrize(("function", "position"), list(itertools.product(("silu", "sigmoid"), ("after", "before"))))
-def test_every_derivative_is_that_of_plain_operations(
-    function: str, position: str, monkeypatch: Any, forget: Any
-) -> None:
+def test_every_derivative_is_that_of_plain_operations(function: str, position: str, monkeypatch: Any) -> None:
     """First and second derivatives, tangents and batches, of groups with a gate."""
     tensors, dy = problem()
 

@@ -28,7 +28,7 @@ LARGE = (2100, 1025)  # above every threshold: of threads, blocks
 
 
 @pytest.fixture
-def without_kernels(monkeypatch: pytest.MonkeyPatch, forget: Any) -> Callable[[bool], None]:
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Switches the kernels off, and on again."""
 
     def switch(off: bool) -> None:
