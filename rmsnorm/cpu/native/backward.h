@@ -29,7 +29,7 @@ inline bool fill_gradient(
     Stored<X>* dx, std::int64_t from, std::int64_t to) {
     D f = all_lanes(factor), s = all_lanes(step), zero = all_lanes(0.0);
     Bits marks[parts] = {};
-    by_eights(to - from, [&, f, s, zero](std::int64_t j, int count) {
+    by_eights(to - from, [&, f, s, zero](std::int64_t j, auto count) {
         j += from;
         D near = h ? load<X>(h + j, count) * s : zero;  // null: of elements that are not in the statistic
         D rest = fma(load<Y>(dy + j, count), load<Format::f64>(gain + j, count), zero - near);
@@ -106,61 +106,6 @@ bool settle(
     for (std::int64_t j = 0; j < c.n; ++j) v[j] = (dh ? v[j] + other[j] : v[j]) + 0.0;
     store_row<X>(dx, v, c.n);
     return true;
-}
-
-template <Format X, Format Y>
-bool backward_plain(
-    const Call& c, const Backward& a, const double* parameters, double* sums, std::int64_t first, std::int64_t last) {
-    Groups groups(c, parameters, false, sums);
-    if (!groups.has_memory()) return false;
-    std::int64_t n = c.n, k = c.k;
-    std::fill_n(sums, a.dbias ? 2 * c.features : c.features, 0.0);
-    bool succeeds = true;
-    for (std::int64_t i = first * c.groups; i < last * c.groups; ++i) {
-        const Stored<X>* h = as<Stored<X>>(a.h + place(c, i, a.h_step, n * size_of(X)));
-        const Stored<Y>* dy = as<Stored<Y>>(a.dy) + i * n;
-        const Stored<X>* dh = a.dh ? as<Stored<X>>(a.dh) + i * n : nullptr;
-        Stored<X>* dx = a.dx ? as<Stored<X>>(a.dx) + i * n : nullptr;
-        const Group& group = groups.at(i);
-        const double* gain = group.gain;
-        double *dscale = group.dscale, *dbias = group.dbias;
-        double factor = a.inverse_rms ? a.inverse_rms[i]
-                                      : 1 / rho_of(c, sum_of_squares<X>(h, k) / static_cast<double>(k), k);
-        if (a.dbias) {
-            by_eights(n, [=](std::int64_t j, int count) {
-                store<Format::f64>(dbias + j, load<Format::f64>(dbias + j, count) + load<Y>(dy + j, count), count);
-            });
-        }
-        D f = all_lanes(factor);
-        double inner = factor * sum_over(n, [=](D total, std::int64_t j, int count) {
-            D product = load<Y>(dy + j, count) * load<X>(h + j, count);  // is exact
-            D sum = fma(product, f, load<Format::f64>(dscale + j, count));
-            store<Format::f64>(dscale + j, sum, count);
-            return fma(product, load<Format::f64>(gain + j, count), total);
-        });
-        double length = 0;
-        if (c.position == Position::outside) {
-            length = sum_over(k, [=](D total, std::int64_t j, int count) {
-                D v = load<X>(h + j, count) * f;
-                return fma(v, v, total);
-            });
-        }
-        double share = slope_of(c, k, factor, length) * inner / static_cast<double>(k), step = factor * share;
-        groups.add(i, a.dbias);
-        if (!dx) continue;
-        bool again = is_along<X, Y>(h, dy, gain, step, k);
-        bool single = X == Format::bf16 && Y == Format::bf16 && groups.are_moderate() && !dh && k == n &&
-                      0x1p-20 < factor && factor < 0x1p20 && std::fabs(share) < 0x1p20;
-        if constexpr (X == Format::bf16 && Y == Format::bf16) {
-            if (single) again |= fill_gradient_single(h, dy, gain, group.single, factor, share, step, dx, n);
-        }
-        if (!single) {
-            again |= fill_gradient<X, Y>(h, dy, dh, gain, factor, step, dx, 0, k);
-            if (k < n) fill_gradient<X, Y>(nullptr, dy, dh, gain, factor, 0.0, dx, k, n);
-        }
-        if (again) succeeds &= settle<X, Y>(c, h, dy, dh, gain, nullptr, dx);
-    }
-    return succeeds;
 }
 
 inline void finish(const Call& c, const Backward& a, double* sums, std::int64_t count) {

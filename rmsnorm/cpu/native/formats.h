@@ -44,6 +44,24 @@ inline T* as(std::byte* from) {
     return reinterpret_cast<T*>(from);
 }
 
+#if defined(__AVX2__)
+inline void split(__m256 eight, HalfPart (&single)[parts]) {
+#if defined(__AVX512F__)
+    single[0] = eight;
+#else
+    single[0] = _mm256_castps256_ps128(eight), single[1] = _mm256_extractf128_ps(eight, 1);
+#endif
+}
+
+inline __m256 joined(const HalfPart (&single)[parts]) {
+#if defined(__AVX512F__)
+    return single[0];
+#else
+    return _mm256_set_m128(single[1], single[0]);
+#endif
+}
+#endif
+
 inline D widened(const HalfPart (&single)[parts]) {
     D r;
     for (int i = 0; i < parts; ++i) {
@@ -76,13 +94,13 @@ inline D load(const Stored<F>* from) {
     } else {
         HalfPart single[parts];
         if constexpr (F == Format::f32) {
-            std::memcpy(single, from, sizeof single);
+            load_parts(single, from);
         } else {
 #if defined(__AVX2__)
             __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
             __m256 eight = F == Format::f16 ? _mm256_cvtph_ps(words)
                                             : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
-            std::memcpy(single, &eight, sizeof single);
+            split(eight, single);
 #else
             float eight[lanes];
             for (int i = 0; i < lanes; ++i) {
@@ -148,40 +166,83 @@ inline D rounded(D d, Format format) {
     }
 }
 
-// Eight numbers to memory, each rounded once.
+// Eight float32 that are numbers of a shorter format, to memory.
 template <Format F>
-inline void store(Stored<F>* to, D d) {
+inline void store_exact(std::uint16_t* to, const HalfPart (&single)[parts]) {
+#if defined(__AVX2__)
+    __m256 eight = joined(single);
+    __m128i words;
+    if constexpr (F == Format::f16) {
+        words = _mm256_cvtps_ph(eight, _MM_FROUND_TO_NEAREST_INT);
+    } else {
+        __m256i halves = _mm256_srli_epi32(_mm256_castps_si256(eight), 16);
+        words = _mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+    }
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), words);
+#else
+    float eight[lanes];
+    std::memcpy(eight, single, sizeof eight);
+    for (int i = 0; i < lanes; ++i) {
+        if constexpr (F == Format::f16) {
+            to[i] = bits<std::uint16_t>(static_cast<Half>(eight[i]));
+        } else {
+            to[i] = static_cast<std::uint16_t>(bits<std::uint32_t>(eight[i]) >> 16);
+        }
+    }
+#endif
+}
+
+// Numbers of float64 rounded once. It is not inlined, as it is rare.
+template <Format F>
+[[gnu::noinline, gnu::cold]] HalfPart rounded_again(Part part) {
+    D d;
+    for (auto& own : d.part) own = part;
+    return to_single(rounded<F>(d).part[0]);
+}
+
+// Eight numbers to memory, each rounded once.
+//
+// To 16 bits they go by float32. Two roundings are not one only if the first makes a number that is in the middle between
+// two of the format. Such numbers are rounded from float64 again, and so are NaN and, of float16, subnormal ones.
+template <Format F>
+inline void store(Stored<F>* to, const D& d) {
     if constexpr (F == Format::f64) {
         store_plain(to, d);
     } else {
-        if constexpr (F != Format::f32) d = rounded<F>(d);
         HalfPart single[parts];
         for (int i = 0; i < parts; ++i) single[i] = to_single(d.part[i]);
         if constexpr (F == Format::f32) {
-            std::memcpy(to, single, sizeof single);
+            store_parts(to, single);
         } else {
-#if defined(__AVX2__)
-            __m256 eight;
-            std::memcpy(&eight, single, sizeof eight);
-            __m128i words;
-            if constexpr (F == Format::f16) {
-                words = _mm256_cvtps_ph(eight, _MM_FROUND_TO_NEAREST_INT);
-            } else {
-                __m256i halves = _mm256_srli_epi32(_mm256_castps_si256(eight), 16);
-                words = _mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
-            }
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(to), words);
-#else
-            float eight[lanes];
-            std::memcpy(eight, single, sizeof eight);
-            for (int i = 0; i < lanes; ++i) {
-                if constexpr (F == Format::f16) {
-                    to[i] = bits<std::uint16_t>(static_cast<Half>(eight[i]));
+#if defined(__AVX512BF16__)
+            if constexpr (F == Format::bf16) {  // the processor's own conversion takes subnormal numbers for 0
+                __m256i rest = _mm256_slli_epi32((__m256i)single[0], 16);
+                int doubt = _mm256_cmpeq_epi32_mask(rest, _mm256_set1_epi32(INT32_MIN)) |
+                            _mm256_fpclass_ps_mask(single[0], 0x20);
+                if (!doubt) [[likely]] {
+                    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), (__m128i)_mm256_cvtneps_pbh(single[0]));
                 } else {
-                    to[i] = static_cast<std::uint16_t>(bits<std::uint32_t>(eight[i]) >> 16);
+                    single[0] = rounded_again<F>(d.part[0]);
+                    store_exact<F>(to, single);
                 }
+                return;
             }
 #endif
+            HalfBits doubt{};
+            for (auto& x : single) {
+                HalfBits word = (HalfBits)x, size = word & 0x7fffffff;
+                if constexpr (F == Format::f16) {
+                    doubt |= ((word & 0x1fff) == 0x1000) | ((size < (127 - 14) << 23) & (size != 0));
+                    doubt |= (size > 0x7f800000);
+                } else {
+                    doubt |= ((word & 0xffff) == 0x8000) | (size > 0x7f800000);
+                    x = (HalfPart)(word + 0x7fff + ((word >> 16) & 1));
+                }
+            }
+            if (any(doubt)) [[unlikely]] {
+                for (int i = 0; i < parts; ++i) single[i] = rounded_again<F>(d.part[i]);
+            }
+            store_exact<F>(to, single);
         }
     }
 }
@@ -238,6 +299,16 @@ inline auto with_format(Format format, Body body) {
         case Format::bf16: return body.template operator()<Format::bf16>();
         case Format::f32: return body.template operator()<Format::f32>();
         default: return body.template operator()<Format::f64>();
+    }
+}
+
+// The same for a format that is not float64.
+template <class Body>
+inline auto with_narrow(Format format, Body body) {
+    switch (format) {
+        case Format::f16: return body.template operator()<Format::f16>();
+        case Format::bf16: return body.template operator()<Format::bf16>();
+        default: return body.template operator()<Format::f32>();
     }
 }
 

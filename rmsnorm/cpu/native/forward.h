@@ -35,7 +35,7 @@ inline void fill_as(
     std::int64_t from, std::int64_t to) {
     D rho = all_lanes(q.rho), inverse = all_lanes(q.inverse), rest = all_lanes(q.rest);
     auto over = [=](D d) { return BY_RECIPROCAL ? fma(d, inverse, d * rest) : d / rho; };
-    by_eights(to - from, [=, &c](std::int64_t j, int count) {
+    by_eights(to - from, [=, &c](std::int64_t j, auto count) {
         j += from;
         D v = load<X>(h + j, count), g = load<Format::f64>(gain + j, count);
         if constexpr (R == Rounding::last) {  // the product comes first: it is exact up to 32 bits
@@ -134,38 +134,6 @@ inline void row_of_y(
         }
     }
     fill<X, Y>(c, h, p.gain, p.bias, q, y, 0, c.n);
-}
-
-// Rows whose statistic is the mean square of their first k elements. They are taken by up to eight: so the roots and
-// divisions of some narrow rows are computed at once.
-template <Format X, Format Y>
-bool forward_plain(const Call& c, const Forward& a, const double* parameters, std::int64_t first, std::int64_t last) {
-    constexpr std::int64_t most = 8;
-    Groups groups(c, parameters, a.bias != nullptr, nullptr);
-    if (!groups.has_memory()) return false;
-    std::int64_t n = c.n, many = std::clamp<std::int64_t>(2048 / n, 1, most);
-    for (std::int64_t start = first * c.groups; start < last * c.groups; start += many) {
-        std::int64_t count = std::min(many, last * c.groups - start);
-        const Stored<X>* rows[most];
-        double rho[most];
-        for (std::int64_t b = 0; b < count; ++b) {
-            std::int64_t i = start + b;
-            rows[b] = as<Stored<X>>(a.x + place(c, i, a.x_step, n * size_of(X)));
-            if (a.residual) {
-                Stored<X>* h = as<Stored<X>>(a.h) + i * n;
-                add_rows<X>(rows[b], as<Stored<X>>(a.residual) + i * n, h, n);
-                rows[b] = h;
-            }
-            rho[b] = sum_of_squares<X>(rows[b], c.k) / static_cast<double>(c.k);
-        }
-        for (std::int64_t b = 0; b < count; ++b) rho[b] = rho_of(c, rho[b], c.k);
-        for (std::int64_t b = 0; b < count && a.inverse_rms; ++b) a.inverse_rms[start + b] = 1 / rho[b];
-        for (std::int64_t b = 0; b < count && a.y; ++b) {
-            std::int64_t i = start + b;
-            row_of_y<X, Y>(c, groups.at(i), groups.are_moderate(), rows[b], rho[b], as<Stored<Y>>(a.y) + i * n);
-        }
-    }
-    return true;
 }
 
 }  // namespace rmsnorm::RMSNORM_LEVEL

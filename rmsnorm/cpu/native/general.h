@@ -4,18 +4,10 @@
 #pragma once
 
 #include "backward.h"
-#include "forward.h"
+#include "gated.h"
 #include "row.h"
 
 namespace rmsnorm::RMSNORM_LEVEL {
-
-inline void factors(const Call& c, const double* z, double* f, double* slope) {
-    by_eights(c.n, [=, &c](std::int64_t j, int count) {
-        D own, value = factor(c.function, load<Format::f64>(z + j, count), slope ? &own : nullptr);
-        store<Format::f64>(f + j, value, count);
-        if (slope) store<Format::f64>(slope + j, own, count);
-    });
-}
 
 // y before a gate, as the variant rounds it; 0 in a row with nothing counted.
 inline void fill_row(const Row& row, const double* gain, const double* bias, double* y) {
@@ -26,76 +18,6 @@ inline void fill_row(const Row& row, const double* gain, const double* bias, dou
     } else {
         std::fill(y, y + c.n, 0.0);
     }
-}
-
-// A row of y in bfloat16, multiplied by f(z), in float32 arithmetic; see single.h.
-template <Format X, Format Z, bool BEFORE>
-inline void fill_gated(
-    const Call& c, const Stored<X>* h, const double* gain, const float* gain32, Quotient q, const Stored<Z>* z,
-    std::uint16_t* y) {
-    Float inverse = all_singles(static_cast<float>(1 / q.rho));
-    bool cuts = BEFORE && c.product == Format::bf16;
-    auto again = [=, &c](std::int64_t from, std::int64_t to) {
-        double exact[singles];
-        fill<X, Format::f64>(c, h + from, gain + from, nullptr, q, exact, 0, to - from);
-        by_eights(to - from, [=, &c, &exact](std::int64_t j, int count) {
-            D v = load<Format::f64>(exact + j, count) * factor(c.function, load<Z>(z + from + j, count));
-            store<Format::bf16>(y + from + j, v, count);
-        });
-    };
-    auto compute = [=, &c](std::int64_t j) {
-        Float g, gate = load_singles<Z>(z + j), v = load_singles<X>(h + j) * inverse;
-        std::memcpy(&g, gain32 + j, sizeof g);
-        Word doubt = ~(magnitude(gate) <= 0x1p16f);
-        if constexpr (BEFORE) {
-            doubt |= is_near(v, gated_units) | is_tiny_or_zero(v);
-            v = cut(v);
-        }
-        v *= g;
-        if (cuts) v = cut(v);
-        v *= factor(c.function, gate);
-        store_singles<Format::bf16>(y + j, v);
-        if (any(doubt | is_near(v, gated_units) | is_tiny_or_zero(v))) [[unlikely]] again(j, j + singles);
-    };
-    std::int64_t j = 0;
-    for (; j + singles <= c.n; j += singles) compute(j);
-    if (j < c.n && c.n >= singles) {
-        compute(c.n - singles);
-    } else if (j < c.n) {
-        again(j, c.n);
-    }
-}
-
-// The same, if the formats and the row allow it; else false.
-inline bool fill_gated_single(
-    const Call& c, const Group& p, bool are_moderate, const std::byte* x, const std::byte* z, double rho, std::byte* y) {
-    bool is_one = c.x == Format::bf16 || c.x == Format::f32;
-    if (!is_one || c.y != Format::bf16 || c.gate == Format::f64 || (c.norm != Format::none && c.norm != Format::bf16) ||
-        !are_moderate || !(0x1p-20 < rho && rho < 0x1p20) || c.k != c.n) {
-        return false;
-    }
-    Quotient q(rho, c.scale != Format::f64);
-    auto fill_as = [&]<Format X, Format Z>() {
-        const Stored<X>* h = as<Stored<X>>(x);
-        const Stored<Z>* gates = as<Stored<Z>>(z);
-        std::uint16_t* to = as<std::uint16_t>(y);
-        if (c.norm == Format::none) {
-            fill_gated<X, Z, false>(c, h, p.gain, p.single, q, gates, to);
-        } else {
-            fill_gated<X, Z, true>(c, h, p.gain, p.single, q, gates, to);
-        }
-    };
-    auto with_gate = [&]<Format X>() {
-        if (c.gate == Format::bf16) return fill_as.template operator()<X, Format::bf16>();
-        if (c.gate == Format::f16) return fill_as.template operator()<X, Format::f16>();
-        fill_as.template operator()<X, Format::f32>();
-    };
-    if (c.x == Format::bf16) {
-        with_gate.template operator()<Format::bf16>();
-    } else {
-        with_gate.template operator()<Format::f32>();
-    }
-    return true;
 }
 
 inline bool forward_general(
@@ -118,26 +40,18 @@ inline bool forward_general(
         Row row(c, h, counted(c, a.mask, i, marks.get()));
         const std::byte* gate = a.gate ? a.gate + place(c, i, a.gate_step, n * size_of(c.gate)) : nullptr;
         if (c.gate_before) {
-            load_any(c.gate, gate, z, n);
-            factors(c, z, f, nullptr);
-            std::copy(h, h + n, own);
-            for (std::int64_t j = 0; j < n; ++j) h[j] = own[j] * f[j];
-            measure_gated(row, y, own, z, f, nullptr);
+            factors(c, gate, f, nullptr);
+            for (std::int64_t j = 0; j < n; ++j) own[j] = h[j], h[j] *= f[j];
+            measure_gated(row, y, own, gate, z, f, nullptr);
         } else {
             measure_plain(row, y);
         }
         if (a.inverse_rms) a.inverse_rms[i] = row.k ? std::ldexp(1 / row.rho, row.shift) : 0.0;
         if (!a.y) continue;
         const Group& group = groups.at(i);
-        bool is_gated = gate && !c.gate_before && row.k;
-        if (is_gated && !a.bias && !row.counts && !c.variance &&
-            fill_gated_single(c, group, groups.are_moderate(), x, gate, row.rho, a.y + i * y_bytes)) {
-            continue;
-        }
         fill_row(row, group.gain, group.bias, y);
-        if (is_gated) {
-            load_any(c.gate, gate, z, n);
-            factors(c, z, f, nullptr);
+        if (gate && !c.gate_before && row.k) {
+            factors(c, gate, f, nullptr);
             for (std::int64_t j = 0; j < n; ++j) y[j] *= f[j];
         }
         store_any(c.y, a.y + i * y_bytes, y, n);
@@ -218,15 +132,14 @@ inline bool backward_general(
         const Group& group = groups.at(i);
         const double* gain = group.gain;
         double *dscale = group.dscale, *dbias = group.dbias;
-        if (a.gate) {
-            load_any(c.gate, a.gate + place(c, i, a.gate_step, n * size_of(c.gate)), z, n);
-            factors(c, z, f, slope);
+        const std::byte* gate = a.gate ? a.gate + place(c, i, a.gate_step, n * size_of(c.gate)) : nullptr;
+        if (gate) {
+            factors(c, gate, f, slope);
             double* weighed = c.gate_before ? h : v;
-            std::copy(weighed, weighed + n, own);
-            for (std::int64_t j = 0; j < n; ++j) weighed[j] *= f[j];
+            for (std::int64_t j = 0; j < n; ++j) own[j] = weighed[j], weighed[j] *= f[j];
         }
         if (c.gate_before) {
-            measure_gated(row, centred, own, z, f, slope);
+            measure_gated(row, centred, own, gate, z, f, slope);
         } else {
             measure_plain(row, centred);
         }
@@ -245,7 +158,7 @@ inline bool backward_general(
         for (std::int64_t j = 0; j < n && a.dbias; ++j) dbias[j] += v[j];
         auto [of_v, of_gain] = is_wide ? take_powers(c, v, gain, own + n) : std::pair{0, 0};
         double power = std::ldexp(1.0, of_v);
-        double inner = sum_over(n, [=, power = all_lanes(power), gain = gain](D total, std::int64_t j, int count) {
+        double inner = sum_over(n, [=, power = all_lanes(power), gain = gain](D total, std::int64_t j, auto count) {
             D term = load<Format::f64>(v + j, count) * load<Format::f64>(normalised + j, count);
             store<Format::f64>(dscale + j, load<Format::f64>(dscale + j, count) + term * power, count);
             return total + term * load<Format::f64>(gain + j, count);

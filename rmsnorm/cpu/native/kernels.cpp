@@ -1,26 +1,29 @@
 // The kernels of one level of processors. The build compiles this file once for each, with RMSNORM_LEVEL as its name.
 #include "general.h"
+#include "plain.h"
 
 namespace rmsnorm {
 
 namespace RMSNORM_LEVEL {
 
+// Whether a row is read to float64 before anything else.
 bool needs_rows(const Call& c, const Mask& mask) {
-    return mask.data || c.variance || c.function != Function::none || c.x == Format::f64 || c.y == Format::f64;
+    return mask.data || c.variance || c.gate_before || c.x == Format::f64 || c.y == Format::f64;
 }
 
 bool forward(const Call& c, const Forward& a, const double* parameters, std::int64_t first, std::int64_t last) {
     if (needs_rows(c, a.mask)) return forward_general(c, a, parameters, first, last);
-    return with_format(c.x, [&]<Format X>() {
-        return with_format(c.y, [&]<Format Y>() { return forward_plain<X, Y>(c, a, parameters, first, last); });
+    return with_narrow(c.x, [&]<Format X>() {
+        return with_narrow(c.y, [&]<Format Y>() { return forward_plain<X, Y>(c, a, parameters, first, last); });
     });
 }
 
 bool backward(
     const Call& c, const Backward& a, const double* parameters, double* sums, std::int64_t first, std::int64_t last) {
     if (needs_rows(c, a.mask) || c.scale == Format::f64) return backward_general(c, a, parameters, sums, first, last);
-    return with_format(c.x, [&]<Format X>() {
-        return with_format(c.y, [&]<Format Y>() { return backward_plain<X, Y>(c, a, parameters, sums, first, last); });
+    return with_narrow(c.x, [&]<Format X>() {
+        if (a.gate) return backward_plain<X, Format::f64>(c, a, parameters, sums, first, last);
+        return with_narrow(c.y, [&]<Format Y>() { return backward_plain<X, Y>(c, a, parameters, sums, first, last); });
     });
 }
 

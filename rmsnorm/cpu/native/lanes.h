@@ -29,6 +29,7 @@ typedef double Part __attribute__((vector_size(8 * native)));
 typedef std::int64_t Bits __attribute__((vector_size(8 * native)));
 typedef std::uint64_t Naturals __attribute__((vector_size(8 * native)));
 typedef float HalfPart __attribute__((vector_size(4 * native)));
+typedef std::int32_t HalfBits __attribute__((vector_size(4 * native)));
 
 struct D {
     Part part[parts];
@@ -75,13 +76,24 @@ inline D fma(D a, D b, D c) {
     return r;
 }
 
+// Registers go to and from memory one by one: a copy of them all would pass through memory once more.
+template <class Register, class T>
+inline void load_parts(Register (&parts_)[parts], const T* from) {
+    for (int i = 0; i < parts; ++i) std::memcpy(&parts_[i], from + i * native, sizeof(Register));
+}
+
+template <class Register, class T>
+inline void store_parts(T* to, const Register (&parts_)[parts]) {
+    for (int i = 0; i < parts; ++i) std::memcpy(to + i * native, &parts_[i], sizeof(Register));
+}
+
 inline D load_plain(const double* from) {
     D r;
-    std::memcpy(&r, from, sizeof r);
+    load_parts(r.part, from);
     return r;
 }
 
-inline void store_plain(double* to, D d) { std::memcpy(to, &d, sizeof d); }
+inline void store_plain(double* to, const D& d) { store_parts(to, d.part); }
 
 inline D magnitude(D d) {
     for (auto& part : d.part) part = (Part)((Bits)part & 0x7fffffffffffffff);
@@ -134,6 +146,18 @@ inline bool any(Word marks) {
 #else
     std::int32_t all = 0;
     for (int i = 0; i < singles; ++i) all |= marks[i];
+    return all != 0;
+#endif
+}
+
+inline bool any(HalfBits marks) {
+#if defined(__AVX512F__)
+    return _mm256_movemask_ps((__m256)marks) != 0;
+#elif defined(__AVX2__)
+    return _mm_movemask_ps((__m128)marks) != 0;
+#else
+    std::int32_t all = 0;
+    for (int i = 0; i < native; ++i) all |= marks[i];
     return all != 0;
 #endif
 }

@@ -40,14 +40,14 @@ inline void prepare(
     }
     if (scale && c.offset != 0) {  // the gradients are those of the formula, which rounds nothing
         Format product = c.norm != Format::none && !is_backward ? c.product : Format::none;
-        by_eights(all, [=, &c](std::int64_t j, int count) {
+        by_eights(all, [=, &c](std::int64_t j, auto count) {
             D sum = load<Format::f64>(gain + j, count) + all_lanes(c.offset);
             store<Format::f64>(gain + j, rounded(sum, product), count);
         });
     }
     if (needs_singles(c, is_backward)) {
         Bits wrong[parts] = {};
-        by_eights(all, [=, &wrong](std::int64_t j, int count) {
+        by_eights(all, [=, &wrong](std::int64_t j, auto count) {
             D g = load<Format::f64>(gain + j, count), size = magnitude(g);
             store<Format::f32>(single + j, g, count);
             for (int i = 0; i < parts; ++i) {
@@ -129,7 +129,7 @@ public:
         if (c.has_own()) return;
         by_parameters(group_of(c, i), [&](std::int64_t j, std::int64_t count, std::int64_t feature) {
             auto total = [count](const double* from) {
-                return sum_over(count, [=](D sum, std::int64_t e, int some) { return sum + load<Format::f64>(from + e, some); });
+                return sum_over(count, [=](D sum, std::int64_t e, auto some) { return sum + load<Format::f64>(from + e, some); });
             };
             sums[feature] += total(own.dscale + j);
             if (has_dbias) sums[c.features + feature] += total(own.dbias + j);

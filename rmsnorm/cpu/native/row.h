@@ -75,7 +75,7 @@ inline double mean_square(const Row& row, double* used) {
     if (c.variance && c.x == Format::f64) {
         subtract_mean(row, used);
     } else if (c.variance) {
-        double mean = sum_over(c.k, [=](D total, std::int64_t j, int count) {
+        double mean = sum_over(c.k, [=](D total, std::int64_t j, auto count) {
             return total + load<Format::f64>(used + j, count);
         }) / size;
         for (std::int64_t j = 0; j < c.k; ++j) used[j] = row.is_in(j) ? used[j] - mean : 0.0;
@@ -130,8 +130,9 @@ inline void measure_plain(Row& row, double* used) {
         });
 }
 
-// The same for a row of x f(z), with f(z) and, if it is not null, f'(z), which are rescaled with it.
-inline void measure_gated(Row& row, double* used, const double* x, const double* z, double* f, double* slope) {
+// The same for a row of x f(z), with f(z) and, if it is not null, f'(z), which are rescaled with it. `z` has room for the gate.
+inline void measure_gated(
+    Row& row, double* used, const double* x, const std::byte* gate, double* z, double* f, double* slope) {
     const Call& c = row.call;
     measure(
         row, used,
@@ -146,6 +147,7 @@ inline void measure_gated(Row& row, double* used, const double* x, const double*
         },
         [&] {
             std::int64_t top = no_exponent;
+            load_any(c.gate, gate, z, c.n);
             for (std::int64_t j = 0; j < c.k; ++j) {
                 if (!row.is_in(j) || x[j] == 0 || !(std::fabs(z[j]) <= gate_end)) continue;
                 if (!std::isfinite(x[j])) return no_exponent;

@@ -16,38 +16,45 @@ inline Rows new_rows(const Call& c, std::int64_t count) {
     return Rows(new (std::nothrow) double[count * c.n]);
 }
 
+// A count that the compiler knows: eight elements.
+struct Eight {
+    constexpr operator int() const { return lanes; }
+};
+
 // Calls body(j, count) for each eight elements of n, and for the rest, with how many there are.
 template <class Body>
 inline void by_eights(std::int64_t n, Body body) {
     std::int64_t j = 0;
-    for (; j + lanes <= n; j += lanes) body(j, lanes);
+    for (; j + lanes <= n; j += lanes) body(j, Eight{});
     if (j < n) body(j, static_cast<int>(n - j));
 }
 
 // Eight numbers, or the first ones of a row's end and zeros.
+template <Format F>
+inline D load(const Stored<F>* from, Eight) { return load<F>(from); }
 template <Format F>
 inline D load(const Stored<F>* from, int count) {
     return count == lanes ? load<F>(from) : load_first<F>(from, count);
 }
 
 template <Format F>
-inline void store(Stored<F>* to, D d, int count) {
-    if (count == lanes) {
-        store<F>(to, d);
-    } else {
-        store_first<F>(to, d, count);
-    }
+inline void store(Stored<F>* to, const D& d, Eight) { store<F>(to, d); }
+template <Format F>
+inline void store(Stored<F>* to, const D& d, int count) {
+    count == lanes ? store<F>(to, d) : store_first<F>(to, d, count);
 }
 
 // The sum over a row of what body(sum of a lane, j, count) adds; element j is in lane j % 8 of total j / 8 % 4.
 template <class Body>
 inline double sum_over(std::int64_t n, Body body) {
-    Sum sum;
+    Sum sum, most;  // two, so that the totals of the loop stay in registers
     std::int64_t j = 0;
     for (; j + 4 * lanes <= n; j += 4 * lanes) {
-        for (int i = 0; i < 4; ++i) sum.total[i] = body(sum.total[i], j + lanes * i, lanes);
+        for (int i = 0; i < 4; ++i) most.total[i] = body(most.total[i], j + lanes * i, Eight{});
     }
-    for (int i = 0; j + lanes <= n; j += lanes, ++i) sum.total[i] = body(sum.total[i], j, lanes);
+    if (j == n) return most.value();
+    sum = most;
+    for (int i = 0; j + lanes <= n; j += lanes, ++i) sum.total[i] = body(sum.total[i], j, Eight{});
     if (j < n) {
         int i = static_cast<int>(j / lanes % 4);
         sum.total[i] = body(sum.total[i], j, static_cast<int>(n - j));
@@ -57,7 +64,7 @@ inline double sum_over(std::int64_t n, Body body) {
 
 template <Format X>
 inline double sum_of_squares(const Stored<X>* h, std::int64_t k) {
-    return sum_over(k, [=](D total, std::int64_t j, int count) {
+    return sum_over(k, [=](D total, std::int64_t j, auto count) {
         D v = load<X>(h + j, count);
         return fma(v, v, total);
     });
@@ -65,7 +72,7 @@ inline double sum_of_squares(const Stored<X>* h, std::int64_t k) {
 
 template <Format X>
 inline void add_rows(const Stored<X>* x, const Stored<X>* residual, Stored<X>* h, std::int64_t n) {
-    by_eights(n, [=](std::int64_t j, int count) {
+    by_eights(n, [=](std::int64_t j, auto count) {
         store<X>(h + j, load<X>(x + j, count) + load<X>(residual + j, count), count);
     });
 }

@@ -1,0 +1,103 @@
+// Rows with a gate after the norm, whose elements all count.
+//
+//     y = n f(z),    dz = dy n f'(z),    n = h / rho * (o + scale) + bias
+//
+// The norm's own dy is dy f(z).
+#pragma once
+
+#include "forward.h"
+#include "gate.h"
+
+namespace rmsnorm::RMSNORM_LEVEL {
+
+// A row of y in bfloat16, multiplied by f(z), in float32 arithmetic; see single.h.
+template <Format X, Format Z, bool BEFORE>
+inline void fill_gated(
+    const Call& c, const Stored<X>* h, const double* gain, const float* gain32, Quotient q, const Stored<Z>* z,
+    std::uint16_t* y) {
+    Float inverse = all_singles(static_cast<float>(1 / q.rho));
+    bool cuts = BEFORE && c.product == Format::bf16;
+    auto again = [=, &c](std::int64_t from, std::int64_t to) {
+        double exact[singles];
+        fill<X, Format::f64>(c, h + from, gain + from, nullptr, q, exact, 0, to - from);
+        by_eights(to - from, [=, &c, &exact](std::int64_t j, auto count) {
+            D v = load<Format::f64>(exact + j, count) * factor(c.function, load<Z>(z + from + j, count));
+            store<Format::bf16>(y + from + j, v, count);
+        });
+    };
+    auto compute = [=, &c](std::int64_t j) {
+        Float g, gate = load_singles<Z>(z + j), v = load_singles<X>(h + j) * inverse;
+        std::memcpy(&g, gain32 + j, sizeof g);
+        Word doubt = ~(magnitude(gate) <= 0x1p16f);
+        if constexpr (BEFORE) {
+            doubt |= is_near(v, gated_units) | is_tiny_or_zero(v);
+            v = cut(v);
+        }
+        v *= g;
+        if (cuts) v = cut(v);
+        v *= factor(c.function, gate);
+        store_singles<Format::bf16>(y + j, v);
+        if (any(doubt | is_near(v, gated_units) | is_tiny_or_zero(v))) [[unlikely]] again(j, j + singles);
+    };
+    std::int64_t j = 0;
+    for (; j + singles <= c.n; j += singles) compute(j);
+    if (j < c.n && c.n >= singles) {
+        compute(c.n - singles);
+    } else if (j < c.n) {
+        again(j, c.n);
+    }
+}
+
+// A row of y. `norm` has room for n numbers.
+template <Format X, Format Y>
+inline void row_of_gated_y(
+    const Call& c, const Group& p, bool are_moderate, const Stored<X>* h, double rho, const std::byte* gates, double* norm,
+    Stored<Y>* y) {
+    Quotient q(rho, c.scale != Format::f64);
+    with_format(c.gate, [&]<Format Z>() {
+        const Stored<Z>* z = as<Stored<Z>>(gates);
+        if constexpr (may_be_single<X, Y> && Y == Format::bf16 && Z != Format::f64) {
+            if (!p.bias && are_moderate && 0x1p-20 < rho && rho < 0x1p20 && c.k == c.n) {
+                if (c.norm == Format::none) return fill_gated<X, Z, false>(c, h, p.gain, p.single, q, z, y);
+                if (c.norm == Format::bf16) return fill_gated<X, Z, true>(c, h, p.gain, p.single, q, z, y);
+            }
+        }
+        fill<X, Format::f64>(c, h, p.gain, p.bias, q, norm, 0, c.n);
+        by_eights(c.n, [=, &c](std::int64_t j, auto count) {
+            D v = load<Format::f64>(norm + j, count) * factor(c.function, load<Z>(z + j, count));
+            store<Y>(y + j, v, count);
+        });
+    });
+}
+
+// f(z) and, if `slope` is not null, f'(z) of a row. A loop of its own: the constants of the exponential fill the registers.
+inline void factors(const Call& c, const std::byte* gates, double* f, double* slope) {
+    with_format(c.gate, [=, &c]<Format Z>() {
+        const Stored<Z>* z = as<Stored<Z>>(gates);
+        by_eights(c.n, [=, &c](std::int64_t j, auto count) {
+            D steep;
+            store<Format::f64>(f + j, factor(c.function, load<Z>(z + j, count), slope ? &steep : nullptr), count);
+            if (slope) store<Format::f64>(slope + j, steep, count);
+        });
+    });
+}
+
+// Of a row of dy writes the norm's own, and dz unless that is null. `norm` is the row of n, `slope` has room for n numbers.
+inline void gradients_of_gate(
+    const Call& c, const std::byte* dy, const std::byte* gates, const double* norm, double* own, double* slope,
+    std::byte* dgate) {
+    factors(c, gates, own, slope);
+    with_format(c.gate, [&]<Format Z>() {
+        with_narrow(c.y, [&]<Format Y>() {
+            by_eights(c.n, [=, &c](std::int64_t j, auto count) {
+                D v = load<Y>(as<Stored<Y>>(dy) + j, count), f = load<Format::f64>(own + j, count);
+                store<Format::f64>(own + j, v * f, count);
+                if (!dgate) return;
+                D n = load<Format::f64>(norm + j, count), steep = load<Format::f64>(slope + j, count);
+                store<Z>(as<Stored<Z>>(dgate) + j, n * v * steep + all_lanes(0.0), count);  // a zero becomes +0
+            });
+        });
+    });
+}
+
+}  // namespace rmsnorm::RMSNORM_LEVEL
