@@ -22,10 +22,11 @@ from pkgutil import iter_modules
 from typing import Any
 
 from rmsnorm.frameworks import FRAMEWORKS
+from rmsnorm.quantisation import Quantisation
 from rmsnorm.variants import PRESETS, Variant
 from rmsnorm.version import VERSION as __version__
 
-__all__ = ["PRESETS", "Variant", "__version__"]
+__all__ = ["PRESETS", "Quantisation", "Variant", "__version__"]
 
 _FUNCTIONS = {"explain": "explaining"}  # and their modules
 _ELSEWHERE = {

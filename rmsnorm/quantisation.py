@@ -1,0 +1,303 @@
+"""The specification of RMSNorm followed by quantisation: every numerical choice has a name. No array library.
+
+h = x + residual;  y = h / rho * (o + gain);  s = scale of a block, from max |y|;  q = code of y / s
+
+R rounds to T, the dtype of x (of x + residual if there is a residual), to nearest with ties to even.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+from rmsnorm import errors
+from rmsnorm.variants import is_real
+
+Element = Literal["e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e2m1fn", "int8"]
+ResidualRounding = Literal["nearest", "truncate"]
+Reads = Literal["stored", "sum"]
+Order = Literal["norm_first", "gain_first"]
+Offset = Literal["none", "exact", "rounded"]
+AmaxNan = Literal["drop", "keep"]
+Scale = Literal[
+    "amax / qmax", "amax * (1 / qmax)", "(g * amax) * (1 / qmax)", "g * (amax * (1 / qmax))", "amax * (g * (1 / qmax))"
+]
+ScaleFormat = Literal["float32", "float16", "e8m0fnu", "e4m3fn"]
+ScaleRound = Literal["half_even", "floor", "ceil", "rceil", "even", "nearest"]
+GlobalScale = Literal["none", "given", "amax"]
+QuantiseWith = Literal["stored", "unrounded"]
+Apply = Literal["y / s", "y * (1 / s)", "y * (g * (1 / s))", "y * (1 / (s * (1 / g)))"]
+ZeroScale = Literal["zero", "infinity", "largest"]
+RoundScaled = Literal["none", "float32", "bfloat16"]
+Rounding = Literal["half_even", "half_away", "half_down", "truncate"]
+Overflow = Literal["saturate", "nan", "wrap"]
+Nan = Literal["nan", "qmax", "zero"]
+_CHOICES: Final = MappingProxyType(
+    {
+        "element": Element, "residual_rounding": ResidualRounding, "statistic_reads": Reads, "values_read": Reads,
+        "order": Order, "offset": Offset, "amax_nan": AmaxNan, "scale": Scale, "scale_format": ScaleFormat,
+        "scale_round": ScaleRound, "global_scale": GlobalScale, "quantise_with": QuantiseWith, "apply": Apply,
+        "zero_scale": ZeroScale, "round_scaled": RoundScaled, "rounding": Rounding, "overflow": Overflow, "nan": Nan,
+    }
+)  # fmt: skip
+
+
+class Format(NamedTuple):
+    """The numbers of an element: its stored mantissa bits, its smallest normal exponent, its largest number."""
+
+    mantissa: int
+    least: int
+    largest: float
+
+
+FORMATS: Final = MappingProxyType(
+    {
+        "e4m3fn": Format(3, -6, 448.0),
+        "e5m2": Format(2, -14, 57344.0),
+        "e4m3fnuz": Format(3, -7, 240.0),
+        "e5m2fnuz": Format(2, -15, 57344.0),
+        "e2m1fn": Format(1, 0, 6.0),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantisation:
+    """One norm followed by one quantisation, with every choice that changes a code or a scale.
+
+    Every operation of the scale is one of float32, rounded once: ``1 / qmax`` and ``1 / s`` are float32 numbers, and
+    amax is float32(max |y|). g is the global scale.
+
+    Attributes:
+        name: the kernel, and which of its paths.
+        element: the format of the codes, by the name that ml_dtypes has for it without ``float8_`` or ``float4_``.
+        qmax: the code that amax is mapped to, and the largest that is returned if ``overflow`` is ``saturate``.
+        qmin: the smallest code; -qmax, or -128 for int8 if the kernel uses it.
+        block: how many neighbours share a scale: ``static``, a scale that the call gets; ``row``; or a number.
+        residual_rounding: how x + residual is rounded to T where it is stored and returned.
+        statistic_reads: rho is that of the ``stored`` sum, or of the ``sum`` before that rounding.
+        values_read: the same, for the elements that are divided by rho.
+        order: ``norm_first`` (h / rho) * gain, ``gain_first`` (h * gain) / rho.
+        round_norm: whether R follows the division by rho.
+        round_gain: whether R follows the product with the gain.
+        offset: ``none`` the gain; ``exact`` 1 + gain; ``rounded`` 1 + gain, rounded to the dtype of the gain.
+        amax_floor: a lower bound of amax.
+        amax_nan: whether a NaN in a block is left out of amax, or makes it NaN.
+        scale: s before it is rounded to its format.
+        scale_floor: a lower bound of s, before it is rounded to its format.
+        scale_format: the format of s.
+        scale_round: how s is rounded to that: ``half_even``, e4m3fn with saturation; for e8m0fnu the exponent is
+            ``floor`` floor(log2 amax) - floor(log2 qmax), ``ceil`` the same with ceil(log2 amax), ``even`` as floor, of
+            amax rounded to the mantissa of the element, ``rceil`` ceil(log2 s), ``nearest`` log2 s to nearest.
+        global_scale: whether there is a g: ``given`` with the call, or ``amax``, 448 qmax / amax of the whole array,
+            which is 1 where that is 0 or infinite.
+        quantise_with: whether y is divided by the ``stored`` s or by the one before it was rounded to its format.
+        apply: how y is divided by s.
+        zero_scale: the reciprocal of an s that is 0: ``zero``, ``infinity``, or ``largest`` number of float32, which is
+            then a bound of every reciprocal.
+        round_scaled: the format to which y / s is rounded before its code is decided. ``none`` decides the exact real.
+        rounding: to a code.
+        overflow: of a y / s beyond the codes: ``saturate`` the nearest code; ``nan`` what the format has for it, NaN or
+            infinity; ``wrap`` the last eight bits of the integer, which are 0 for infinity.
+        nan: the code of NaN.
+        source: where it is defined.
+
+    Raises:
+        ValueError, TypeError: a field is out of its domain, or does not go with another one; the message says which.
+
+    Example:
+        >>> Quantisation.get("vllm.static").replace(element="e5m2", qmax=57344, qmin=-57344).apply
+        'y * (1 / s)'
+    """
+
+    name: str
+    element: Element = "e4m3fn"
+    qmax: float = 448.0
+    qmin: float = -448.0
+    block: Literal["static", "row"] | int = "row"
+    residual_rounding: ResidualRounding = "nearest"
+    statistic_reads: Reads = "stored"
+    values_read: Reads = "stored"
+    order: Order = "norm_first"
+    round_norm: bool = False
+    round_gain: bool = True
+    offset: Offset = "none"
+    amax_floor: float = 0.0
+    amax_nan: AmaxNan = "drop"
+    scale: Scale = "amax / qmax"
+    scale_floor: float = 0.0
+    scale_format: ScaleFormat = "float32"
+    scale_round: ScaleRound = "half_even"
+    global_scale: GlobalScale = "none"
+    quantise_with: QuantiseWith = "stored"
+    apply: Apply = "y / s"
+    zero_scale: ZeroScale = "infinity"
+    round_scaled: RoundScaled = "float32"
+    rounding: Rounding = "half_even"
+    overflow: Overflow = "saturate"
+    nan: Nan = "nan"
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in get_args(choices):
+                raise errors.not_a_choice("Quantisation", name, getattr(self, name), get_args(choices))
+        for name in ("round_norm", "round_gain"):
+            if not isinstance(getattr(self, name), bool):
+                raise errors.wrong_type("Quantisation", name, getattr(self, name), "a bool", "use True or False")
+        self._check_numbers()
+        self._check_pairs()
+
+    def _check_numbers(self) -> None:
+        for name in ("qmax", "qmin", "amax_floor", "scale_floor"):
+            if not is_real(getattr(self, name)):
+                raise errors.wrong_type("Quantisation", name, getattr(self, name), "a number", "pass a float")
+        for name in ("amax_floor", "scale_floor"):
+            if not 0 <= getattr(self, name) < math.inf:
+                fix = "pass 0 for none"
+                raise errors.out_of_domain("Quantisation", name, getattr(self, name), "a finite number >= 0", fix)
+        largest = 127.0 if self.element == "int8" else FORMATS[self.element].largest
+        if not (0 < self.qmax <= largest and self.has(self.qmax)):
+            want = f"a number of {self.element} above 0, at most {largest:g}"
+            raise errors.out_of_domain("Quantisation", "qmax", self.qmax, want, f"pass {largest:g}")
+        lowest = (-self.qmax, -128.0) if self.element == "int8" else (-self.qmax,)
+        if self.qmin not in lowest:
+            want = " or ".join(f"{number:g}" for number in lowest)
+            raise errors.out_of_domain("Quantisation", "qmin", self.qmin, want, "change it together with qmax")
+        if self.block not in ("static", "row"):
+            want, fix = "'static', 'row' or a number of elements", "pass 16 or 32"
+            if not isinstance(self.block, int) or isinstance(self.block, bool):
+                raise errors.wrong_type("Quantisation", "block", self.block, want, fix)
+            if self.block < 1:
+                raise errors.out_of_domain("Quantisation", "block", self.block, want, fix)
+
+    def _check_pairs(self) -> None:
+        is_e8m0, has_global = self.scale_format == "e8m0fnu", self.global_scale != "none"
+        modes = get_args(ScaleRound)[1:] if is_e8m0 else ("half_even",)
+        overflows = {"int8": ("saturate", "wrap"), "e2m1fn": ("saturate",)}.get(self.element, ("saturate", "nan"))
+        nans = ("qmax", "zero") if self.element in ("int8", "e2m1fn") else get_args(Nan)
+        is_after_amax = self.scale_round in ("floor", "ceil", "even")
+        is_plain = not has_global and self.scale_format == "float32"
+        of_global = f"one {'with' if has_global else 'without'} g, which global_scale decides"
+        with_global = {name: "g" in re.findall(r"\w+", getattr(self, name)) for name in ("scale", "apply")}
+        rules = (
+            (self.scale_round in modes, "scale_round", f"{' or '.join(modes)} for a scale in {self.scale_format}"),
+            (not (self.scale_floor and is_after_amax), "scale_floor", f"0 where scale_round is {self.scale_round}"),
+            (self.block != "static" or is_plain, "block", "a computed scale for this scale_format and global_scale"),
+            (with_global["scale"] == has_global, "scale", of_global),
+            (with_global["apply"] == has_global, "apply", of_global),
+            (self.nan in nans, "nan", f"{' or '.join(nans)} for {self.element}"),
+            (self.overflow in overflows, "overflow", f"{' or '.join(overflows)} for {self.element}"),
+            (self.zero_scale == "infinity" or self.apply != "y / s", "zero_scale", "infinity where apply is y / s"),
+        )
+        for is_kept, name, want in rules:
+            if not is_kept:
+                fix = "change the two together"
+                raise errors.out_of_domain("Quantisation", name, getattr(self, name), want, fix)
+
+    def has(self, number: float) -> bool:
+        """Whether the element has this number, 0 < number <= its largest."""
+        if self.element == "int8":
+            return number == int(number)
+        mantissa, least, _ = FORMATS[self.element]
+        step = 2.0 ** (max(math.frexp(number)[1] - 1, least) - mantissa)
+        return number / step == int(number / step)
+
+    def replace(self, **changes: Any) -> Quantisation:
+        """One with other fields, which are checked as in a new one.
+
+        >>> Quantisation.get("torchao.mx").replace(scale_round="rceil").scale_round
+        'rceil'
+        """
+        known = [field.name for field in fields(self)]
+        for name in changes:
+            if name not in known:
+                raise errors.not_a_choice("Quantisation.replace", "field", name, known)
+        return replace(self, **changes)
+
+    @staticmethod
+    def get(quantisation: str | Quantisation) -> Quantisation:
+        """The preset of that name; a Quantisation is returned unchanged.
+
+        >>> Quantisation.get("te.mxfp8").block
+        32
+        """
+        return get_quantisation("Quantisation.get", quantisation)
+
+
+def get_quantisation(op: str, quantisation: Any) -> Quantisation:
+    if isinstance(quantisation, Quantisation):
+        return quantisation
+    if not isinstance(quantisation, str):
+        want, fix = "a name or a Quantisation", "pass one such as 'vllm.static'"
+        raise errors.wrong_type(op, "quantisation", quantisation, want, fix)
+    if quantisation not in QUANTISATIONS:
+        near = difflib.get_close_matches(quantisation.lower(), QUANTISATIONS, n=1)
+        raise errors.not_a_choice(op, "quantisation", quantisation, tuple(QUANTISATIONS), near[0] if near else None)
+    return QUANTISATIONS[quantisation]
+
+
+_INT8: Final[dict[str, Any]] = {"element": "int8", "qmax": 127.0}
+_E2M1: Final[dict[str, Any]] = {
+    "element": "e2m1fn", "qmax": 6.0, "qmin": -6.0, "block": 16, "scale_format": "e4m3fn", "nan": "qmax",
+}  # fmt: skip
+_PRESETS: Final = (
+    Quantisation(
+        name="vllm.static", block="static", round_norm=True, apply="y * (1 / s)", nan="qmax",
+        source="vLLM, csrc layernorm_quant_kernels.cu: rms_norm_static_fp8_quant",
+    ),
+    Quantisation(
+        name="vllm.dynamic_fp8", statistic_reads="sum", values_read="sum", round_norm=True,
+        scale_floor=1 / (448 * 512), nan="qmax",
+        source="vLLM, fused_layernorm_dynamic_per_token_quant.cu: rms_norm_dynamic_per_token_quant",
+    ),
+    Quantisation(
+        name="flashinfer.static", block="static", statistic_reads="sum", values_read="sum", round_gain=False,
+        apply="y * (1 / s)", round_scaled="none", nan="qmax",
+        source="FlashInfer, include/flashinfer/norm.cuh: RMSNormQuant, FusedAddRMSNormQuant",
+    ),
+    Quantisation(
+        name="flashinfer.fp4", order="gain_first", scale="(g * amax) * (1 / qmax)", global_scale="given",
+        apply="y * (g * (1 / s))", zero_scale="zero", round_scaled="none", **_E2M1,
+        source="FlashInfer, cute_dsl/rmsnorm_fp4quant.py: rmsnorm_fp4quant, NVFP4",
+    ),
+    Quantisation(
+        name="trtllm.add_nvfp4", statistic_reads="sum", values_read="sum", scale="g * (amax * (1 / qmax))",
+        global_scale="given", apply="y * (1 / (s * (1 / g)))", **_E2M1,
+        source="TensorRT-LLM, fusedLayernormKernels/low_latency_layernorm.cuh, fp4_converter.cuh",
+    ),
+    Quantisation(
+        name="te.mxfp8", block=32, scale="amax * (1 / qmax)", scale_format="e8m0fnu", scale_round="rceil",
+        round_scaled="none",
+        source="Transformer Engine, RMSNorm to the dtype of x, then the MXFP8 quantiser: the default, without cuDNN",
+    ),
+    Quantisation(
+        name="te.nvfp4", scale="amax * (g * (1 / qmax))", global_scale="amax", apply="y * (1 / (s * (1 / g)))",
+        zero_scale="largest", **_E2M1,
+        source="Transformer Engine, RMSNorm to the dtype of x, then core_nvfp4.cuh",
+    ),
+    Quantisation(
+        name="torchao.mx", block=32, amax_nan="keep", scale_format="e8m0fnu", scale_round="floor", round_scaled="none",
+        source="torchao, mx_formats/mx_tensor.py: to_mx of RMSNorm in the dtype of x; scale_round is its mode",
+    ),
+    Quantisation(
+        name="aiter.int8", statistic_reads="sum", values_read="sum", residual_rounding="truncate", round_gain=False,
+        qmin=-128.0, amax_floor=1e-10, scale="amax * (1 / qmax)", apply="y * (1 / s)", round_scaled="none",
+        rounding="truncate", overflow="wrap", nan="zero", **_INT8,
+        source="aiter, rmsnorm_quant_kernels.hip on gfx942, before its int8 was rounded to nearest",
+    ),
+    Quantisation(
+        name="llama.q8_0", block=32, round_norm=True, scale_format="float16", quantise_with="unrounded",
+        apply="y * (1 / s)", zero_scale="zero", rounding="half_away", qmin=-128.0, overflow="wrap", nan="zero", **_INT8,
+        source="llama.cpp, ggml-quants.c: quantize_row_q8_0_ref of norm and mul in float32",
+    ),
+    Quantisation(
+        name="onnx.qdq", block="static", round_norm=True, qmin=-128.0, nan="zero", **_INT8,
+        source="ONNX, RMSNormalization-23 and QuantizeLinear-25 without a zero point, to int8",
+    ),
+)  # fmt: skip
+QUANTISATIONS: Final = MappingProxyType({preset.name: preset for preset in _PRESETS})
