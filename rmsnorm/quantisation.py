@@ -11,39 +11,12 @@ import difflib
 import math
 import re
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from rmsnorm import errors
 from rmsnorm.variants import is_real
-
-Element = Literal["e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e2m1fn", "int8"]
-ResidualRounding = Literal["nearest", "truncate"]
-Reads = Literal["stored", "sum"]
-Order = Literal["norm_first", "gain_first"]
-Offset = Literal["none", "exact", "rounded"]
-AmaxNan = Literal["drop", "keep"]
-Scale = Literal[
-    "amax / qmax", "amax * (1 / qmax)", "(g * amax) * (1 / qmax)", "g * (amax * (1 / qmax))", "amax * (g * (1 / qmax))"
-]
-ScaleFormat = Literal["float32", "float16", "e8m0fnu", "e4m3fn"]
-ScaleRound = Literal["half_even", "floor", "ceil", "rceil", "even", "nearest"]
-GlobalScale = Literal["none", "given", "amax"]
-QuantiseWith = Literal["stored", "unrounded"]
-Apply = Literal["y / s", "y * (1 / s)", "y * (g * (1 / s))", "y * (1 / (s * (1 / g)))"]
-ZeroScale = Literal["zero", "infinity", "largest"]
-RoundScaled = Literal["none", "float32", "bfloat16"]
-Rounding = Literal["half_even", "half_away", "half_down", "truncate"]
-Overflow = Literal["saturate", "nan", "wrap"]
-Nan = Literal["nan", "qmax", "zero"]
-_CHOICES: Final = MappingProxyType(
-    {
-        "element": Element, "residual_rounding": ResidualRounding, "statistic_reads": Reads, "values_read": Reads,
-        "order": Order, "offset": Offset, "amax_nan": AmaxNan, "scale": Scale, "scale_format": ScaleFormat,
-        "scale_round": ScaleRound, "global_scale": GlobalScale, "quantise_with": QuantiseWith, "apply": Apply,
-        "zero_scale": ZeroScale, "round_scaled": RoundScaled, "rounding": Rounding, "overflow": Overflow, "nan": Nan,
-    }
-)  # fmt: skip
 
 
 class Format(NamedTuple):
@@ -115,37 +88,43 @@ class Quantisation:
     """
 
     name: str
-    element: Element = "e4m3fn"
+    element: Literal["e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e2m1fn", "int8"] = "e4m3fn"
     qmax: float = 448.0
     qmin: float = -448.0
     block: Literal["static", "row"] | int = "row"
-    residual_rounding: ResidualRounding = "nearest"
-    statistic_reads: Reads = "stored"
-    values_read: Reads = "stored"
-    order: Order = "norm_first"
+    residual_rounding: Literal["nearest", "truncate"] = "nearest"
+    statistic_reads: Literal["stored", "sum"] = "stored"
+    values_read: Literal["stored", "sum"] = "stored"
+    order: Literal["norm_first", "gain_first"] = "norm_first"
     round_norm: bool = False
     round_gain: bool = True
-    offset: Offset = "none"
+    offset: Literal["none", "exact", "rounded"] = "none"
     amax_floor: float = 0.0
-    amax_nan: AmaxNan = "drop"
-    scale: Scale = "amax / qmax"
+    amax_nan: Literal["drop", "keep"] = "drop"
+    scale: Literal[
+        "amax / qmax",
+        "amax * (1 / qmax)",
+        "(g * amax) * (1 / qmax)",
+        "g * (amax * (1 / qmax))",
+        "amax * (g * (1 / qmax))",
+    ] = "amax / qmax"
     scale_floor: float = 0.0
-    scale_format: ScaleFormat = "float32"
-    scale_round: ScaleRound = "half_even"
-    global_scale: GlobalScale = "none"
-    quantise_with: QuantiseWith = "stored"
-    apply: Apply = "y / s"
-    zero_scale: ZeroScale = "infinity"
-    round_scaled: RoundScaled = "float32"
-    rounding: Rounding = "half_even"
-    overflow: Overflow = "saturate"
-    nan: Nan = "nan"
+    scale_format: Literal["float32", "float16", "e8m0fnu", "e4m3fn"] = "float32"
+    scale_round: Literal["half_even", "floor", "ceil", "rceil", "even", "nearest"] = "half_even"
+    global_scale: Literal["none", "given", "amax"] = "none"
+    quantise_with: Literal["stored", "unrounded"] = "stored"
+    apply: Literal["y / s", "y * (1 / s)", "y * (g * (1 / s))", "y * (1 / (s * (1 / g)))"] = "y / s"
+    zero_scale: Literal["zero", "infinity", "largest"] = "infinity"
+    round_scaled: Literal["none", "float32", "bfloat16"] = "float32"
+    rounding: Literal["half_even", "half_away", "half_down", "truncate"] = "half_even"
+    overflow: Literal["saturate", "nan", "wrap"] = "saturate"
+    nan: Literal["nan", "qmax", "zero"] = "nan"
     source: str = ""
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in get_args(choices):
-                raise errors.not_a_choice("Quantisation", name, getattr(self, name), get_args(choices))
+        for name, choices in _choices().items():
+            if getattr(self, name) not in choices:
+                raise errors.not_a_choice("Quantisation", name, getattr(self, name), choices)
         for name in ("round_norm", "round_gain"):
             if not isinstance(getattr(self, name), bool):
                 raise errors.wrong_type("Quantisation", name, getattr(self, name), "a bool", "use True or False")
@@ -177,9 +156,9 @@ class Quantisation:
 
     def _check_pairs(self) -> None:
         is_e8m0, has_global = self.scale_format == "e8m0fnu", self.global_scale != "none"
-        modes = get_args(ScaleRound)[1:] if is_e8m0 else ("half_even",)
+        modes = _choices()["scale_round"][1:] if is_e8m0 else ("half_even",)
         overflows = {"int8": ("saturate", "wrap"), "e2m1fn": ("saturate",)}.get(self.element, ("saturate", "nan"))
-        nans = ("qmax", "zero") if self.element in ("int8", "e2m1fn") else get_args(Nan)
+        nans = ("qmax", "zero") if self.element in ("int8", "e2m1fn") else _choices()["nan"]
         is_after_amax = self.scale_round in ("floor", "ceil", "even")
         is_plain = not has_global and self.scale_format == "float32"
         of_global = f"one {'with' if has_global else 'without'} g, which global_scale decides"
@@ -227,6 +206,13 @@ class Quantisation:
         32
         """
         return get_quantisation("Quantisation.get", quantisation)
+
+
+@lru_cache(maxsize=1)
+def _choices() -> dict[str, tuple[str, ...]]:
+    """The choices of each field that has some."""
+    hints = get_type_hints(Quantisation)
+    return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
 
 
 def get_quantisation(op: str, quantisation: Any) -> Quantisation:

@@ -307,14 +307,14 @@ def _global(preset: Quantisation, amax: Array) -> Array:
 def _unrounded(preset: Quantisation, amax: Array, g: Array) -> Array:
     """s before it is rounded to its format, by operations of float32."""
     inverse = _ONE / np.float32(preset.qmax)
-    s = {
+    formulas: dict[str, Array] = {
         "amax / qmax": amax / np.float32(preset.qmax),
         "amax * (1 / qmax)": amax * inverse,
         "(g * amax) * (1 / qmax)": (g * amax) * inverse,
         "g * (amax * (1 / qmax))": g * (amax * inverse),
         "amax * (g * (1 / qmax))": amax * (g * inverse),
-    }[preset.scale]
-    return np.maximum(s, np.float32(preset.scale_floor))
+    }
+    return np.asarray(np.maximum(formulas[preset.scale], np.float32(preset.scale_floor)))
 
 
 def _scales(preset: Quantisation, amax: Array, g: Array) -> tuple[Array, Array]:
@@ -337,16 +337,9 @@ def _e8m0(preset: Quantisation, amax: Array, s: Array) -> Array:
     exponent = np.where(np.isinf(number), 128, exponent - 1)  # floor(log2), and what the bits of infinity say
     fraction = np.where(np.isinf(number), 1.0, 2 * fraction)  # in [1, 2)
     mantissa = 0 if preset.element == "int8" else FORMATS[preset.element].mantissa
-    exponent = (
-        exponent
-        + {
-            "floor": False,
-            "ceil": fraction > 1,
-            "rceil": fraction > 1,
-            "even": fraction >= 2 - 2.0 ** -(mantissa + 1),
-            "nearest": fraction * fraction > 2,
-        }[mode]
-    )
+    least = 2 - 2.0 ** -(mantissa + 1)  # which rounds up to 2 in the mantissa of the element
+    above = {"floor": 2.0, "ceil": 1.0, "rceil": 1.0, "even": math.nextafter(least, 0), "nearest": math.sqrt(2)}[mode]
+    exponent = exponent + (fraction > above)
     if mode in ("floor", "ceil", "even"):
         exponent = exponent - (np.frexp(preset.qmax)[1] - 1)
     byte = np.where(number == 0, 0, np.clip(exponent + 127, 0, 254))
