@@ -289,7 +289,8 @@ def _gain(preset: Quantisation, scale: Array | None) -> Scaled:
 def _amax(preset: Quantisation, y: _Fraction, blocks: int) -> Array:
     """float32(max |y|) of every block: the largest of the rounded numbers, as rounding is monotone."""
     number, exponent = y.value()
-    sizes = np.abs(number.round("float32", exponent)).reshape(len(number.hi), blocks, -1)
+    sizes = np.abs(number.round("float32", exponent))
+    sizes = sizes.reshape(len(sizes), blocks, sizes.shape[1] // max(1, blocks))
     return np.maximum(_largest(preset, sizes, 2), np.float32(preset.amax_floor))
 
 
