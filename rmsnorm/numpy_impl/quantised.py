@@ -30,6 +30,7 @@ _DTYPES: Final = {
 _NAN: Final = {"e4m3fn": 0x7F, "e5m2": 0x7E, "e4m3fnuz": 0x80, "e5m2fnuz": 0x80}
 _MOST: Final = np.float32(2.0**128 - 2.0**104)  # the largest float32
 _ONE: Final = np.float32(1.0)
+_UNIT: Final = scaled(np.ones(()))
 _E4M3: Final = Quantisation(name="")  # the rounding of a scale to e4m3fn
 
 
@@ -139,11 +140,12 @@ def allowed(
 
     Args:
         x, scale, residual, eps, quantisation: as for rms_norm_quantised.
-        scales: those that the kernel returned, in its shape: a kernel is judged by its own. With ``unrounded`` in
-            ``quantise_with`` these do not matter, and s is taken from the same 1 / rho.
+        scales: those that the kernel returned, in its shape, or its static scale: a kernel is judged by its own. With
+            ``quantise_with="unrounded"`` they do not matter, and s is that of the same interval of 1 / rho.
         slack: relative, 0 <= slack < 1. It is also that of y where y is not rounded.
         global_scale: g, given or as the kernel computed it.
-        reciprocal_slack: relative, of the factor by which y is multiplied where the kernel approximates it.
+        reciprocal_slack: relative, of the factor by which y is multiplied where the kernel approximates it. Then every
+            tie has two codes: with y in bfloat16, and s a power of two, one in 16 codes of E4M3 is one.
 
     Returns:
         (low, high), the numbers of the codes as float64, NaN where NaN has a code of its own. Infinity is a code beyond
@@ -218,12 +220,6 @@ def _positive(op: str, name: str, number: Any, is_used: bool) -> Array:
     return value.reshape(())
 
 
-def _exact_sum(given: _Inputs, rows: slice) -> Scaled:
-    if given.residual is None:
-        return scaled(given.x[rows])
-    return plus(scaled(given.x[rows]), scaled(given.residual[rows]))
-
-
 def _stored(given: _Inputs, rows: slice) -> Array:
     """x + residual in T."""
     if given.residual is None:
@@ -252,21 +248,19 @@ class _Fraction(NamedTuple):
 
     def rounded(self, dtype: str) -> _Fraction:
         number, exponent = self.value()
-        return _whole(scaled(number.round(dtype, exponent)))
-
-
-def _whole(number: Scaled) -> _Fraction:
-    return _Fraction(number, scaled(np.ones(())))
+        return _Fraction(scaled(number.round(dtype, exponent)), _UNIT)
 
 
 def _normalised(given: _Inputs, rows: slice, error: float = 0.0) -> _Fraction:
     """y, with a relative error in 1 / rho."""
     preset, call = given.preset, given.call
-    total, stored = _exact_sum(given, rows), scaled(_stored(given, rows))
+    total, stored = scaled(given.x[rows]), scaled(_stored(given, rows))
+    if given.residual is not None:
+        total = plus(total, scaled(given.residual[rows]))
     everywhere = np.ones(total[0].hi.shape, bool)
     read = total if preset.statistic_reads == "sum" else stored
     data = statistic(call, read, everywhere, everywhere, None, None)
-    y = _whole(total if preset.values_read == "sum" else stored)
+    y = _Fraction(total if preset.values_read == "sum" else stored, _UNIT)
     for step in ("norm", "gain") if preset.order == "norm_first" else ("gain", "norm"):
         if step == "norm":
             y = _Fraction(times(y.top, scaled(np.asarray(1.0 + error))), (data.rho, data.exponent))
@@ -279,7 +273,7 @@ def _normalised(given: _Inputs, rows: slice, error: float = 0.0) -> _Fraction:
 
 def _gain(preset: Quantisation, scale: Array | None) -> Scaled:
     if scale is None:
-        return scaled(np.ones(()))
+        return _UNIT
     gain = DoubleDouble(scale)
     if preset.offset != "none":
         gain = DoubleDouble(1.0) + gain
@@ -383,7 +377,7 @@ def _numbers(element: str) -> Array:
 def _place(v: DoubleDouble, numbers: Array | None) -> tuple[Array, Array, Array]:
     """Of |v|: the code at or below it, whether it is above the middle to the next one, and whether it is that middle.
 
-    Without a table the numbers are the integers. What is beyond the last number is at it.
+    Without a table the numbers are the integers. What is beyond the last number, or 2^40, is at it.
     """
     hi = np.minimum(np.where(np.isnan(v.hi), 0.0, np.abs(v.hi)), 2.0**40)
     lo = np.where(hi == np.abs(v.hi), np.where(np.signbit(v.hi), -v.lo, v.lo), 0.0)
@@ -425,7 +419,6 @@ def _code(preset: Quantisation, v: DoubleDouble) -> Array:
     index, negative, is_nan = _index(preset, v), np.signbit(v.hi), np.isnan(v.hi)
     if preset.element == "int8":
         number = np.where(negative, -index, index)
-        number = np.where(np.isinf(v.hi) & (preset.overflow == "wrap"), 0, number)
         nan = int(preset.qmax) if preset.nan == "qmax" else 0
         return (np.where(is_nan, nan, number) & 0xFF).astype(np.uint8)
     sign = 0x8 if preset.element == "e2m1fn" else 0x80
