@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from functools import cache
 from pathlib import Path
 
 import ml_dtypes
@@ -16,6 +17,7 @@ from rmsnorm import Quantisation
 from rmsnorm.numpy_impl import allowed, rms_norm_quantised
 from rmsnorm.quantisation import QUANTISATIONS
 
+pytestmark = pytest.mark.needs("ml_dtypes>=0.5", "which has E2M1 and E8M0")
 BF16 = ml_dtypes.bfloat16
 UNIT = [1.75, 1.5, 1.25, 0.75, 0.5, 0.5, 0.25, 0.0]  # with eps 0 its mean square is exactly 1, in any order of the sum
 UNIT_EPS = [1.5, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.0]  # the same with eps 1/4
@@ -497,6 +499,55 @@ def test_ties_at_304():
     near_tie = (303.98, 304.0, 304.02)
     assert result(VLLM, *ones_times(*near_tie), **STATIC_1)[0][:3].tolist() == [288, 320, 320]
     assert result(VLLM, *ones_times(*near_tie, dtype=BF16), **STATIC_1)[0][:3].tolist() == [320, 320, 320]
+
+
+@cache
+def next_to(numbers):
+    """Rows of which (1 + r) g / rho is within 2^-54 of a number, and is not that: float64 cannot tell; and on which side.
+
+    rho, the root of an integer, is irrational. g is the float32 nearest to the number times rho where that is close to
+    2^-30, and r, of which R(1 + r) keeps nothing, mends the rest.
+    """
+    rows = []
+    with mp.workprec(400):
+        for number in numbers:
+            for a, b in np.ndindex(60, 60):
+                row = np.float32([1, a, b, 0])
+                mean = mpf(1 + a * a + b * b) / 4
+                wanted = mpf(float(number)) * mp.sqrt(mean)
+                gain = F32(float(wanted))
+                distance = wanted / mpf(float(gain)) - 1
+                if mp.sqrt(4 * mean) == mp.nint(mp.sqrt(4 * mean)) or abs(distance) > 2.0**-30:
+                    continue
+                r = F32(float(distance))
+                error = (1 + mpf(float(r))) * mpf(float(gain)) / wanted - 1
+                assert 0 < abs(error) < 2.0**-54
+                rows.append((row, np.float32([r, 0, 0, 0]), gain, number, error > 0))
+                break
+    return rows
+
+
+@pytest.mark.parametrize("element", ["e4m3fn", "int8"])
+@pytest.mark.parametrize("rounding", ["half_even", "half_away", "half_down", "truncate"])
+def test_what_is_next_to_a_tie_is_none(element, rounding):
+    """Nor is what is next to a number that number, where it is truncated."""
+    numbers = np.arange(120.0)
+    if element == "e4m3fn":
+        numbers = np.arange(8, 127).astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    qmax = 448.0 if element == "e4m3fn" else 127.0
+    quantisation = preset(
+        "flashinfer.static", statistic_reads="stored", element=element, qmax=qmax, qmin=-qmax, rounding=rounding,
+        nan="qmax",
+    )  # fmt: skip
+    limits = numbers[1:] if rounding == "truncate" else (numbers[1:] + numbers[:-1]) / 2
+    sides = set()
+    for row, r, gain, limit, is_above in next_to(tuple(limits[::3])):
+        below = int(np.searchsorted(numbers, limit)) - 1
+        for sign in (1, -1):
+            q, *_ = result(quantisation, row, np.full(4, sign * gain), static_scale=1.0, residual=r)
+            assert sign * q[0] == numbers[below + is_above]
+        sides.add(((below + is_above) % 2, is_above))
+    assert len(sides) == 4, "an even and an odd code on each side"
 
 
 @pytest.mark.parametrize("row", [[1, 5, 1, 3], [1, 7, 1, 7], [7, 5, 1, 11]])  # of root mean square 3, 5 and 7

@@ -23,10 +23,6 @@ from rmsnorm.quantisation import FORMATS, Quantisation, get_quantisation
 from rmsnorm.variants import Variant, check_eps
 
 _BLOCK: Final = 2**15  # elements: the temporaries of a block of rows stay in cache
-_DTYPES: Final = {
-    "e4m3fn": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2, "e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
-    "e5m2fnuz": ml_dtypes.float8_e5m2fnuz, "e2m1fn": ml_dtypes.float4_e2m1fn, "e8m0fnu": ml_dtypes.float8_e8m0fnu,
-}  # fmt: skip
 _NAN: Final = {"e4m3fn": 0x7F, "e5m2": 0x7E, "e4m3fnuz": 0x80, "e5m2fnuz": 0x80}
 _MOST: Final = np.float32(2.0**128 - 2.0**104)  # the largest float32
 _ONE: Final = np.float32(1.0)
@@ -111,9 +107,8 @@ def rms_norm_quantised(
         for rows in given.rows:
             q[rows] = _code(preset, _quotient(preset, _normalised(given, rows), s[rows], g))
         h = _stored(given, slice(None)).reshape(given.call.shape)
-    dtype = np.int8 if preset.element == "int8" else _DTYPES[preset.element]
     return (
-        q.view(dtype).reshape(given.call.shape),
+        q.view(_dtype(preset.element)).reshape(given.call.shape),
         given.static_scale if is_static else codes.reshape(*given.call.shape[:-1], given.blocks),
         *((g,) if preset.global_scale == "amax" else ()),
         *(() if residual is None else (h,)),
@@ -316,9 +311,9 @@ def _scales(preset: Quantisation, amax: Array, g: Array) -> tuple[Array, Array]:
     """What y is divided by, in float32, and what is returned, in its format."""
     s = _unrounded(preset, amax, g)
     if preset.scale_format == "e8m0fnu":
-        codes = _e8m0(preset, amax, s).view(_DTYPES["e8m0fnu"])
+        codes = _e8m0(preset, amax, s).view(_dtype("e8m0fnu"))
     elif preset.scale_format == "e4m3fn":
-        codes = _code(_E4M3, DoubleDouble(s)).view(_DTYPES["e4m3fn"])
+        codes = _code(_E4M3, DoubleDouble(s)).view(_dtype("e4m3fn"))
     else:
         codes = s.astype(preset.scale_format)
     return (codes.astype(np.float32) if preset.quantise_with == "stored" else s), codes
@@ -361,6 +356,16 @@ def _quotient(preset: Quantisation, y: _Fraction, s: Array, g: Array, error: flo
     if preset.round_scaled != "none":
         return DoubleDouble(number.round(preset.round_scaled, exponent))
     return number.scaled(np.clip(exponent, -(2**12), 2**12))
+
+
+def _dtype(name: str) -> Any:
+    if name == "int8":
+        return np.int8
+    full = f"float{4 if name == 'e2m1fn' else 8}_{name}"
+    if not hasattr(ml_dtypes, full):
+        want, fix = f"0.5 or newer, which has {full}", "update it"
+        raise errors.out_of_domain("rms_norm_quantised", "the version of ml_dtypes", ml_dtypes.__version__, want, fix)
+    return getattr(ml_dtypes, full)
 
 
 @lru_cache(maxsize=8)
