@@ -503,10 +503,10 @@ def test_ties_at_304():
 
 @cache
 def next_to(numbers):
-    """Rows of which (1 + r) g / rho is within 2^-54 of a number, and is not that: float64 cannot tell; and on which side.
+    """Rows of which (1 + r) g / rho is within 2^-54 of a number, which float64 cannot tell, and on which side.
 
     rho, the root of an integer, is irrational. g is the float32 nearest to the number times rho where that is close to
-    2^-30, and r, of which R(1 + r) keeps nothing, mends the rest.
+    2^-30, and r, of which R(1 + r) keeps nothing, mends the rest: it is the float32 below or above that.
     """
     rows = []
     with mp.workprec(400):
@@ -519,10 +519,11 @@ def next_to(numbers):
                 distance = wanted / mpf(float(gain)) - 1
                 if mp.sqrt(4 * mean) == mp.nint(mp.sqrt(4 * mean)) or abs(distance) > 2.0**-30:
                     continue
-                r = F32(float(distance))
-                error = (1 + mpf(float(r))) * mpf(float(gain)) / wanted - 1
-                assert 0 < abs(error) < 2.0**-54
-                rows.append((row, np.float32([r, 0, 0, 0]), gain, number, error > 0))
+                nearest = F32(float(distance))
+                for r in (np.nextafter(nearest, F32(-1)), nearest, np.nextafter(nearest, F32(1))):
+                    error = (1 + mpf(float(r))) * mpf(float(gain)) / wanted - 1
+                    if 0 < abs(error) < 2.0**-54:
+                        rows.append((row, np.float32([r, 0, 0, 0]), gain, number, error > 0))
                 break
     return rows
 
@@ -541,7 +542,7 @@ def test_what_is_next_to_a_tie_is_none(element, rounding):
     )  # fmt: skip
     limits = numbers[1:] if rounding == "truncate" else (numbers[1:] + numbers[:-1]) / 2
     sides = set()
-    for row, r, gain, limit, is_above in next_to(tuple(limits[::3])):
+    for row, r, gain, limit, is_above in next_to(tuple(limits[::5])):
         below = int(np.searchsorted(numbers, limit)) - 1
         for sign in (1, -1):
             q, *_ = result(quantisation, row, np.full(4, sign * gain), static_scale=1.0, residual=r)
@@ -749,7 +750,7 @@ def in_float32(name, x, r, gain):
 def test_a_kernel_in_float32_is_allowed(name):
     """Its 1 / rho errs by at most 64 / 2 + 4 roundings of 2^-24, h and each product of y by one more."""
     different = 0
-    for seed in range(40):
+    for seed in range(16):
         x, r, gain = random_row(name, seed)
         q, scales = in_float32(name, x, r, gain)
         options = {"residual": r, "eps": 1e-3, "quantisation": name}
@@ -759,7 +760,7 @@ def test_a_kernel_in_float32_is_allowed(name):
         assert np.count_nonzero(high > low) <= 3
         golden = result(name, x, gain, 1e-3, residual=r, **call_options(name))[0]
         different += np.count_nonzero(q != golden)
-    assert different < 8, "of 2560 codes"
+    assert different < 4, "of 1024 codes"
 
 
 def test_a_moved_scale_is_allowed_with_its_own_codes_and_not_with_others():
