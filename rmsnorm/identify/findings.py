@@ -39,7 +39,6 @@ class Findings:
     axes: Learned[str] | None = None
     group_size: Learned[int] | None = None
     gate: Learned[str | bool] | None = None
-    learned_factor: Learned[str] | None = None
     gain: Learned[bool] | None = None
     scale_offset: Learned[float] | None = None
     bias: Learned[bool] | None = None
@@ -74,7 +73,6 @@ class Findings:
     residual_rounding: Learned[str] | None = None
     batches: Learned[str] | None = None
     training: Learned[str] | None = None
-    more_axes: Learned[str] | None = None
     confirmed_gate: Learned[bool] | None = None
     gate_gradient: Learned[str] | None = None
     defects: list[str] = field(default_factory=list)

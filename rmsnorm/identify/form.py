@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
 
 import numpy as np
 
@@ -14,10 +12,7 @@ from rmsnorm.identify.gate import solve_gate
 from rmsnorm.identify.model import Gate, Model
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
-from rmsnorm.targets.target import Target
 from rmsnorm.variants import Variant
-
-_SWAPPED: Final = {"scale": "bias", "bias": "scale"}
 
 
 def solve_form(session: Session) -> tuple[Session, Model, Gate | None]:
@@ -31,43 +26,19 @@ def solve_form(session: Session) -> tuple[Session, Model, Gate | None]:
         NotRms: y is not a row divided by one number, times a gain, plus a bias.
     """
     x = _spread_rows(np.random.default_rng(2), session.n)
-    session = session.with_neutral(scale=1.0, bias=0.0, factor=1.0, gate_vector=0.0, gate=2.0)
-    if _swapped(session, x):
-        session = replace(session, target=_exchanged(session.target))
-        session.findings.defect("gain and bias are swapped: the bias multiplies and the gain is added")
+    session = session.with_neutral(scale=1.0, bias=0.0, gate_vector=0.0, gate=2.0)
+    if "factor" in session.target.arguments:
+        name = session.target.names.get("factor", "factor")
+        session.findings.defect(f"it has a parameter of one number beside the gain, {name}, which no RMSNorm has")
     session, gate = solve_gate(session, x)
     optional = None
     if gate is not None and session.neutral["gate"] is None:  # what follows asks the norm without it
         session, gate, optional = session.withholding("gate"), None, gate
-    session = _factor(session, x)
     session, model = _gain(session, x)
     session, bias = _bias(session, x)
     centred = _centred(session, x)
     model = replace(model, variant=model.variant.replace(bias=bias), centred=centred, gate=gate)
     return replace(session, centred=centred), model, optional
-
-
-def _factor(session: Session, x: Array) -> Session:
-    """The session in which a parameter of one number multiplies x / rho by 1: it alone multiplies, or with an offset.
-
-    Raises:
-        NotRms: it acts in another way.
-    """
-    if not session.takes("factor"):
-        return session
-    name = session.target.names["factor"]
-    zero, one, two = (session.unit(x, factor=factor) for factor in (0.0, 1.0, 2.0))
-    slope = one - zero
-    if not np.any(slope) or not close(two, one + slope):
-        raise NotRms(f"y is not linear in its parameter {name}, which is one number")
-    offset = nearest_number(float(np.median(_ratios(zero, slope))), FORMULA)
-    if not close(zero, offset * slope):
-        raise NotRms(f"y is not proportional to its parameter {name}, or to that and an offset")
-    evidence = (
-        f"y is proportional to {name}{f' + {offset:g}' if offset else ''}; all else was asked with 1 in its place"
-    )
-    session.findings.learned_factor = Learned(name, evidence)
-    return session.with_neutral(factor=1.0 - offset)
 
 
 def _ratios(zero: Array, slope: Array) -> Array:
@@ -86,30 +57,6 @@ def close(a: Array, b: Array, tolerance: float = FORM) -> bool:
     """Equal up to a share of the largest number."""
     size = np.max(np.abs(b), initial=0.0)
     return bool(np.all(np.isfinite(a)) and np.max(np.abs(a - b), initial=0.0) <= tolerance * max(size, 1e-30))
-
-
-def _swapped(session: Session, x: Array) -> bool:
-    """Whether the bias multiplies and the gain is added."""
-    if not (session.takes("scale") and session.takes("bias")):
-        return False
-    ones, other = session.unit(x), session.unit(x, scale=0.0, bias=1.0)
-    return close(ones, np.ones_like(ones)) and not close(other, ones)
-
-
-def _exchanged(target: Target) -> Target:
-    """The target with gain and bias exchanged."""
-
-    def exchange(arrays: Mapping[str, Any]) -> dict[str, Any]:
-        return {_SWAPPED.get(argument, argument): array for argument, array in arrays.items()}
-
-    derivatives, resized = target.derivatives, target.resized
-    return replace(
-        target,
-        function=lambda arrays: target.function(exchange(arrays)),
-        derivatives=None if derivatives is None else lambda arrays, dy: exchange(derivatives(exchange(arrays), dy)),
-        shape_of=lambda argument, shape: target.shape_of(_SWAPPED.get(argument, argument), shape),
-        resized=None if resized is None else lambda width: _exchanged(resized(width)),
-    )
 
 
 def _gain(session: Session, x: Array) -> tuple[Session, Model]:

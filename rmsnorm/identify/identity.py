@@ -127,13 +127,12 @@ class Identity:
 
     @property
     def described(self) -> str:
-        """Its variant, by name or by what differs from the nearest preset; and its groups, factor and gate."""
+        """Its variant, by name or by what differs from the nearest preset; and its groups and gate."""
         assert self.variant is not None  # noqa: S101  (every RMSNorm has one)
         groups = f", in groups of {self['group_size']}" if self["group_size"] else ""
-        factor = ", times a number that it learns" if self["learned_factor"] else ""
         article = "an optional" if self.plain else "an" if str(self.activation)[0] in "aeiou" else "a"
         gate = f", with {article} {self.activation} gate" if self.activation else ""
-        return names.described(self.variant, self.values) + groups + factor + gate
+        return names.described(self.variant, self.values) + groups + gate
 
     @property
     def headline(self) -> str:

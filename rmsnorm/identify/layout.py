@@ -14,7 +14,7 @@ from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import Shape, Target, TargetError
 
 ROWS: Final = 80  # in one call, so that a library compiles for one shape
-ORDINARY: Final[Mapping[str, float]] = {"scale": 0.5, "bias": 0.25, "factor": 1.0, "gate_vector": 0.0, "gate": 2.0}
+ORDINARY: Final[Mapping[str, float]] = {"scale": 0.5, "bias": 0.25, "gate_vector": 0.0, "gate": 2.0}
 
 
 @dataclass(frozen=True)

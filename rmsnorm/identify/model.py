@@ -54,19 +54,14 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Gate:
-    """A factor act(gate) of x or of y; the gate is an input, or for ``vector`` a parameter times x.
-
-    Beyond ``low`` and ``high`` the gate is cut off.
-    """
+    """A factor act(gate) of x or of y; the gate is an input, or for ``vector`` a parameter times x."""
 
     activation: str
     position: Position
     vector: bool = False
-    low: float = -math.inf
-    high: float = math.inf
 
     def __call__(self, x: Array, gate: Array) -> Array:
-        return ACTIVATIONS[self.activation](np.clip(gate * x if self.vector else gate, self.low, self.high))
+        return ACTIVATIONS[self.activation](gate * x if self.vector else gate)
 
 
 @dataclass(frozen=True)

@@ -50,14 +50,8 @@ class Numerics:
     gain_rounded: bool = False
 
 
-_INEXACT: Final = "no gate that is not cut off multiplies by a power of two"
-
-
 def solve_stages(session: Session, model: Model) -> dict[str, Stages | None]:
     """For each dtype of x: the fewest narrow stages of 1 / rho that explain y."""
-    if not session.exact:
-        session.findings.statistic_dtype = not_observable(_INEXACT)
-        return dict.fromkeys(session.accepts)
     solved = [(dtype, _stages(session, model, dtype)) for dtype in session.accepts]
     by_dtype = dict(sorted(solved, key=lambda entry: entry[1] is _unknown(entry[0])))
     _report_stages(session, by_dtype)
@@ -263,10 +257,6 @@ def _decided(session: Session, numerics: Numerics, scores: Scores) -> Numerics:
             f"{100 * shares[pair]:.5g} % of {dtypes.short(pair[0])} y with a {dtypes.short(pair[1])} gain has the bits "
             f"of y rounded {words[best]}; rounded {words[other]}: {100 * scores[other][pair]:.3g} %",
         )  # fmt: skip
-    elif not session.exact:
-        session.findings.rounding = not_observable(_INEXACT)
-        wide = {pair: result for pair, result in numerics.results.items() if not set(pair) & set(dtypes.HALF)}
-        return replace(numerics, results=wide)
     else:
         most = f"{100 * least[best]:.3g} %"
         session.findings.rounding = not_observable(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,7 +41,7 @@ class Session:
         accepts: dtypes of x with parameters of the same dtype.
         neutral: for each argument the value that leaves x / rho; None where the argument is left out.
         withheld: arguments of the target that are not passed.
-        lift, factor: what the neutral gate multiplies x and y by, powers of two if the gate is not cut off.
+        lift, factor: what the neutral gate multiplies x and y by, powers of two.
         centred: whether y is x less its mean over rho, with neutral parameters.
     """
 
@@ -64,11 +63,6 @@ class Session:
         """Rows in one call."""
         rows = self.layout.rows_per_example
         return max(ROWS, rows) if self.layout.unlimited else rows
-
-    @property
-    def exact(self) -> bool:
-        """Whether the neutral gate multiplies by a power of two, which leaves every bit as it is."""
-        return math.frexp(self.lift * self.factor)[0] == 0.5
 
     @property
     def n(self) -> int:
@@ -163,7 +157,7 @@ class Session:
         dtype = dtype or self.wide
         x = self.layout.to_x(rows.astype(dtype))
         arrays: dict[str, Array] = {}
-        for argument in ("scale", "bias", "factor", "gate_vector", "gate"):
+        for argument in ("scale", "bias", "gate_vector", "gate"):
             value = values.get(argument, self.neutral.get(argument))
             if not self.takes(argument) or value is None:
                 continue

@@ -15,7 +15,7 @@ from rmsnorm.identify.confirm import Fresh, confirm, nearest
 from rmsnorm.identify.eps import look
 from rmsnorm.identify.extras import solve_extras
 from rmsnorm.identify.findings import Findings, Learned, NotRms
-from rmsnorm.identify.form import close, solve_form
+from rmsnorm.identify.form import solve_form
 from rmsnorm.identify.gradients import solve_gate_gradient, solve_gradients
 from rmsnorm.identify.identity import Identity, Kind
 from rmsnorm.identify.model import Model
@@ -143,7 +143,6 @@ def _solve(session: Session, identity: Identity, *, gradients: bool) -> Identity
     else:
         session.findings.withdraw_model(seen)
     _ask_in_training(session)
-    _ask_with_more_axes(session)
     if session.target.touched:
         session.findings.defect(f"it writes to its arguments: {', '.join(sorted(session.target.touched))}")
     if optional_gate is not None and confirmed:
@@ -159,7 +158,7 @@ def _solve(session: Session, identity: Identity, *, gradients: bool) -> Identity
         kind=kind,
         variant=model.variant if kind != "layernorm" else None,
         recognised=recognised,
-        plain=recognised and model.plain and not (session.layout.group or session.findings.learned_factor),
+        plain=recognised and model.plain and not session.layout.group,
         nearest=nearest(fresh, model.variant),
         last_axes=session.layout.last,
         axes=session.layout.axes,
@@ -208,27 +207,6 @@ def _ask_in_training(session: Session) -> None:
     )
     if not all(same):
         session.findings.defect("in training, y is another one than in evaluation")
-
-
-def _ask_with_more_axes(session: Session) -> None:
-    """Whether x of more axes is normalised row by row, as x of two axes is."""
-    target, layout = session.target, session.layout
-    if target.rank or target.bridge.compiles or layout.axes != (1,) or layout.sizes != (None, session.n):
-        return
-    x, arrays = session.prepare(np.random.default_rng(24).normal(size=(12, session.n)))
-    if "gate" in arrays:
-        return
-    want = session.target.forward(x, **arrays)
-    for lead in ((2, 6), (2, 3, 2), (1, 2, 3, 2)):
-        try:
-            y = session.target.forward(x.reshape(*lead, session.n), **arrays)
-        except TargetError as error:
-            session.findings.more_axes = Learned(f"up to {len(lead)}", str(error))
-            return
-        if not close(y.reshape(want.shape).astype(np.float64), want.astype(np.float64)):
-            session.findings.defect(f"y of x with {len(lead) + 1} axes is another one than that of its rows")
-            return
-    session.findings.more_axes = Learned("the same", "y of x with 3, 4 and 5 axes is that of its rows")
 
 
 def _kind(model: Model) -> Kind:

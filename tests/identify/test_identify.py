@@ -225,11 +225,6 @@ class Learned(Plain):
         return super().norm(x) * self.factor.float()
 
 
-class LearnedLessOne(Learned):
-    def norm(self, x):
-        return Plain.norm(self, x) * (1 + self.factor.float())
-
-
 class NoGain(torch.nn.Module):
     """Llama 4's norm of queries and keys: float64 is rounded to float32 first."""
 
@@ -250,12 +245,14 @@ def test_without_a_gain_it_is_recognised_whatever_preset_has_its_eps(eps):
     assert (identity.variant.eps, identity["float64"]) == (eps, "down-cast to float32")
 
 
-@pytest.mark.parametrize("module", [Learned, LearnedLessOne])
-def test_a_number_that_it_learns_is_no_defect(module):
-    identity = identify(module)
-    assert identity.headline.endswith("is RMSNorm: the variant standard, times a number that it learns")
-    assert identity.recognised
-    assert not identity.plain
+def test_a_number_that_it_learns_is_a_defect():
+    identity = identify(Learned)
+    assert identity.defects == (
+        "it has a parameter of one number beside the gain, factor, which no RMSNorm has",
+        "y is 0.5 times what it must be",
+    )
+    assert identity["confirmed"]
+    assert not identity.recognised
 
 
 def test_mlx():

@@ -1,4 +1,4 @@
-"""What identify says of kind and statistic, of x with more axes, and of a gate's gradient."""
+"""What identify says of kind and statistic, and of a gate's gradient."""
 
 from __future__ import annotations
 
@@ -11,28 +11,8 @@ from rmsnorm.identify.findings import Findings, Learned
 from rmsnorm.identify.names import described
 
 
-def _rows(x, axes=-1):
-    return x / np.sqrt((x * x).mean(axes, keepdims=True) + 1e-6)
-
-
-def _of_three_axes_at_most(x):
-    if x.ndim > 3:
-        raise ValueError("x has more than three axes")
-    return _rows(x)
-
-
-def _over_the_sequence(x):
-    return _rows(x, -1 if x.ndim < 3 else (-2, -1))
-
-
-@pytest.mark.parametrize(
-    ("function", "said"), [(_rows, "the same"), (_of_three_axes_at_most, "up to 3"), (_over_the_sequence, None)]
-)
-def test_x_of_more_axes_is_asked_for(function, said):
-    identity = identify(function, gradients=False)
-    defects = [text for text in identity.defects if text == "y of x with 3 axes is another one than that of its rows"]
-    assert len(defects) == (said is None)
-    assert said is None or identity["more_axes"] == said
+def _rows(x):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
 
 
 def test_the_kind_and_the_statistic_are_said():

@@ -1,4 +1,4 @@
-"""What is no RMSNorm, or one with a gate that is cut off, is not recognised, and the report says why."""
+"""What is no RMSNorm, or has a gate of no known function, is not recognised, and the report says why."""
 
 from __future__ import annotations
 
@@ -50,24 +50,9 @@ def test_what_is_no_rmsnorm_is_not_recognised(make, kind, words):
     assert not identity.recognised
 
 
-class ClippedY(Plain):
-    def norm(self, x):
-        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-        return y.clamp(-4.5, 4.5) * self.weight.float()
-
-
-class ClippedX(Plain):
+class Clipped(Plain):
     def norm(self, x):
         return super().norm(x.clamp(-50, 50))
-
-
-class Power(Plain):
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
-        self.power = torch.nn.Parameter(torch.tensor(1.0))
-
-    def norm(self, x):
-        return super().norm(x) ** self.power.float()
 
 
 class Largest(Plain):
@@ -85,9 +70,7 @@ class Mixed(Plain):
     [
         (Largest, "the denominator is the largest |x| of a row, not its root mean square"),
         (Mixed, "y has a part that the gain does not multiply, and that is no multiple of the normalised row"),
-        (ClippedY, "an element of y that is larger than 4.5 is cut off there"),
-        (ClippedX, "x is cut off somewhere between 16 and 64"),
-        (Power, "y is not linear in its parameter power, which is one number"),
+        (Clipped, "the denominator is no function of the row's sum of squares and sum"),
     ],
 )
 def test_why_it_is_not_recognised_is_an_experiment(module, words):
@@ -138,41 +121,23 @@ def test_a_target_that_misbehaves_gets_a_sentence(function, sentence):
 
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize(
-    ("act", "defects"),
+    ("act", "is_known"),
     [
-        (lambda z: z.sigmoid(), []),
-        (
-            lambda z: torch.nn.functional.silu(z.clamp(-3, 3)),
-            ["a gate above 3 is cut off", "a gate below -3 is cut off"],
-        ),
-        (lambda z: torch.nn.functional.silu(z.clamp(max=10)), ["a gate above 10 is cut off"]),
-        (lambda z: torch.nn.functional.silu(z).clamp(max=6), ["a gate above 6.015 is cut off"]),
-        (lambda z: torch.nn.functional.relu6(z), ["a gate above 6 is cut off"]),
-        (lambda z: torch.nn.functional.hardswish(z), None),
-        (lambda z: z * torch.sigmoid(1.702 * z), None),
-        (lambda z: torch.where(z == 0, 1.0, torch.nn.functional.silu(z)), None),
+        (lambda z: z.sigmoid(), True),
+        (lambda z: torch.nn.functional.silu(z.clamp(max=10)), False),
+        (lambda z: torch.nn.functional.relu6(z), False),
+        (lambda z: torch.nn.functional.hardswish(z), False),
+        (lambda z: z * torch.sigmoid(1.702 * z), False),
+        (lambda z: torch.where(z == 0, 1.0, torch.nn.functional.silu(z)), False),
     ],
-    ids=["sigmoid", "silu of [-3, 3]", "silu up to 10", "silu, cut off at 6", "relu6", "hardswish", "quick gelu", "0"],
+    ids=["sigmoid", "silu up to 10", "relu6", "hardswish", "quick gelu", "0"],
 )
-def test_a_gate_that_is_cut_off_or_unknown_says_nothing_false_of_the_norm(act, defects, before):
+def test_a_gate_that_is_cut_off_or_unknown_says_nothing_false_of_the_norm(act, is_known, before):
     kind = type("Norm", (Required,), {"before": before, "act": lambda self, z: act(z)})
     identity = identify(kind)
-    if defects is None:
+    if not is_known:
         assert identity.kind == "none"
         assert "the gate acts in no known way" in identity.text
         return
-    assert len(identity.defects) == len(defects), identity.text
-    assert all(sentence.startswith(words) for sentence, words in zip(identity.defects, defects, strict=True))
+    assert not identity.defects, identity.text
     assert not [words for words in identity.differences("standard") if not words.startswith("gate_")], identity.text
-
-
-def test_a_gate_that_is_cut_off_in_16_bits_says_nothing_of_roundings():
-    """No gate below 30 makes the factor a power of two, so that y is x / rho in one rounding."""
-
-    def norm(x, weight, gate):
-        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
-        return y * torch.nn.functional.silu(gate.clamp(-30, 30))
-
-    identity = identify(norm)
-    assert identity.defects == ("a gate above 30 is cut off there", "a gate below -30 is cut off there")
-    assert identity["rounding"] is None
