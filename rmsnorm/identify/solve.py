@@ -12,29 +12,22 @@ import numpy as np
 from rmsnorm.identify.batches import solve_batches
 from rmsnorm.identify.behaviour import solve_behaviour, solve_float64
 from rmsnorm.identify.confirm import Fresh, confirm, nearest
-from rmsnorm.identify.eps import look
+from rmsnorm.identify.denominator import kind_of, solve_denominator
 from rmsnorm.identify.extras import solve_extras
 from rmsnorm.identify.findings import Findings, Learned, NotRms
 from rmsnorm.identify.form import solve_form
 from rmsnorm.identify.gradients import solve_gate_gradient, solve_gradients
-from rmsnorm.identify.identity import Identity, Kind
+from rmsnorm.identify.groups import grouped
+from rmsnorm.identify.identity import Identity
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.names import named
-from rmsnorm.identify.partial import solve_partial
 from rmsnorm.identify.rounding import Numerics, explained, solve_rounding, solve_stages
 from rmsnorm.identify.session import Session, open_session
-from rmsnorm.identify.statistic import Seen, grouped
-from rmsnorm.identify.widths import look_further, solve_denominator
 from rmsnorm.targets.open import WIDTH, open_target
 from rmsnorm.targets.target import Target, TargetError, random_state_kept
 from rmsnorm.variants import PRESETS, Variant
 
 TIME_LIMIT: Final = 60.0
-_KINDS: Final[dict[Kind, str]] = {
-    "layernorm": "the mean is subtracted from x and in the statistic",
-    "rms_scaling": "the mean is subtracted in the statistic but not from x: this is not RMSNorm",
-    "rmsnorm": "x divided by the root of its mean square, whatever its mean",
-}
 _SOMETIMES_HIDDEN: Final = {"scale_offset", "rounding", "result_dtype", "partial_rounding", "eps_position"}
 
 
@@ -117,11 +110,7 @@ def _solve(session: Session, identity: Identity, *, gradients: bool) -> Identity
     # y = h / rho * (o + gain) + bias: first what surrounds rho, then rho on large and small rows, at several widths
     session, model, optional_gate = solve_form(session)
     seen = len(session.findings.defects)  # those of later steps rest on the model
-    first = look(session)
-    model = _with_statistic(session, model, first)
-    others = look_further(session)
-    model = solve_partial(session, model, [*others, first])
-    model = solve_denominator(session, model, first, others)
+    model = solve_denominator(session, model)
 
     # the dtypes of the steps, and where results are rounded; now the variant has all its fields
     stages = solve_stages(session, model)
@@ -150,7 +139,7 @@ def _solve(session: Session, identity: Identity, *, gradients: bool) -> Identity
         _ask_with_gate(session, with_gate, numerics, keeps_float64, gradients=gradients)
     if not confirmed:
         session.findings.defect("the solved model does not predict y on fresh data within the bounds")
-    kind = _kind(model)
+    kind = kind_of(model)
     recognised = confirmed and kind == "rmsnorm" and not session.findings.defects
     gate = model.gate or optional_gate
     return replace(
@@ -207,25 +196,6 @@ def _ask_in_training(session: Session) -> None:
     )
     if not all(same):
         session.findings.defect("in training, y is another one than in evaluation")
-
-
-def _kind(model: Model) -> Kind:
-    return "layernorm" if model.centred else "rms_scaling" if model.variant.statistic == "variance" else "rmsnorm"
-
-
-def _with_statistic(session: Session, model: Model, first: Seen) -> Model:
-    """The model with what is squared in the denominator.
-
-    Raises:
-        NotRms: no norm has that beside what is in the numerator.
-    """
-    model = replace(model, variant=model.variant.replace(statistic=first.kind))
-    if model.centred and first.kind != "variance":
-        raise NotRms("the mean is subtracted in the numerator but not in the denominator")
-    evidence = "solved from the sum of squares and the squared sum of 32 rows"
-    session.findings.kind = Learned(_kind(model), _KINDS[_kind(model)])
-    session.findings.statistic = Learned(first.kind, evidence)
-    return model
 
 
 def _variant(session: Session, model: Model, numerics: Numerics) -> Variant:

@@ -11,8 +11,8 @@ import numpy as np
 
 from rmsnorm.identify.batches import dependences
 from rmsnorm.identify.findings import Findings
+from rmsnorm.identify.groups import grouped
 from rmsnorm.identify.session import open_session
-from rmsnorm.identify.statistic import grouped
 from rmsnorm.parity.cases import Case, Data, make
 from rmsnorm.parity.comparison import Comparison, Skip
 from rmsnorm.parity.fitting import expect_in_groups, posed

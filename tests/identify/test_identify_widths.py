@@ -35,23 +35,9 @@ def in_groups(x, size):
 WRONG = {
     "eps on the sum": (lambda x: x / np.sqrt(total(x) + 1e-6) * x.shape[-1] ** 0.5, [ON_THE_SUM], 1e-6),
     "eps on the norm": (lambda x: x / (np.sqrt(total(x)) + 1e-6) * x.shape[-1] ** 0.5, [ON_THE_NORM], 1e-6),
-    "eps over root n": (
-        lambda x: x / np.sqrt(total(x) / x.shape[-1] + 1e-6 / x.shape[-1] ** 0.5), ["eps is 1e-06 / sqrt(n)"], 1e-6,
-    ),
     "over 64": (
         lambda x: x / np.sqrt(total(x) / 64 + 1e-6), ["the sum of squares is divided by 64 at every width, not by n"],
         1e-6,
-    ),
-    "over n + 1": (
-        lambda x: x / np.sqrt(total(x) / (x.shape[-1] + 1) + 1e-6), ["the sum of squares is divided by n + 1 = 65"],
-        1e-6,
-    ),
-    "eps over n - 1, too": (
-        lambda x: x / np.sqrt((total(x) + 1e-6) / (x.shape[-1] - 1)),
-        ["the sum of squares is divided by n - 1 = 63", "eps is 1e-06 / (n - 1)"], 1e-6,
-    ),
-    "over n, not root n": (
-        lambda x: x / (np.sqrt(total(x)) / x.shape[-1] + 1e-6), ["the sum of squares is divided by n^2 = 4096"], 1e-6,
     ),
     "floor of rho": (
         lambda x: x / np.maximum(np.sqrt(total(x) / x.shape[-1]), 1e-6),

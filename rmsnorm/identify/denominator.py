@@ -1,0 +1,709 @@
+"""The denominator rho: which elements enter it, what of them, by what their sum is divided, and eps.
+
+It is measured at the width of the session and at two others, where the target takes them: there a number that depends
+on the width shows that it is no constant. At one width both readings are said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from rmsnorm import dtypes
+from rmsnorm.accuracy.bounds import EPS_SPREAD, FORM, FORMULA, within
+from rmsnorm.identify.findings import Learned, NotRms, not_observable
+from rmsnorm.identify.groups import responding
+from rmsnorm.identify.identity import Kind
+from rmsnorm.identify.layout import ROWS
+from rmsnorm.identify.model import Model
+from rmsnorm.identify.session import Session
+from rmsnorm.targets.bridges import Array
+from rmsnorm.targets.target import TargetError
+from rmsnorm.variants import EpsPosition, PartialRounding
+
+# powers of two by which rows are multiplied, the largest (eps and roundings are small beside it) and the smallest
+_EXPONENTS: Final = {"float16": (3, -13), "bfloat16": (20, -58), "float32": (20, -58), "float64": (20, -220)}
+_MULTIPLES: Final = (2, 3, 4, 0.5, 0.25)  # of the first width: a target may take only some of them
+_MORE: Final = 2  # of these are tried: two points fit any power of n, a third one does not fit a wrong one
+_KINDS: Final[dict[Kind, str]] = {
+    "layernorm": "the mean is subtracted from x and in the statistic",
+    "rms_scaling": "the mean is subtracted in the statistic but not from x: this is not RMSNorm",
+    "rmsnorm": "x divided by the root of its mean square, whatever its mean",
+}
+_FORMULAS: Final[Mapping[EpsPosition, str]] = {
+    "inside": "sqrt(q + eps)", "outside": "sqrt(q) + eps", "clamp": "max(sqrt(q), eps / sqrt(k))",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Denominator:
+    """What was measured of rho at one width.
+
+    Attributes:
+        n, k: elements of a row, and how many of them enter the statistic.
+        end: from which end these are counted.
+        kind: mean_square or variance.
+        size: what the sum of squares is divided by, if y has no factor.
+        of_max: rho^2 grows by so many max|x|^2; 0 where it does not.
+        noise: relative error of the measured 1 / rho.
+        eps, position: for y without a factor; eps is 0 where x / rho does not change with the size of x.
+        evidence: what was seen of eps, with ``{eps}`` for the eps that the denominator has.
+    """
+
+    n: int
+    k: int
+    end: Literal["all", "first", "last"]
+    kind: Literal["mean_square", "variance"] = "mean_square"
+    size: float = 0.0
+    of_max: float = 0.0
+    noise: float = 0.0
+    eps: float = 0.0
+    position: EpsPosition = "inside"
+    evidence: str = ""
+
+    @property
+    def counted(self) -> Array:
+        """Which elements of a row enter the statistic."""
+        order = np.arange(self.n)
+        return order >= self.n - self.k if self.end == "last" else order < self.k
+
+
+def kind_of(model: Model) -> Kind:
+    """The kind of norm that the model is."""
+    return "layernorm" if model.centred else "rms_scaling" if model.variant.statistic == "variance" else "rmsnorm"
+
+
+def solve_denominator(session: Session, model: Model) -> Model:
+    """The model with all of its denominator.
+
+    Raises:
+        NotRms: it is that of no RMSNorm.
+    """
+    first = _measured(session)
+    model = replace(model, variant=model.variant.replace(statistic=first.kind))
+    if model.centred and first.kind != "variance":
+        raise NotRms("the mean is subtracted in the numerator but not in the denominator")
+    kind = kind_of(model)
+    session.findings.kind = Learned(kind, _KINDS[kind])
+    evidence = "solved from the sum of squares and the squared sum of 32 rows"
+    session.findings.statistic = Learned(first.kind, evidence)
+    others = _at_other_widths(session)
+    model = _with_fraction(session, model, [*others, first])
+    return _with_reading(session, model, [first, *others])
+
+
+def _at_other_widths(session: Session) -> list[Denominator]:
+    """The denominator at two other widths, or at fewer where it takes no more."""
+    measured: list[Denominator] = []
+    for width, other in session.other_widths(_MULTIPLES):
+        try:
+            with other.target.evaluating():
+                measured.append(_measured(other))
+        except TargetError:
+            continue
+        except NotRms as reason:
+            session.findings.defect(f"with {width} elements in a row it is not what it is with {session.n}: {reason}")
+            return []
+        if len(measured) == _MORE:
+            break
+    return measured
+
+
+def _measured(session: Session) -> Denominator:
+    """The denominator at the width of a session.
+
+    Raises:
+        NotRms: it is none of an RMSNorm.
+    """
+    return _with_eps(session, _with_size(session, find_counted(session)))
+
+
+def find_counted(session: Session) -> Denominator:
+    """The elements of a row that enter the statistic.
+
+    Raises:
+        NotRms: they are neither the first nor the last ones.
+    """
+    n = session.n
+    if n == 1:
+        return Denominator(1, 1, "all")
+    low, high = 0, n - 1
+    while True:
+        which = np.unique(np.linspace(low, high, 66).astype(int))
+        inside: Array = np.asarray(responding(session, which).any(axis=1))
+        borders = np.flatnonzero(inside[1:] != inside[:-1])
+        if inside.all():
+            return Denominator(n, n, "all")
+        if len(borders) != 1:
+            raise NotRms("the elements that enter the statistic are neither the first nor the last ones")
+        low, high = int(which[borders[0]]), int(which[borders[0] + 1])
+        if high == low + 1:
+            return Denominator(n, high, "first") if inside[0] else Denominator(n, n - high, "last")
+
+
+def _with_size(session: Session, measured: Denominator) -> Denominator:
+    """What the sum of squares is divided by, and whether the mean is subtracted, from rho of large rows.
+
+    Raises:
+        NotRms: rho is no function of the sum of squares and of the sum.
+    """
+    n, k = measured.n, measured.k
+    random = np.random.default_rng(8)
+    rows = random.normal(size=(32, n))
+    rows[8:16] += np.linspace(-3, 3, 8)[:, None]
+    rows[16:24, 0 if measured.end != "last" else n - 1] = 3 * math.sqrt(n) * random.uniform(0.5, 1.0, 8)
+    rows = rows.astype(session.wide).astype(np.float64)
+    size = 2.0 ** _EXPONENTS[session.wide][0]
+    with np.errstate(all="ignore"):
+        rho = 1 / session.inverse_rms(rows * size) / size
+    part = np.where(measured.counted, rows, 0.0)
+    columns = np.stack([(part**2).sum(-1), part.sum(-1) ** 2 / k, np.max(np.abs(rows), axis=-1) ** 2], axis=1)
+    if not np.all(np.isfinite(rho)) or np.any(rho <= 0):
+        raise NotRms("y is 0 or not finite for large rows")
+    weight = 1 / rho[:, None] ** 2
+    used = columns if k > 1 else columns[:, :1]
+    solved = np.linalg.lstsq(used * weight, np.ones(len(rows)), rcond=None)[0]
+    per, minus, spiked = np.concatenate([solved, np.zeros(3)])[:3] if k > 1 else (solved[0], 0.0, 0.0)
+    fitted = used @ solved
+    if np.any(fitted <= 0) or np.max(np.abs(rho / np.sqrt(np.maximum(fitted, 1e-300)) - 1)) > FORM:
+        raise NotRms("the denominator is no function of the row's sum of squares and sum")
+    if np.max(np.abs(used[:, :2] @ solved[:2]) / fitted) < FORM:
+        raise NotRms("the denominator is the largest |x| of a row, not its root mean square")
+    noise = float(max(np.sqrt(np.mean((rho / np.sqrt(fitted) - 1) ** 2)), dtypes.unit_roundoff("float64")))
+    variance = -minus / per > 0.5
+    if not (abs(minus / per) < 0.05 or abs(minus / per + 1) < 0.05):
+        raise NotRms("the denominator mixes the mean and the mean square, but not as a variance does")
+    of_mean = abs(1 / (per * k) - 1) <= within(noise)
+    rescaled = spiked / per * math.sqrt(n) > max(100 * noise, 1e-9) and of_mean and not variance
+    of_max = float(spiked) if rescaled else 0.0
+    return replace(
+        measured, kind="variance" if variance else "mean_square", size=float(1 / per), of_max=of_max, noise=noise
+    )
+
+
+def _with_eps(session: Session, measured: Denominator) -> Denominator:
+    """eps from rho(s x) / s, which only eps makes depend on s: every position of eps gives another curve."""
+    noise = measured.noise
+    top, bottom = _EXPONENTS[session.wide]
+    random = np.random.default_rng(9)
+    row = random.uniform(0.5, 1.5, session.n) * random.choice([-1.0, 1.0], session.n)
+    row = row.astype(session.wide).astype(np.float64)
+
+    def rho_at(exponents: Array) -> tuple[Array, Array]:
+        s = 2.0**exponents
+        rows = s[:, None] * row
+        with np.errstate(all="ignore"):
+            return s, 1 / session.inverse_rms(rows)
+
+    coarse = np.linspace(top, bottom, ROWS).round()
+    with np.errstate(all="ignore"):
+        s, rho = rho_at(coarse)
+        length = float(np.median(rho[:8] / s[:8]))
+        bent = np.flatnonzero(rho / (s * length) > 1.5)
+        if len(bent) and coarse[0] - coarse[-1] > ROWS:
+            middle = coarse[bent[0]]
+            s, rho = rho_at(np.arange(middle + ROWS / 2, middle - ROWS / 2, -1))
+        t = rho / (s * length)
+        curves: dict[EpsPosition, Array] = {
+            "inside": np.sqrt(np.maximum(t**2 - 1, 0)) * s * length,
+            "outside": (t - 1) * s * length,
+            "clamp": t * s * length,
+        }
+    valid = np.isfinite(t) & (rho > 0)
+    seen = valid & (t - 1 > max(50 * noise, 1e-12))
+    if np.count_nonzero(seen) < 3:
+        least = float((s * length)[valid][-1]) if valid.any() else math.nan
+        return replace(
+            measured,
+            eps=0.0,
+            position="inside",
+            evidence=f"x / rho does not change with the size of x, down to an RMS of {least:.0e}",
+        )
+    bend = seen & (t < 64) & (t - 1 > max(1e3 * noise, 1e-6))
+    bend = bend if np.count_nonzero(bend) >= 3 else seen & (t < 64)
+    spread = {name: float(np.std(np.log(np.maximum(curves[name][bend], 1e-300)))) for name in _FORMULAS}
+    position = min(_FORMULAS, key=spread.__getitem__)
+    far = seen & (t > 2) if np.count_nonzero(seen & (t > 2)) >= 3 else seen
+    if _straight(curves[position][seen], noise):
+        far = seen
+    value = float(np.median(curves[position][far]))
+    eps = {"inside": value**2, "outside": value, "clamp": value * math.sqrt(measured.k)}[position]
+    others = ", ".join(f"{name} {100 * spread[name]:.2g} %" for name in _FORMULAS if name != position)
+    if spread[position] > max(EPS_SPREAD, 50 * noise):
+        raise NotRms(
+            f"x / rho depends on the size of x, but not as eps makes it: of {', '.join(_FORMULAS.values())} the best, "
+            f"{_FORMULAS[position]}, holds within {100 * spread[position]:.2g} %"
+        )
+    evidence = (
+        f"rho = {_FORMULAS[position]} with eps = {{eps}} holds within {100 * spread[position]:.2g} % on rows of ever "
+        f"smaller norm ({others})"
+    )
+    return replace(measured, eps=eps, position=position, evidence=evidence)
+
+
+def _straight(curve: Array, noise: float) -> bool:
+    """Whether a curve is flat everywhere, so that every row may take part in the estimate."""
+    return bool(len(curve) < 6 and np.ptp(curve) <= 100 * noise * np.median(curve))
+
+
+def nice(value: float, noise: float) -> float:
+    """The number that was probably written: a machine epsilon, or the one of fewest digits within the noise.
+
+    >>> nice(9.999973e-07, 1e-6), nice(1.1920930e-07, 1e-8)
+    (1e-06, 1.1920928955078125e-07)
+    """
+    tolerance = within(noise, 1e-7, 5e-3)
+    for name in dtypes.FLOATS:
+        if abs(value / dtypes.epsilon(name) - 1) <= min(tolerance, 1e-3):
+            return dtypes.epsilon(name)
+    for digits in range(12):
+        candidate = float(f"{value:.{digits}e}")
+        if value == 0 or abs(candidate / value - 1) <= tolerance:
+            return candidate
+    return value
+
+
+# A function of n and k, the elements of a row and those that are counted, by the way it is written.
+_FORMS: Final[Mapping[str, Callable[[Denominator], float]]] = {
+    "1": lambda rho: 1,
+    "n": lambda rho: rho.n,
+    "k": lambda rho: rho.k,
+    "k - 1": lambda rho: max(rho.k - 1, 1),
+    "sqrt(k)": lambda rho: math.sqrt(rho.k),
+    "1 / k": lambda rho: 1 / rho.k,
+    "1 / sqrt(k)": lambda rho: 1 / math.sqrt(rho.k),
+}
+_SIZES: Final = ("k", "k - 1", "n")
+_FACTORS: Final = ("1", "sqrt(k)", "1 / sqrt(k)")
+# what eps may be a multiple of, and what it then is
+_EPS: Final[Mapping[EpsPosition, tuple[str, str]]] = {
+    "inside": ("1 / k", ": it is added to the sum of squares, not to their mean"),
+    "outside": ("1 / sqrt(k)", ": it is added to the norm, not to the root of the mean square"),
+    "clamp": ("sqrt(k)", ""),
+}
+_FEW: Final = 2  # digits of a number that somebody wrote
+
+
+class Term(NamedTuple):
+    """A number times a form."""
+
+    form: str
+    times: float = 1.0
+
+    def at(self, rho: Denominator) -> float:
+        return self.times * _FORMS[self.form](rho)
+
+    def written(self, n: str) -> str:
+        """As somebody would write it.
+
+        >>> Term("1 / k", 1e-06).written("n"), Term("sqrt(k)").written("n")
+        ('1e-06 / n', 'sqrt(n)')
+        """
+        form = self.form.replace("k", n)
+        if form.startswith("1 / "):
+            return f"{self.times:.6g}{form[1:]}"
+        return form if self.times == 1 else f"{self.times:.6g} {form}"
+
+
+_K, _ONE = Term("k"), Term("1")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to write the denominator, and a factor of y, that is true at every width."""
+
+    size: Term = _K
+    factor: Term = _ONE
+    eps: Term = _ONE
+
+    @property
+    def cost(self) -> int:
+        """How many parts of it no variant has; an eps of many digits was written as something else."""
+        return (self.size != _K) + (self.factor != _ONE) + (self.eps.form != "1") + 2 * (_digits(self.eps.times) > _FEW)
+
+    def unit(self, rho: Denominator) -> float:
+        """eps of this reading, over eps as it was measured."""
+        factor = self.factor.at(rho)
+        if rho.position == "inside":
+            return factor**2
+        return factor * (math.sqrt(self.size.at(rho) / rho.k) if rho.position == "clamp" else 1.0)
+
+    def sentences(self, first: Denominator, *, single: bool) -> dict[str, str]:
+        """What no variant has, by the name of the finding."""
+        n, said = "n" if first.k == first.n else "k", {}
+        size, times = self.size.at(first), self.factor.at(first)
+        if self.size != _K:
+            words = f"{self.size.form.replace('k', n)} = {size:.7g}"
+            if self.size.form == "1":
+                words = f"{size:.7g}, not by {n} = {first.k}" if single else f"{size:.7g} at every width, not by {n}"
+            if self.size.form == "n":
+                words = f"all {first.n} elements, of which {first.k} are summed"
+            if size == 1:
+                words = "1: the norm, not the root of the mean"
+            said["divisor"] = f"the sum of squares is divided by {words}"
+        if self.factor != _ONE:
+            form = "" if self.factor.form == "1" else f" ({self.factor.written(n)})"
+            said["factor"] = f"y is {times:.6g}{form} times {'too large' if times > 1 else 'what it must be'}"
+        if self.eps.form == "sqrt(k)":
+            eps = self.eps.times
+            square = nice(eps**2, 1e-8)
+            also = f" (q has {square:.6g})" if _digits(square) <= _digits(eps) else ""
+            said["eps"] = f"rho has the floor {eps:.6g}{also} at every width, not eps / sqrt({n})"
+        elif self.eps.form != "1":
+            said["eps"] = f"eps is {self.eps.written(n)}{_EPS[first.position][1]}"
+        return said
+
+
+def _with_reading(session: Session, model: Model, measured: Sequence[Denominator]) -> Model:
+    """The model with the simplest reading that is true at every width, and eps in each dtype."""
+    first, findings = measured[0], session.findings
+    kinds = {(rho.kind, rho.position) for rho in measured if rho.eps}
+    if len(kinds) > 1 or len({rho.end for rho in measured} - {"all"}) > 1:
+        findings.defect(f"with {_listed([rho.n for rho in measured])} elements in a row it computes different norms")
+        measured = [first]
+    fits = _readings(measured) if len(measured) > 1 else []
+    single = not fits or len({rho.n for rho in measured}) == 1
+    readings = _readings([first]) if single else fits
+    chosen = readings[0]
+    said = chosen.sentences(first, single=single)
+    if single:  # eps is a number there; what somebody wrote is another question
+        said.pop("eps", None)
+    for name, term in (("divisor", chosen.size), ("factor", chosen.factor)):
+        if name in said:
+            value = term.at(first)
+            setattr(findings, name, Learned(int(value) if value == int(value) else value, said[name]))
+    unknown = [] if fits or len(measured) == 1 else [_unknown(measured)]
+    for sentence in unknown or said.values():
+        findings.defect(sentence)
+    if single and not unknown:
+        findings.widths = Learned(str(first.n), _untried(session, measured, readings))
+    else:
+        solved = "the denominator below is that of the first" if unknown else "at which the denominator was solved"
+        findings.widths = Learned(_listed([rho.n for rho in measured]), f"elements in a row, {solved}")
+    words, eps = said.get("eps", ""), chosen.eps
+    if single:  # the eps of that width is the whole of it
+        eps = Term("1", eps.at(first))
+    scale = _FORMS[eps.form](first)
+    size = None if chosen.size == _K else chosen.size.at(first)
+    model = replace(model, size=size, factor=chosen.factor.at(first), eps_scale=scale)
+    return _eps_by_dtype(session, model, first, eps.times, chosen.unit(first) / scale, words)
+
+
+def _readings(measured: Sequence[Denominator]) -> list[Reading]:
+    """The readings that are true at all of these widths, those with the fewest other parts first.
+
+    At several widths eps has the first form that is true. At one every form is: those with few digits may be meant.
+    """
+    noise, position = max(rho.noise for rho in measured), measured[0].position
+    readings: list[Reading] = []
+    for reading in _bases(measured, within(noise)):
+        values = [rho.eps * reading.unit(rho) for rho in measured]
+        share = max(FORMULA, within(noise))
+        fitted = {form: _fitted(form, values, measured, share) if any(values) else 0.0
+                  for form in ("1", _EPS[position][0])}  # fmt: skip
+        true = [replace(reading, eps=Term(form, nice(eps, noise))) for form, eps in fitted.items() if eps is not None]
+        readings += true[:1]
+        if true and len(measured) == 1:
+            few = min(_FEW, _digits(true[0].eps.times) - (position != "clamp"))
+            readings += [other for other in true[1:] if _digits(other.eps.times) <= few]
+    return sorted(readings, key=lambda reading: reading.cost)
+
+
+def _bases(measured: Sequence[Denominator], tolerance: float) -> list[Reading]:
+    """Every way to write the divisor, or a factor of y, that is true at these widths, the most usual ones first.
+
+    At one width every number is a constant: a divisor that has no form comes last there.
+    """
+    single = len(measured) == 1
+    sizes = [rho.size for rho in measured]
+    divisors = {form: _fitted(form, sizes, measured, tolerance) for form in _SIZES}
+    known = [form for form, divisor in divisors.items() if divisor is not None and abs(divisor - 1) <= tolerance]
+    if all(rho.k == rho.n for rho in measured) and "n" in known:
+        known.remove("n")
+    readings = [Reading(size=Term(form)) for form in known]
+    constant = _fitted("1", sizes, measured, tolerance)
+    divisor = 0.0 if constant is None else _written(constant, tolerance)
+    if divisor == 1 or (divisor and not single):
+        readings.append(Reading(size=Term("1", divisor)))
+    factors = [math.sqrt(rho.size / rho.k) for rho in measured]
+    for form in _FACTORS[: 1 if single else None] if "k" not in known else ():
+        times = _fitted(form, factors, measured, tolerance)
+        if times is not None:
+            readings.append(Reading(factor=Term(form, _written(times, tolerance))))
+    if single and not known and divisor != 1:
+        readings.append(Reading(size=Term("1", divisor)))
+    return readings
+
+
+def _written(value: float, tolerance: float) -> float:
+    """A number of few digits, where that is within the noise."""
+    near = (float(round(value)), float(f"{value:.3g}"))
+    return next((number for number in near if abs(number - value) <= tolerance * value), value)
+
+
+def _fitted(form: str, values: Sequence[float], measured: Sequence[Denominator], tolerance: float) -> float | None:
+    """What multiplies a form to give the values, None where nothing does."""
+    ratios = np.array([value / _FORMS[form](rho) for value, rho in zip(values, measured, strict=True)])
+    middle = float(np.median(ratios))
+    return middle if np.all(np.abs(ratios - middle) <= tolerance * abs(middle)) else None
+
+
+def _unknown(measured: Sequence[Denominator]) -> str:
+    sizes = _listed([f"{rho.size:.4g}" for rho in measured])
+    values = _listed([f"{rho.eps:.4g}" for rho in measured])
+    return (
+        f"the denominator depends on the width in no known way: with {_listed([rho.n for rho in measured])} elements "
+        f"in a row the sum of squares is divided by {sizes}, and eps is {values}"
+    )
+
+
+def _untried(session: Session, measured: Sequence[Denominator], readings: Sequence[Reading]) -> str:
+    """Why one width alone was tried, and what else its numbers may mean."""
+    first, chosen = measured[0], readings[0]
+    group = session.layout.group and len(measured) > 1
+    why = "the groups have this size at every width" if group else "no other width could be tried"
+    clamp = first.position == "clamp"
+    others = []
+    for reading in readings:
+        parts = list(reading.sentences(first, single=True).values())
+        if reading.eps.form == "1":
+            if (reading.size, reading.factor) == (chosen.size, chosen.factor):
+                continue
+            parts += [f"eps is {reading.eps.times:.6g}"] if reading.eps != chosen.eps else []
+        if reading.cost <= chosen.cost or (clamp and reading.cost == chosen.cost + 1):
+            others.append(" and ".join(parts))
+    more = f"; it may also be that {', or '.join(others)}" if others else ""
+    return f"{why}: a number that depends on n cannot be told from a constant{more}"
+
+
+def _digits(value: float) -> int:
+    """How many digits a number is written with.
+
+    >>> _digits(1.5625e-08), _digits(1e-06)
+    (5, 1)
+    """
+    return len(f"{value:.12e}".split("e")[0].replace(".", "").rstrip("0"))
+
+
+def _listed(values: Sequence[object]) -> str:
+    *most, last = map(str, values)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _eps_by_dtype(session: Session, model: Model, first: Denominator, value: float, unit: float, words: str) -> Model:
+    """The model with eps in each dtype: one number, or the machine epsilon of the arithmetic.
+
+    Args:
+        session: of the target.
+        model: with all else of the denominator.
+        first: what its first width shows.
+        value: eps in the widest dtype, as somebody wrote it, and ``unit`` that over what is measured.
+        words: how eps depends on the width, empty where it does not.
+    """
+    position, of_max = first.position, first.of_max
+    evidence = first.evidence.format(eps=f"{value * model.eps_scale:.4g}")
+    if model.size is not None:
+        evidence = evidence.replace("sqrt(k)", f"sqrt({model.size:.7g})")
+    if of_max:
+        if value == 0:
+            evidence = (
+                f"the denominator is sqrt(q + {of_max:.3g} max|x|^2) at every size of x: eps was not rescaled with x"
+            )
+        value = nice(first.eps or of_max, max(first.noise, 2e-4))
+        session.findings.defect(f"eps is not rescaled with x / max|x|: it acts as {value:.3g} max|x|^2")
+    session.findings.eps_position = Learned(position, evidence) if value else not_observable("eps is 0")
+    by_dtype = {session.wide: value} | ({} if of_max else _in_other_dtypes(session, first, unit))
+    wide = {dtype: eps for dtype, eps in by_dtype.items() if dtype not in dtypes.HALF}
+    single = wide.get("float32", next(iter(wide.values()), value))
+    final = _named_eps(session, value, single, wide, f"{words}; {evidence}" if words else evidence)
+    narrow = {dtype: eps for dtype, eps in by_dtype.items() if dtype in dtypes.HALF}
+    if not single or abs(narrow.get("bfloat16", single) / single - 1) < 0.1:
+        narrow = {}  # in float16 alone it is the eps itself, or the square, that has become subnormal
+    for dtype, eps in narrow.items():
+        machine = ", its machine epsilon," if eps == dtypes.epsilon(dtype) else ""
+        session.findings.narrow_eps[dtype] = Learned(eps, f"solved from {dtype} rows; {single:.3g} in wider dtypes")
+        session.findings.defect(f"eps is {eps:.3g}{machine} for {dtype} x, and {single:.3g} in wider dtypes")
+    variant = model.variant.replace(eps=final, eps_position=position)
+    return replace(model, variant=variant, eps_of_max=bool(of_max), narrow_eps=tuple(narrow.items()))
+
+
+def _in_other_dtypes(session: Session, first: Denominator, unit: float) -> dict[str, float]:
+    """eps in the other dtypes that the target accepts, where it has the same position and is not 0."""
+    by_dtype = {}
+    for dtype in session.accepts:
+        if dtype == session.wide:
+            continue
+        noise = first.noise if dtype == "float64" else max(first.noise, 4 * dtypes.unit_roundoff(dtype))
+        measured = _with_eps(replace(session, wide=dtype), replace(first, noise=noise))
+        if measured.position == first.position and measured.eps * unit:
+            by_dtype[dtype] = nice(measured.eps * unit, noise)
+    return by_dtype
+
+
+def _named_eps(session: Session, value: float, single: float, wide: dict[str, float], evidence: str) -> float | None:
+    """eps as in a Variant: None where it is the machine epsilon of the arithmetic."""
+    machine, double = dtypes.epsilon("float32"), dtypes.epsilon("float64")
+    if single != machine or wide.get("float64", double) not in (double, machine):
+        session.findings.eps = Learned(value, evidence)
+        return value
+    if wide.get("float64") == machine and session.wide == "float64":
+        session.findings.eps = Learned(machine, evidence + "; float64 has the same")
+        return machine
+    in_double = f", {wide['float64']:.4g} in float64" if "float64" in wide else ""
+    session.findings.eps = Learned("machine epsilon", f"{machine:.4g} in float32{in_double}; {evidence}")
+    return None
+
+
+_WIDTHS: Final = range(8, 161)
+_MOST: Final = 8  # widths that are measured beside those that are known
+# rounding, and whether n p is computed in floating point
+_RULES: Final[tuple[tuple[PartialRounding, bool], ...]] = (
+    ("ceil", False),
+    ("floor", False),
+    ("ceil", True),
+    ("floor", True),
+)
+_SIMPLE: Final = sorted(
+    {Fraction(a, b) for b in (2, 3, 4, 8, 16, 32, 100) for a in range(1, b)}, key=lambda p: (p.denominator, p)
+)
+_EVERY: Final = tuple(
+    dict.fromkeys([*_SIMPLE, *(Fraction(i, 1000) for i in range(1, 1000)), *(Fraction(a, b) for b in range(2, 65)
+    for a in range(1, b))])
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Partial:
+    """k = ceil(n p) or floor(n p), at least 1.
+
+    Attributes:
+        p: the simplest fraction that gives every k that was seen.
+        rounding: None where both give the same.
+        floating: n p was computed in floating point, and k is wrong where n p is.
+        seen: k at the widths that were measured.
+        fits: whether any p gives them all.
+    """
+
+    p: Fraction
+    rounding: PartialRounding | None
+    floating: bool
+    seen: Mapping[int, int]
+    fits: bool = True
+
+
+def _with_fraction(session: Session, model: Model, measured: Sequence[Denominator]) -> Model:
+    """The model with the fraction of a row that enters the statistic, from what some widths show."""
+    known = {entry.n: entry for entry in measured}
+    counted = known[session.n]
+    model = replace(model, last=counted.end == "last")
+    if model.last:
+        session.findings.defect(f"the statistic is that of the last {counted.k} elements, not of the first")
+    if all(counted.k == n for n, counted in known.items()):
+        session.findings.partial = Learned(None, f"all {session.n} elements of a row change the others")
+        return model
+    has_width = len(session.layout.axes) == 1 and not session.layout.group
+
+    def measure(n: int) -> int | None:
+        resized = session.resized(n) if has_width else None
+        try:
+            return None if resized is None else find_counted(resized).k
+        except (NotRms, TargetError):  # for example the variance of one element
+            return None
+
+    partial = fit_partial({n: counted.k for n, counted in known.items()}, measure)
+    listed = ", ".join(f"{k} of {n}" for n, k in sorted(partial.seen.items()))
+    if not partial.fits:
+        same = set(partial.seen.values()) == {counted.k}
+        session.findings.defect(
+            f"the statistic has {counted.k} elements at every width, whatever n is" if same
+            else f"the elements that enter the statistic are no fraction of a row: {listed}"
+        )  # fmt: skip
+    if counted.k == session.n:
+        session.findings.partial = Learned(None, f"at a width of {session.n} all elements change the others: {listed}")
+        return model
+    single = "; no other width could be tried: it may be another fraction, or a constant"
+    only = single if len(partial.seen) == 1 else ""
+    session.findings.partial = Learned(float(partial.p) if partial.fits else counted.k / session.n,
+                 f"the {counted.end} elements that change the others: {listed}{only}")  # fmt: skip
+    if partial.rounding is None and partial.fits:
+        session.findings.partial_rounding = not_observable(f"ceil and floor give the k that was seen: {listed}")
+    elif partial.fits:
+        session.findings.partial_rounding = Learned(partial.rounding, f"k = {partial.rounding}(n p) at every width")
+    if partial.floating:
+        session.findings.defect(f"k = {partial.rounding}(n p) is computed in floating point: {listed}")
+    variant = model.variant.replace(partial=partial.p, partial_rounding=partial.rounding or "ceil")
+    if variant.counted(session.n) != counted.k:
+        variant = variant.replace(partial=Fraction(counted.k, session.n))
+    return replace(model, variant=variant)
+
+
+@cache
+def _table(n: int) -> Array:
+    """k at a width, for every rule and fraction."""
+    numerators = n * np.array([p.numerator for p in _EVERY])
+    denominators = np.array([p.denominator for p in _EVERY])
+    product = n * np.array([float(p) for p in _EVERY])
+    k = [-(-numerators // denominators), numerators // denominators, np.ceil(product), np.floor(product)]
+    return np.clip(np.stack(k), 1, n).astype(np.int32)
+
+
+def fit_partial(known: Mapping[int, int], measure: Callable[[int], int | None]) -> Partial:
+    """Find the simplest p, and the rounding, that give k at every width.
+
+    Args:
+        known: k at the widths that were measured.
+        measure: k at another width, None where it is not observable.
+
+    Example:
+        >>> partial = fit_partial({64: 5}, lambda n: -(-7 * n // 100))
+        >>> partial.p, partial.rounding, partial.floating
+        (Fraction(7, 100), 'ceil', False)
+    """
+    seen = dict(known)
+    asked = set(seen)
+    while len(asked) - len(known) < _MOST:
+        possible = _possible(seen)
+        simple = possible.copy()
+        simple[:, len(_SIMPLE) :] = False
+        n = _most_telling(simple if simple.any() else possible, asked)
+        if n is None:
+            break
+        asked.add(n)
+        k = measure(n)
+        if k is not None:
+            seen[n] = k
+    possible = _possible(seen)
+    if not possible.any():
+        n, k = max(seen.items())
+        return Partial(Fraction(k, n), None, False, seen, fits=False)
+    best = int(np.flatnonzero(possible.any(axis=0))[0])
+    rule = int(np.flatnonzero(possible[:, best])[0])
+    either = len(seen) == 1 or set(seen.values()) == {1} or bool(possible[0, best] and possible[1, best])
+    return Partial(_EVERY[best], None if either else _RULES[rule][0], _RULES[rule][1], seen)
+
+
+def _possible(seen: Mapping[int, int]) -> Array:
+    """The rules and fractions that give every k."""
+    possible = np.ones((len(_RULES), len(_EVERY)), bool)
+    for n, k in seen.items():
+        possible &= _table(n) == k
+    return possible
+
+
+def _most_telling(possible: Array, asked: set[int]) -> int | None:
+    """The width at which the possible rules disagree most, None where they agree at all of them."""
+    best, most = None, 0.0
+    for n in _WIDTHS:
+        if n not in asked:
+            counts = np.bincount(_table(n)[possible])
+            shares = counts[counts > 0] / counts.sum()
+            entropy = float(-(shares * np.log(shares)).sum())
+            if entropy > most + 1e-9:
+                best, most = n, entropy
+    return best
