@@ -179,13 +179,11 @@ def _argument(text: str) -> tuple[str, tuple[list[int], float]]:
 
 
 def _show(identity: Identity) -> None:
-    from rmsnorm.identify.identity import finding_rows, nearest_rows
-
     console = screen.console()
     console.print(Text(identity.headline, style="bold green" if identity.recognised else "bold red"))
     table = Table("finding", "value", "evidence", box=SIMPLE_HEAD, show_edge=False)
-    for row in [*finding_rows(identity), *nearest_rows(identity)]:
-        value = Text(row.value, style="" if row.observable else "dim")
+    for row in identity.rows:
+        value = Text(row.word, style="" if row.is_observable else "dim")
         table.add_row(Text(row.name), value, Text(row.evidence, style="dim"))
     console.print(table)
     for sentence in identity.defects:

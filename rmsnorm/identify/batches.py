@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rmsnorm.accuracy.ulps import ulps
-from rmsnorm.identify.findings import Learned, not_observable
 from rmsnorm.identify.session import Session, Value
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
@@ -92,24 +91,24 @@ def dependences(session: Session, *, gradients: bool, thorough: bool = True) -> 
 def solve_batches(session: Session, *, gradients: bool) -> None:
     """Say whether results depend on the number of rows. That is no defect: sums in another order are right, too."""
     if not session.layout.unlimited:
-        session.findings.batches = not_observable("it takes one number of rows")
+        session.findings.add("batches", None, "it takes one number of rows")
         return
     try:
         found, asked = dependences(session, gradients=gradients and session.target.differentiable, thorough=False)
     except TargetError as error:  # the time is over
-        session.findings.batches = not_observable(str(error))
+        session.findings.add("batches", None, str(error))
         return
     if not asked.widths:
-        session.findings.batches = not_observable("no other number of rows could be tried")
+        session.findings.add("batches", None, "no other number of rows could be tried")
     elif found:
-        session.findings.batches = Learned("differ", "; ".join(entry.sentence for entry in found))
+        session.findings.add("batches", "differ", "; ".join(entry.sentence for entry in found))
     else:
         tried = " and ".join(map(str, asked.counts))
         widths = " and ".join(map(str, asked.widths))
         evidence = (
             f"a row of {widths} elements has the same bits alone and in calls of {tried} rows, and in a second call"
         )
-        session.findings.batches = Learned("the same", evidence)
+        session.findings.add("batches", "the same", evidence)
 
 
 def _at_widths(session: Session, more: Sequence[int]) -> Iterator[tuple[int, Session]]:

@@ -8,7 +8,6 @@ import numpy as np
 
 from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import IN_RANGE
-from rmsnorm.identify.findings import Learned, not_observable
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
@@ -38,7 +37,8 @@ def solve_behaviour(session: Session, model: Model) -> None:
             continue
         eps = model.eps_for(dtype)
         huge, tiny = (
-            row * model.inverse_rms(row[None], _scaled(eps, size, model))[0] for size in (_HUGE[dtype], _TINY[dtype])
+            row * model.inverse_rms(row[None], _scaled(eps, size, model))[0] * model.factor
+            for size in (_HUGE[dtype], _TINY[dtype])
         )
         if model.centred:
             huge, tiny = huge - huge.mean(), tiny - tiny.mean()
@@ -54,11 +54,11 @@ def solve_behaviour(session: Session, model: Model) -> None:
         "x of about " + ", ".join(f"{sizes[dtype]:.0e} in {dtypes.short(dtype)}" for dtype in outcomes["overflow"])
         for sizes in (_HUGE, _TINY)
     )
-    session.findings.overflow = _in_words(outcomes["overflow"], of_huge)
-    session.findings.underflow = _in_words(outcomes["underflow"], of_tiny)
-    session.findings.zero_row = _in_words(contents["zero_row"], "a row of zeros")
-    session.findings.nan = _in_words(contents["nan"], "one NaN in a row")
-    session.findings.infinity = _in_words(contents["infinity"], "one infinity in a row")
+    _in_words(session, "overflow", outcomes["overflow"], of_huge)
+    _in_words(session, "underflow", outcomes["underflow"], of_tiny)
+    _in_words(session, "zero_row", contents["zero_row"], "a row of zeros")
+    _in_words(session, "nan", contents["nan"], "one NaN in a row")
+    _in_words(session, "infinity", contents["infinity"], "one infinity in a row")
 
 
 def _scaled(eps: float, size: float, model: Model) -> float:
@@ -84,35 +84,35 @@ def _content(y: Array) -> Content:
     return "0" if np.all(y == 0) else "finite" if np.all(np.isfinite(y)) else "infinite"
 
 
-def _in_words(by_dtype: dict[str, Outcome] | dict[str, Content], asked: str) -> Learned[str] | None:
-    """One word where all dtypes have the same, else the dtypes of every word; None where nothing came back."""
+def _in_words(session: Session, name: str, by_dtype: dict[str, Outcome] | dict[str, Content], asked: str) -> None:
+    """Record one word where all dtypes have the same, else the dtypes of every word; nothing without dtypes."""
     words = list(dict.fromkeys(by_dtype.values()))
     parts = [(word, ", ".join(dtypes.short(d) for d in by_dtype if by_dtype[d] == word)) for word in words]
-    if len(parts) > 1:
-        return Learned("; ".join(f"{word} in {names}" for word, names in parts), asked)
-    return Learned(words[0], asked) if words else None
+    if words:
+        value = "; ".join(f"{word} in {names}" for word, names in parts) if len(parts) > 1 else words[0]
+        session.findings.add(name, value, asked)
 
 
 def solve_float64(session: Session, model: Model) -> bool:
     """Whether float64 is kept: it may go through float32, or the statistic may."""
     if "float64" not in session.accepts:
-        session.findings.float64 = not_observable("it takes no float64 x")
+        session.findings.add("float64", None, "it takes no float64 x")
         return False
     rows = np.random.default_rng(13).normal(size=(8, session.n))
     y, narrow = session.rows(rows, "float64"), session.rows(rows.astype(np.float32).astype(np.float64), "float64")
     if y.dtype != np.float64:
-        session.findings.float64 = Learned(f"down-cast to {y.dtype.name}", f"y of float64 x is {y.dtype.name}")
+        session.findings.add("float64", f"down-cast to {y.dtype.name}", f"y of float64 x is {y.dtype.name}")
         return False
     if np.array_equal(y, narrow):
-        session.findings.float64 = Learned(
-            "down-cast to float32", "y does not change when float64 x is rounded to float32"
+        session.findings.add(
+            "float64", "down-cast to float32", "y does not change when float64 x is rounded to float32"
         )
         return False
     want = rows * model.inverse_rms(rows, model.eps_for("float64")) * model.factor
     error = float(np.max(np.abs(session.unit(rows, "float64") - want)) / np.max(np.abs(want)))
     if not model.centred and 1e-10 < error < 1e-6:
         evidence = f"x / rho is off by {error:.0e}, and changes with every bit of x"
-        session.findings.float64 = Learned("statistic in float32", evidence)
+        session.findings.add("float64", "statistic in float32", evidence)
         return False
-    session.findings.float64 = Learned("kept", "y changes with the bits that float32 does not have")
+    session.findings.add("float64", "kept", "y changes with the bits that float32 does not have")
     return True

@@ -12,7 +12,6 @@ from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import SAME_BITS, bound
 from rmsnorm.accuracy.rounding import cast
 from rmsnorm.accuracy.ulps import ulps
-from rmsnorm.identify.findings import Learned
 from rmsnorm.identify.model import Inputs, Model, Stages
 from rmsnorm.identify.names import FIELDS, different
 from rmsnorm.identify.rounding import Numerics, Pair
@@ -49,7 +48,7 @@ class Confirmed(NamedTuple):
 
     everywhere: bool
     formula: bool
-    finding: Learned[bool]
+    evidence: str
 
 
 def confirm(model: Model, numerics: Numerics, fresh: Fresh, *, keeps_float64: bool) -> Confirmed:
@@ -74,7 +73,7 @@ def confirm(model: Model, numerics: Numerics, fresh: Fresh, *, keeps_float64: bo
         )
     what = "the golden" if model.plain else "the model"
     evidence = f"{what} on fresh rows, in ulps of the terms of y: " + "; ".join(comparisons)
-    return Confirmed(confirmed, all(wide) if wide else confirmed, Learned(confirmed, evidence))
+    return Confirmed(confirmed, all(wide) if wide else confirmed, evidence)
 
 
 def narrower(*names: str) -> str:

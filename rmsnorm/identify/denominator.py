@@ -9,23 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from functools import cache
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
 from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import EPS_SPREAD, FORM, FORMULA, within
-from rmsnorm.identify.findings import Learned, NotRms, not_observable
-from rmsnorm.identify.groups import responding
+from rmsnorm.identify.counted import Counted, find_counted, with_fraction
+from rmsnorm.identify.findings import NotRms
 from rmsnorm.identify.identity import Kind
 from rmsnorm.identify.layout import ROWS
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
-from rmsnorm.variants import EpsPosition, PartialRounding
+from rmsnorm.variants import EpsPosition
 
 # powers of two by which rows are multiplied, the largest (eps and roundings are small beside it) and the smallest
 _EXPONENTS: Final = {"float16": (3, -13), "bfloat16": (20, -58), "float32": (20, -58), "float64": (20, -220)}
@@ -46,8 +44,7 @@ class Denominator:
     """What was measured of rho at one width.
 
     Attributes:
-        n, k: elements of a row, and how many of them enter the statistic.
-        end: from which end these are counted.
+        of: the elements of a row that enter the statistic.
         kind: mean_square or variance.
         size: what the sum of squares is divided by, if y has no factor.
         of_max: rho^2 grows by so many max|x|^2; 0 where it does not.
@@ -56,9 +53,7 @@ class Denominator:
         evidence: what was seen of eps, with ``{eps}`` for the eps that the denominator has.
     """
 
-    n: int
-    k: int
-    end: Literal["all", "first", "last"]
+    of: Counted
     kind: Literal["mean_square", "variance"] = "mean_square"
     size: float = 0.0
     of_max: float = 0.0
@@ -68,10 +63,14 @@ class Denominator:
     evidence: str = ""
 
     @property
-    def counted(self) -> Array:
-        """Which elements of a row enter the statistic."""
-        order = np.arange(self.n)
-        return order >= self.n - self.k if self.end == "last" else order < self.k
+    def n(self) -> int:
+        """Elements of a row."""
+        return self.of.n
+
+    @property
+    def k(self) -> int:
+        """How many of them enter the statistic."""
+        return self.of.k
 
 
 def kind_of(model: Model) -> Kind:
@@ -90,11 +89,12 @@ def solve_denominator(session: Session, model: Model) -> Model:
     if model.centred and first.kind != "variance":
         raise NotRms("the mean is subtracted in the numerator but not in the denominator")
     kind = kind_of(model)
-    session.findings.kind = Learned(kind, _KINDS[kind])
+    session.findings.add("kind", kind, _KINDS[kind])
     evidence = "solved from the sum of squares and the squared sum of 32 rows"
-    session.findings.statistic = Learned(first.kind, evidence)
+    session.findings.add("statistic", first.kind, evidence)
     others = _at_other_widths(session)
-    model = _with_fraction(session, model, [*others, first])
+    known = {rho.n: rho.k for rho in [*others, first]}
+    model = with_fraction(session, model, first.of, known)
     return _with_reading(session, model, [first, *others])
 
 
@@ -121,30 +121,7 @@ def _measured(session: Session) -> Denominator:
     Raises:
         NotRms: it is none of an RMSNorm.
     """
-    return _with_eps(session, _with_size(session, find_counted(session)))
-
-
-def find_counted(session: Session) -> Denominator:
-    """The elements of a row that enter the statistic.
-
-    Raises:
-        NotRms: they are neither the first nor the last ones.
-    """
-    n = session.n
-    if n == 1:
-        return Denominator(1, 1, "all")
-    low, high = 0, n - 1
-    while True:
-        which = np.unique(np.linspace(low, high, 66).astype(int))
-        inside: Array = np.asarray(responding(session, which).any(axis=1))
-        borders = np.flatnonzero(inside[1:] != inside[:-1])
-        if inside.all():
-            return Denominator(n, n, "all")
-        if len(borders) != 1:
-            raise NotRms("the elements that enter the statistic are neither the first nor the last ones")
-        low, high = int(which[borders[0]]), int(which[borders[0] + 1])
-        if high == low + 1:
-            return Denominator(n, high, "first") if inside[0] else Denominator(n, n - high, "last")
+    return _with_eps(session, _with_size(session, Denominator(find_counted(session))))
 
 
 def _with_size(session: Session, measured: Denominator) -> Denominator:
@@ -157,12 +134,12 @@ def _with_size(session: Session, measured: Denominator) -> Denominator:
     random = np.random.default_rng(8)
     rows = random.normal(size=(32, n))
     rows[8:16] += np.linspace(-3, 3, 8)[:, None]
-    rows[16:24, 0 if measured.end != "last" else n - 1] = 3 * math.sqrt(n) * random.uniform(0.5, 1.0, 8)
+    rows[16:24, 0 if measured.of.end != "last" else n - 1] = 3 * math.sqrt(n) * random.uniform(0.5, 1.0, 8)
     rows = rows.astype(session.wide).astype(np.float64)
     size = 2.0 ** _EXPONENTS[session.wide][0]
     with np.errstate(all="ignore"):
         rho = 1 / session.inverse_rms(rows * size) / size
-    part = np.where(measured.counted, rows, 0.0)
+    part = np.where(measured.of.mask, rows, 0.0)
     columns = np.stack([(part**2).sum(-1), part.sum(-1) ** 2 / k, np.max(np.abs(rows), axis=-1) ** 2], axis=1)
     if not np.all(np.isfinite(rho)) or np.any(rho <= 0):
         raise NotRms("y is 0 or not finite for large rows")
@@ -364,7 +341,7 @@ def _with_reading(session: Session, model: Model, measured: Sequence[Denominator
     """The model with the simplest reading that is true at every width, and eps in each dtype."""
     first, findings = measured[0], session.findings
     kinds = {(rho.kind, rho.position) for rho in measured if rho.eps}
-    if len(kinds) > 1 or len({rho.end for rho in measured} - {"all"}) > 1:
+    if len(kinds) > 1 or len({rho.of.end for rho in measured} - {"all"}) > 1:
         findings.defect(f"with {_listed([rho.n for rho in measured])} elements in a row it computes different norms")
         measured = [first]
     fits = _readings(measured) if len(measured) > 1 else []
@@ -377,15 +354,15 @@ def _with_reading(session: Session, model: Model, measured: Sequence[Denominator
     for name, term in (("divisor", chosen.size), ("factor", chosen.factor)):
         if name in said:
             value = term.at(first)
-            setattr(findings, name, Learned(int(value) if value == int(value) else value, said[name]))
+            findings.add(name, int(value) if value == int(value) else value, said[name])
     unknown = [] if fits or len(measured) == 1 else [_unknown(measured)]
     for sentence in unknown or said.values():
         findings.defect(sentence)
     if single and not unknown:
-        findings.widths = Learned(str(first.n), _untried(session, measured, readings))
+        findings.add("widths", str(first.n), _untried(session, measured, readings))
     else:
         solved = "the denominator below is that of the first" if unknown else "at which the denominator was solved"
-        findings.widths = Learned(_listed([rho.n for rho in measured]), f"elements in a row, {solved}")
+        findings.add("widths", _listed([rho.n for rho in measured]), f"elements in a row, {solved}")
     words, eps = said.get("eps", ""), chosen.eps
     if single:  # the eps of that width is the whole of it
         eps = Term("1", eps.at(first))
@@ -517,7 +494,7 @@ def _eps_by_dtype(session: Session, model: Model, first: Denominator, value: flo
             )
         value = nice(first.eps or of_max, max(first.noise, 2e-4))
         session.findings.defect(f"eps is not rescaled with x / max|x|: it acts as {value:.3g} max|x|^2")
-    session.findings.eps_position = Learned(position, evidence) if value else not_observable("eps is 0")
+    session.findings.add("eps_position", *((position, evidence) if value else (None, "eps is 0")))
     by_dtype = {session.wide: value} | ({} if of_max else _in_other_dtypes(session, first, unit))
     wide = {dtype: eps for dtype, eps in by_dtype.items() if dtype not in dtypes.HALF}
     single = wide.get("float32", next(iter(wide.values()), value))
@@ -527,7 +504,7 @@ def _eps_by_dtype(session: Session, model: Model, first: Denominator, value: flo
         narrow = {}  # in float16 alone it is the eps itself, or the square, that has become subnormal
     for dtype, eps in narrow.items():
         machine = ", its machine epsilon," if eps == dtypes.epsilon(dtype) else ""
-        session.findings.narrow_eps[dtype] = Learned(eps, f"solved from {dtype} rows; {single:.3g} in wider dtypes")
+        session.findings.add(f"eps in {dtype}", eps, f"solved from {dtype} rows; {single:.3g} in wider dtypes")
         session.findings.defect(f"eps is {eps:.3g}{machine} for {dtype} x, and {single:.3g} in wider dtypes")
     variant = model.variant.replace(eps=final, eps_position=position)
     return replace(model, variant=variant, eps_of_max=bool(of_max), narrow_eps=tuple(narrow.items()))
@@ -550,160 +527,11 @@ def _named_eps(session: Session, value: float, single: float, wide: dict[str, fl
     """eps as in a Variant: None where it is the machine epsilon of the arithmetic."""
     machine, double = dtypes.epsilon("float32"), dtypes.epsilon("float64")
     if single != machine or wide.get("float64", double) not in (double, machine):
-        session.findings.eps = Learned(value, evidence)
+        session.findings.add("eps", value, evidence)
         return value
     if wide.get("float64") == machine and session.wide == "float64":
-        session.findings.eps = Learned(machine, evidence + "; float64 has the same")
+        session.findings.add("eps", machine, evidence + "; float64 has the same")
         return machine
     in_double = f", {wide['float64']:.4g} in float64" if "float64" in wide else ""
-    session.findings.eps = Learned("machine epsilon", f"{machine:.4g} in float32{in_double}; {evidence}")
+    session.findings.add("eps", "machine epsilon", f"{machine:.4g} in float32{in_double}; {evidence}")
     return None
-
-
-_WIDTHS: Final = range(8, 161)
-_MOST: Final = 8  # widths that are measured beside those that are known
-# rounding, and whether n p is computed in floating point
-_RULES: Final[tuple[tuple[PartialRounding, bool], ...]] = (
-    ("ceil", False),
-    ("floor", False),
-    ("ceil", True),
-    ("floor", True),
-)
-_SIMPLE: Final = sorted(
-    {Fraction(a, b) for b in (2, 3, 4, 8, 16, 32, 100) for a in range(1, b)}, key=lambda p: (p.denominator, p)
-)
-_EVERY: Final = tuple(
-    dict.fromkeys([*_SIMPLE, *(Fraction(i, 1000) for i in range(1, 1000)), *(Fraction(a, b) for b in range(2, 65)
-    for a in range(1, b))])
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Partial:
-    """k = ceil(n p) or floor(n p), at least 1.
-
-    Attributes:
-        p: the simplest fraction that gives every k that was seen.
-        rounding: None where both give the same.
-        floating: n p was computed in floating point, and k is wrong where n p is.
-        seen: k at the widths that were measured.
-        fits: whether any p gives them all.
-    """
-
-    p: Fraction
-    rounding: PartialRounding | None
-    floating: bool
-    seen: Mapping[int, int]
-    fits: bool = True
-
-
-def _with_fraction(session: Session, model: Model, measured: Sequence[Denominator]) -> Model:
-    """The model with the fraction of a row that enters the statistic, from what some widths show."""
-    known = {entry.n: entry for entry in measured}
-    counted = known[session.n]
-    model = replace(model, last=counted.end == "last")
-    if model.last:
-        session.findings.defect(f"the statistic is that of the last {counted.k} elements, not of the first")
-    if all(counted.k == n for n, counted in known.items()):
-        session.findings.partial = Learned(None, f"all {session.n} elements of a row change the others")
-        return model
-    has_width = len(session.layout.axes) == 1 and not session.layout.group
-
-    def measure(n: int) -> int | None:
-        resized = session.resized(n) if has_width else None
-        try:
-            return None if resized is None else find_counted(resized).k
-        except (NotRms, TargetError):  # for example the variance of one element
-            return None
-
-    partial = fit_partial({n: counted.k for n, counted in known.items()}, measure)
-    listed = ", ".join(f"{k} of {n}" for n, k in sorted(partial.seen.items()))
-    if not partial.fits:
-        same = set(partial.seen.values()) == {counted.k}
-        session.findings.defect(
-            f"the statistic has {counted.k} elements at every width, whatever n is" if same
-            else f"the elements that enter the statistic are no fraction of a row: {listed}"
-        )  # fmt: skip
-    if counted.k == session.n:
-        session.findings.partial = Learned(None, f"at a width of {session.n} all elements change the others: {listed}")
-        return model
-    single = "; no other width could be tried: it may be another fraction, or a constant"
-    only = single if len(partial.seen) == 1 else ""
-    session.findings.partial = Learned(float(partial.p) if partial.fits else counted.k / session.n,
-                 f"the {counted.end} elements that change the others: {listed}{only}")  # fmt: skip
-    if partial.rounding is None and partial.fits:
-        session.findings.partial_rounding = not_observable(f"ceil and floor give the k that was seen: {listed}")
-    elif partial.fits:
-        session.findings.partial_rounding = Learned(partial.rounding, f"k = {partial.rounding}(n p) at every width")
-    if partial.floating:
-        session.findings.defect(f"k = {partial.rounding}(n p) is computed in floating point: {listed}")
-    variant = model.variant.replace(partial=partial.p, partial_rounding=partial.rounding or "ceil")
-    if variant.counted(session.n) != counted.k:
-        variant = variant.replace(partial=Fraction(counted.k, session.n))
-    return replace(model, variant=variant)
-
-
-@cache
-def _table(n: int) -> Array:
-    """k at a width, for every rule and fraction."""
-    numerators = n * np.array([p.numerator for p in _EVERY])
-    denominators = np.array([p.denominator for p in _EVERY])
-    product = n * np.array([float(p) for p in _EVERY])
-    k = [-(-numerators // denominators), numerators // denominators, np.ceil(product), np.floor(product)]
-    return np.clip(np.stack(k), 1, n).astype(np.int32)
-
-
-def fit_partial(known: Mapping[int, int], measure: Callable[[int], int | None]) -> Partial:
-    """Find the simplest p, and the rounding, that give k at every width.
-
-    Args:
-        known: k at the widths that were measured.
-        measure: k at another width, None where it is not observable.
-
-    Example:
-        >>> partial = fit_partial({64: 5}, lambda n: -(-7 * n // 100))
-        >>> partial.p, partial.rounding, partial.floating
-        (Fraction(7, 100), 'ceil', False)
-    """
-    seen = dict(known)
-    asked = set(seen)
-    while len(asked) - len(known) < _MOST:
-        possible = _possible(seen)
-        simple = possible.copy()
-        simple[:, len(_SIMPLE) :] = False
-        n = _most_telling(simple if simple.any() else possible, asked)
-        if n is None:
-            break
-        asked.add(n)
-        k = measure(n)
-        if k is not None:
-            seen[n] = k
-    possible = _possible(seen)
-    if not possible.any():
-        n, k = max(seen.items())
-        return Partial(Fraction(k, n), None, False, seen, fits=False)
-    best = int(np.flatnonzero(possible.any(axis=0))[0])
-    rule = int(np.flatnonzero(possible[:, best])[0])
-    either = len(seen) == 1 or set(seen.values()) == {1} or bool(possible[0, best] and possible[1, best])
-    return Partial(_EVERY[best], None if either else _RULES[rule][0], _RULES[rule][1], seen)
-
-
-def _possible(seen: Mapping[int, int]) -> Array:
-    """The rules and fractions that give every k."""
-    possible = np.ones((len(_RULES), len(_EVERY)), bool)
-    for n, k in seen.items():
-        possible &= _table(n) == k
-    return possible
-
-
-def _most_telling(possible: Array, asked: set[int]) -> int | None:
-    """The width at which the possible rules disagree most, None where they agree at all of them."""
-    best, most = None, 0.0
-    for n in _WIDTHS:
-        if n not in asked:
-            counts = np.bincount(_table(n)[possible])
-            shares = counts[counts > 0] / counts.sum()
-            entropy = float(-(shares * np.log(shares)).sum())
-            if entropy > most + 1e-9:
-                best, most = n, entropy
-    return best

@@ -10,7 +10,6 @@ import numpy as np
 
 from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import FORMULA, SAME_BITS_OF_SUM
-from rmsnorm.identify.findings import Learned, not_observable
 from rmsnorm.identify.form import close
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.session import Session
@@ -42,8 +41,8 @@ def solve_extras(session: Session, model: Model) -> Variant:
             try:
                 ask(session, model.variant)
             except TargetError as error:
-                setattr(session.findings, argument, not_observable(str(error)))
-    rounding = session.findings.residual_rounding
+                session.findings.add(argument, None, str(error))
+    rounding = session.findings["residual_rounding"]
     return model.variant if rounding is None else model.variant.replace(residual_rounding=rounding.value)
 
 
@@ -72,11 +71,11 @@ def _mask(session: Session, variant: Variant) -> None:
 
     y = session.target.forward(x, **parameters, mask=mask)
     if agrees(y, _golden(session, variant, x, parameters)):
-        session.findings.mask = Learned("ignored", "y of the elements that count is the same without the mask")
+        session.findings.add("mask", "ignored", "y of the elements that count is the same without the mask")
         session.findings.defect("the mask is ignored")
         return
     if not agrees(y, _golden(session, variant, x, parameters, mask=mask)):
-        session.findings.mask = Learned("otherwise", "y is not that of a mean over the elements that count")
+        session.findings.add("mask", "otherwise", "y is not that of a mean over the elements that count")
         return
     if session.target.differentiable:
         rows[2] = True  # a row with nothing counted has a finding of its own
@@ -84,14 +83,15 @@ def _mask(session: Session, variant: Variant) -> None:
         arrays = {"x": np.where(mask, x, np.nan).astype(x.dtype), **parameters, "mask": mask}
         dscale = session.target.all_gradients(np.where(mask, 1.0, 0.0).astype(x.dtype), **arrays).get("scale")
         reached = dscale is not None and bool(np.isnan(dscale.astype(np.float64)).any())
-        session.findings.nan_under_mask = Learned(
+        session.findings.add(
+            "nan_under_mask",
             "reaches the gradient" if reached else "kept out",
             f"dscale is {'NaN' if reached else 'finite'} with NaN under the mask",
         )
-    session.findings.mask = Learned("counts", "a mean over the elements that count")
+    session.findings.add("mask", "counts", "a mean over the elements that count")
     empty = layout.to_rows(y.astype(np.float64), count)[2]
     content = "0" if np.all(empty == 0) else "NaN" if np.isnan(empty).all() else "not 0"
-    session.findings.empty_row = Learned(content, "y of a row with nothing counted")
+    session.findings.add("empty_row", content, "y of a row with nothing counted")
 
 
 def _residual(session: Session, variant: Variant) -> None:
@@ -99,13 +99,13 @@ def _residual(session: Session, variant: Variant) -> None:
     residual = session.layout.to_x(np.random.default_rng(20).normal(size=(session.step, session.n))).astype(x.dtype)
     y = session.target.forward(x, **parameters, residual=residual).astype(np.float64)
     if close(y, _golden(session, variant, x + residual, parameters).astype(np.float64), FORMULA):
-        session.findings.residual = Learned("added", "y is that of x + residual")
+        session.findings.add("residual", "added", "y is that of x + residual")
         _rounded_sum(session, variant)
     elif close(y, _golden(session, variant, x, parameters).astype(np.float64), FORMULA):
-        session.findings.residual = Learned("ignored", "y is the same without it")
+        session.findings.add("residual", "ignored", "y is the same without it")
         session.findings.defect("the residual is not added")
     else:
-        session.findings.residual = Learned("otherwise", "y is not that of x + residual")
+        session.findings.add("residual", "otherwise", "y is not that of x + residual")
 
 
 def _rounded_sum(session: Session, variant: Variant) -> None:
@@ -121,7 +121,7 @@ def _rounded_sum(session: Session, variant: Variant) -> None:
             want = add(x, residual, x.dtype.name)
             alike = second.shape == want.shape and second.dtype == want.dtype and np.array_equal(second, want)
             evidence = f"the second result, {second.dtype.name}, beside x + residual rounded once"
-            session.findings.returned_sum = Learned("rounded" if alike else "otherwise", evidence)
+            session.findings.add("returned_sum", "rounded" if alike else "otherwise", evidence)
         shares = {}
         for order, rounding in product(_ROUNDED, [own, *(name for name in _ROUNDINGS if name != own)]):
             trial = variant.replace(residual_rounding=order, rounding=rounding)
@@ -130,9 +130,9 @@ def _rounded_sum(session: Session, variant: Variant) -> None:
         order, rounding = max(shares, key=lambda names: shares[names])
         same = f"{100 * shares[order, rounding]:.4g} % of y are its bits in {dtypes.short(dtype)}"
         as_without = max(shares[o, own] for o in _ROUNDED)
-        if session.findings.rounding is not None and shares[order, rounding] > SAME_BITS_OF_SUM > as_without:
-            session.findings.rounding_with_residual = Learned(rounding, f"{_ROUNDINGS[rounding]}: {same}")
+        if session.findings["rounding"] is not None and shares[order, rounding] > SAME_BITS_OF_SUM > as_without:
+            session.findings.add("rounding_with_residual", rounding, f"{_ROUNDINGS[rounding]}: {same}")
             session.findings.defect(f"with a residual {_ROUNDINGS[rounding]}, without one {_ROUNDINGS[own]}")
         if shares[order, rounding] > SAME_BITS_OF_SUM > min(shares[o, rounding] for o in _ROUNDED):
-            session.findings.residual_rounding = Learned(order, f"{_ROUNDED[order]}: {same}")
+            session.findings.add("residual_rounding", order, f"{_ROUNDED[order]}: {same}")
             return

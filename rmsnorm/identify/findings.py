@@ -1,13 +1,9 @@
-"""The record of what identify learns about a target: a field for each question, in the order of the report; defects."""
+"""The record of what identify learns about a target: answers to questions, with the evidence, and defects."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, Generic, TypeVar
-
-from rmsnorm.identify.identity import Finding, Kind
-
-Value = TypeVar("Value")
+from dataclasses import dataclass
+from typing import Any, Final
 
 
 class NotRms(Exception):
@@ -15,93 +11,86 @@ class NotRms(Exception):
 
 
 @dataclass(frozen=True)
-class Learned(Generic[Value]):
-    """The answer to a question, None where it is not observable, and what was seen, or why nothing can be seen."""
+class Finding:
+    """One thing that was learned, and its evidence.
 
-    value: Value | None
+    Attributes:
+        name: the question, such as ``eps``; ``defect`` for a defect.
+        value: a number, a word or a list, and a sentence for a defect; None where it is not observable.
+        evidence: what was seen, or why nothing can be seen.
+    """
+
+    name: str
+    value: Any
     evidence: str
 
+    @property
+    def is_defect(self) -> bool:
+        return self.name == DEFECT
 
-def not_observable(reason: str) -> Learned[Any]:
-    return Learned(None, reason)
+    @property
+    def is_observable(self) -> bool:
+        """Whether there is an answer: partial is None where every element counts."""
+        return self.value is not None or self.name == "partial"
+
+    @property
+    def word(self) -> str:
+        """The answer as text."""
+        if not self.is_observable:
+            return "not observable"
+        if self.value is None or isinstance(self.value, bool):
+            return "yes" if self.value else "no"
+        return f"{self.value:.7g}" if isinstance(self.value, float) else str(self.value)
 
 
-_OF_THE_MODEL: Final = {"of_the_model": True}  # fields that are withdrawn where no model predicts y
+DEFECT: Final = "defect"
+# answers that rest on the model, and are withdrawn where no model predicts y
+_OF_THE_MODEL: Final = ("divisor", "factor", "widths", "eps_position", "eps", "statistic_dtype", "rounding", "float64")
 
 
-@dataclass
 class Findings:
-    """Answers, None where nothing was asked, and sentences on defects."""
+    """All findings, in the order in which the questions were asked."""
 
-    assumed: Learned[str] | None = None
-    refused: dict[str, Learned[str]] = field(default_factory=dict, metadata={"name": "{} x"})  # by the dtype of x
-    repeatable: Learned[bool] | None = None
-    axes: Learned[str] | None = None
-    group_size: Learned[int] | None = None
-    gate: Learned[str | bool] | None = None
-    gain: Learned[bool] | None = None
-    scale_offset: Learned[float] | None = None
-    bias: Learned[bool] | None = None
-    numerator: Learned[str] | None = None
-    kind: Learned[Kind] | None = None
-    statistic: Learned[str] | None = None
-    partial: Learned[float] | None = None
-    partial_rounding: Learned[str] | None = None
-    divisor: Learned[float] | None = field(default=None, metadata=_OF_THE_MODEL)
-    factor: Learned[float] | None = field(default=None, metadata=_OF_THE_MODEL)
-    widths: Learned[str] | None = field(default=None, metadata=_OF_THE_MODEL)
-    eps_position: Learned[str] | None = field(default=None, metadata=_OF_THE_MODEL)
-    eps: Learned[float | str] | None = field(default=None, metadata=_OF_THE_MODEL)
-    narrow_eps: dict[str, Learned[float]] = field(default_factory=dict, metadata={"name": "eps in {}"})
-    statistic_dtype: Learned[str] | None = field(default=None, metadata=_OF_THE_MODEL)
-    result_dtype: Learned[str] | None = None
-    rounding: Learned[str] | None = field(default=None, metadata=_OF_THE_MODEL)
-    float64: Learned[str] | None = field(default=None, metadata=_OF_THE_MODEL)
-    confirmed: Learned[bool] | None = None
-    overflow: Learned[str] | None = None
-    underflow: Learned[str] | None = None
-    zero_row: Learned[str] | None = None
-    nan: Learned[str] | None = None
-    infinity: Learned[str] | None = None
-    gradients: Learned[str] | None = None
-    mask: Learned[str] | None = None
-    nan_under_mask: Learned[str] | None = None
-    empty_row: Learned[str] | None = None
-    residual: Learned[str] | None = None
-    returned_sum: Learned[str] | None = None
-    rounding_with_residual: Learned[str] | None = None
-    residual_rounding: Learned[str] | None = None
-    batches: Learned[str] | None = None
-    training: Learned[str] | None = None
-    confirmed_gate: Learned[bool] | None = None
-    gate_gradient: Learned[str] | None = None
-    defects: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._all: list[Finding] = []
+
+    def add(self, name: str, value: Any, evidence: str) -> None:
+        """Record an answer, in the place of an earlier one to the same question."""
+        finding, names = Finding(name, value, evidence), [entry.name for entry in self._all]
+        if name in names:
+            self._all[names.index(name)] = finding
+        else:
+            self._all.append(finding)
 
     def defect(self, sentence: str) -> None:
         if sentence not in self.defects:
-            self.defects.append(sentence)
+            self._all.append(Finding(DEFECT, sentence, ""))
 
-    def is_hidden(self, name: str) -> bool:
-        """Whether it was asked and is not observable."""
-        answer = getattr(self, name)
-        return answer is not None and answer.value is None
+    def __getitem__(self, name: str) -> Finding | None:
+        """The answer to a question, None where it was not asked."""
+        return next((entry for entry in self._all if entry.name == name), None)
 
-    def withdraw_model(self, defects: int) -> None:
-        """Take back what rests on a model that was not confirmed, with the defects after the first so many."""
-        for entry in fields(self):
-            if entry.metadata.get("of_the_model") and getattr(self, entry.name) is not None:
-                setattr(self, entry.name, not_observable("no model was confirmed"))
-        self.narrow_eps.clear()
-        del self.defects[defects:]
+    def __len__(self) -> int:
+        return len(self._all)
 
     @property
-    def listed(self) -> tuple[Finding, ...]:
-        """All answers, by their names."""
-        answers: dict[str, Learned[Any]] = {}
-        for entry in fields(self):
-            answer = getattr(self, entry.name)
-            if isinstance(answer, dict):
-                answers |= {entry.metadata["name"].format(dtype): single for dtype, single in answer.items()}
-            elif isinstance(answer, Learned):
-                answers[entry.name] = answer
-        return tuple(Finding(name, answer.value, answer.evidence) for name, answer in answers.items())
+    def answers(self) -> tuple[Finding, ...]:
+        return tuple(entry for entry in self._all if not entry.is_defect)
+
+    @property
+    def defects(self) -> tuple[str, ...]:
+        """Their sentences."""
+        return tuple(entry.value for entry in self._all if entry.is_defect)
+
+    def withdraw_defects(self, after: int = 0) -> None:
+        """Take back the defects after so many findings."""
+        self._all[after:] = [entry for entry in self._all[after:] if not entry.is_defect]
+
+    def withdraw_model(self, after: int) -> None:
+        """Take back the answers that rest on a model that was not confirmed, and the defects after so many findings."""
+        self.withdraw_defects(after)
+        self._all = [
+            Finding(entry.name, None, "no model was confirmed") if entry.name in _OF_THE_MODEL else entry
+            for entry in self._all
+            if not entry.name.startswith("eps in ")
+        ]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from rmsnorm.accuracy.bounds import FORM, FORMULA
-from rmsnorm.identify.findings import Learned, NotRms, not_observable
+from rmsnorm.identify.findings import NotRms
 from rmsnorm.identify.gate import solve_gate
 from rmsnorm.identify.model import Gate, Model
 from rmsnorm.identify.session import Session
@@ -63,8 +63,8 @@ def _gain(session: Session, x: Array) -> tuple[Session, Model]:
     """The session in which the gain multiplies by 1, and the model with what the gain does."""
     model = Model(Variant(name="identified"))
     if not session.takes("scale"):
-        session.findings.gain = Learned(False, "it takes none")
-        session.findings.scale_offset = not_observable("there is no gain")
+        session.findings.add("gain", False, "it takes none")
+        session.findings.add("scale_offset", None, "there is no gain")
         return session, model
     vector = session.parameter("scale", np.random.default_rng(5), 0.25, 2.0)
     zero, one = session.unit(x, scale=0.0), session.unit(x, scale=1.0)
@@ -72,8 +72,8 @@ def _gain(session: Session, x: Array) -> tuple[Session, Model]:
     wide = session.spread(vector, len(x))
     slope = one - zero
     if close(y, one) and close(zero, one):
-        session.findings.gain = Learned(False, "y does not change with the gain")
-        session.findings.scale_offset = not_observable("the gain is not applied")
+        session.findings.add("gain", False, "y does not change with the gain")
+        session.findings.add("scale_offset", None, "the gain is not applied")
         session.findings.defect("the gain is not applied")
         if "scale" in session.target.names:  # a layer keeps its own, and the model has none
             session = session.withholding(*session.withheld, "scale")
@@ -83,8 +83,8 @@ def _gain(session: Session, x: Array) -> tuple[Session, Model]:
         offset = next((o for o in (0.0, 1.0) if close(session.unit(x * (o + wide), scale=1.0), y)), -1.0)
         if offset < 0:
             raise NotRms("y is not linear in the gain")
-        session.findings.gain = Learned(True, "it multiplies x before the statistic is taken")
-        session.findings.scale_offset = Learned(offset, "y(x, gain) = y(x (o + gain))")
+        session.findings.add("gain", True, "it multiplies x before the statistic is taken")
+        session.findings.add("scale_offset", offset, "y(x, gain) = y(x (o + gain))")
         session.findings.defect("the gain multiplies x before the statistic is taken, not the normalised row")
     else:
         ratio = _ratios(zero, slope)
@@ -92,27 +92,25 @@ def _gain(session: Session, x: Array) -> tuple[Session, Model]:
         offset = nearest_number(measured, max(1e-6, float(np.percentile(np.abs(ratio - measured), 90))))
         if not close(zero, measured * slope):
             raise NotRms("y has a part that the gain does not multiply, and that is no multiple of the normalised row")
-        session.findings.gain = Learned(True, "y is linear in it")
-        session.findings.scale_offset = Learned(
-            offset, f"with a gain of 0, y is {measured:.4g} times the normalised row"
-        )
+        session.findings.add("gain", True, "y is linear in it")
+        session.findings.add("scale_offset", offset, f"with a gain of 0, y is {measured:.4g} times the normalised row")
     model = Model(model.variant.replace(scale_offset=offset), gain_first=first)
     return session.with_neutral(scale=1.0 - offset), model
 
 
 def _bias(session: Session, x: Array) -> tuple[Session, bool]:
     if not session.takes("bias"):
-        session.findings.bias = Learned(False, "it takes none")
+        session.findings.add("bias", False, "it takes none")
         return session, False
     vector = session.parameter("bias", np.random.default_rng(6), -3, 3)
     added = session.unit(x, bias=vector) - session.unit(x, bias=0.0)
     if np.max(np.abs(added)) < 1e-6:
-        session.findings.bias = Learned(False, "y does not change with the bias")
+        session.findings.add("bias", False, "y does not change with the bias")
         session.findings.defect("the bias is not applied")
         return session.with_neutral(bias=0.0), False
     if not close(added, session.spread(vector, len(x))):
         raise NotRms(f"{session.target.names.get('bias', 'the bias')} is not added to y")
-    session.findings.bias = Learned(True, "y changes by the bias")
+    session.findings.add("bias", True, "y changes by the bias")
     return session, True
 
 
@@ -130,10 +128,10 @@ def _centred(session: Session, x: Array) -> bool:
     if not close(y, slope * centre + shift):
         raise NotRms("y is not the row divided by one number: its elements have different factors")
     if close(shift, slope * mean):
-        session.findings.numerator = Learned("x", "y is proportional to x in every row, whatever its mean")
+        session.findings.add("numerator", "x", "y is proportional to x in every row, whatever its mean")
         return False
     if np.max(np.abs(shift)) <= FORMULA * np.max(np.abs(y)):
-        session.findings.numerator = Learned("x - mean", "y is proportional to x less its mean")
+        session.findings.add("numerator", "x - mean", "y is proportional to x less its mean")
         return True
     raise NotRms("y is neither proportional to x nor to x less its mean")
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import FORMULA
-from rmsnorm.identify.findings import Learned, NotRms
+from rmsnorm.identify.findings import NotRms
 from rmsnorm.identify.model import ACTIVATIONS, Gate, Position
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
@@ -31,14 +31,14 @@ def solve_gate(session: Session, x: Array) -> tuple[Session, Gate | None]:
     if session.takes("gate_vector"):
         return _vector(session, x)
     if not session.takes("gate"):
-        session.findings.gate = Learned(False, "y is the normalised row except for gain and bias, at every element")
+        session.findings.add("gate", False, "y is the normalised row except for gain and bias, at every element")
         return session, None
     optional = _answers_without(session, x)
     z = _wide_gate(x)
     base, y = (session.rows(x, gate=gate).astype(np.float64) for gate in (_COMMON, z))
     slack = _slack(session)
     if _near(y, base, slack):
-        session.findings.gate = Learned(False, "y does not change with the gate")
+        session.findings.add("gate", False, "y does not change with the gate")
         session.findings.defect("the gate is not applied")
         return session.with_neutral(gate=None if optional else 1.0), None
     for gate in (Gate(name, position) for name in ACTIVATIONS for position in _POSITIONS):
@@ -50,7 +50,7 @@ def solve_gate(session: Session, x: Array) -> tuple[Session, Gate | None]:
             continue
         where = "x, before the statistic" if before else "the normalised row"
         evidence = f"an input: {gate.activation}(gate) multiplies {where}, for -64 to 64"
-        session.findings.gate = Learned(f"{gate.activation}, {gate.position}", evidence)
+        session.findings.add("gate", f"{gate.activation}, {gate.position}", evidence)
         return _neutral(session, gate, optional=optional), gate
     raise NotRms(f"the gate acts in no known way: not as {', '.join(ACTIVATIONS)}, for -64 to 64")
 
@@ -102,5 +102,5 @@ def _vector(session: Session, x: Array) -> tuple[Session, Gate]:
     if not _near(y, 2 * base * sigmoid(small, session.spread(vector, len(x))), _slack(session)):
         raise NotRms("the gate acts in no known way: not as sigmoid(gate * x) on the normalised row")
     evidence = "a parameter: sigmoid(gate * x) multiplies y"
-    session.findings.gate = Learned("sigmoid of gate * x, after", evidence)
+    session.findings.add("gate", "sigmoid of gate * x, after", evidence)
     return replace(session, factor=0.5), sigmoid

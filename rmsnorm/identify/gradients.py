@@ -14,7 +14,6 @@ from rmsnorm.accuracy.bounds import DESCRIBED, FORMULA, OWN_GRADIENT, STEP, STEP
 from rmsnorm.accuracy.rounding import cast
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.call import Spec, resolve
-from rmsnorm.identify.findings import Learned, not_observable
 from rmsnorm.identify.model import Inputs, Model
 from rmsnorm.identify.session import Session
 from rmsnorm.numpy_impl import rms_norm_vjp
@@ -146,23 +145,23 @@ def solve_gradients(session: Session, model: Model) -> None:
     """Compare the gradients with the golden's, or with differences of the model where no Variant describes it."""
     target = session.target
     if not target.differentiable:
-        session.findings.gradients = not_observable(f"{target.framework} has no automatic differentiation")
+        session.findings.add("gradients", None, f"{target.framework} has no automatic differentiation")
         return
     problem = _pose(session, model)
     try:
         gradients = target.all_gradients(problem.dy, **problem.arrays)
     except TargetError as error:
-        session.findings.gradients = Learned("raise", str(error))
+        session.findings.add("gradients", "raise", str(error))
         session.findings.defect(f"its gradient cannot be taken: {error}")
         return
-    parameters = {"scale": session.findings.gain, "bias": session.findings.bias}
+    parameters = {"scale": session.findings["gain"], "bias": session.findings["bias"]}
     applied = [name for name, answer in parameters.items() if answer is not None and answer.value]
     scale = problem.arrays.get("scale")
     described = model.plain and (scale is None or scale.size >= session.n)
     mistakes, evidence = (_by_golden if described else _by_differences)(problem, gradients, applied)
     for mistake in mistakes:
         session.findings.defect(mistake)
-    session.findings.gradients = Learned("wrong" if mistakes else "agree", evidence)
+    session.findings.add("gradients", "wrong" if mistakes else "agree", evidence)
 
 
 def solve_gate_gradient(session: Session, model: Model) -> None:
@@ -190,7 +189,7 @@ def solve_gate_gradient(session: Session, model: Model) -> None:
     for mistake in mistakes:
         session.findings.defect(mistake)
     evidence = f"{dtypes.short(problem.dtype)}: dgate and dx against differences, for gates from -3 to 3"
-    session.findings.gate_gradient = Learned("wrong" if mistakes else "agrees", "; ".join([evidence, *mistakes]))
+    session.findings.add("gate_gradient", "wrong" if mistakes else "agrees", "; ".join([evidence, *mistakes]))
 
 
 def _known_mistake(problem: Problem, dgate: Array, dx: Array | None) -> str | None:

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from rmsnorm.accuracy.bounds import CHANGED
-from rmsnorm.identify.findings import Learned, NotRms
+from rmsnorm.identify.findings import NotRms
 from rmsnorm.identify.session import Session
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
@@ -60,9 +60,9 @@ def grouped(session: Session) -> Session:
             break
         layout = replace(layout, group=group, groups=n // group if group and words else None)
     shape = str(list(layout.shape(4 if layout.unlimited else 1))).replace(" ", "")
-    session.findings.axes = Learned(layout.description, f"where y changes when one element of x {shape} does")
+    session.findings.add("axes", layout.description, f"where y changes when one element of x {shape} does")
     if layout.group:
-        session.findings.group_size = Learned(layout.group, f"elements of the last axis that change one another{words}")
+        session.findings.add("group_size", layout.group, f"elements of the last axis that change one another{words}")
     return replace(session, layout=layout)
 
 

@@ -7,27 +7,13 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from rmsnorm.identify import names
+from rmsnorm.identify.findings import DEFECT, Finding
 from rmsnorm.variants import Variant, get_variant
 
 Kind = Literal["rmsnorm", "layernorm", "rms_scaling", "none"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was learned, and its evidence.
-
-    Attributes:
-        name: the question, such as ``eps``.
-        value: a number, a word or a list; None where it is not observable.
-        evidence: what was seen, or why nothing can be seen.
-    """
-
-    name: str
-    value: Any
-    evidence: str
 
 
 @dataclass(frozen=True)
@@ -160,13 +146,21 @@ class Identity:
         return f"not recognised: {next(iter([*reasons, *self.defects]), 'nothing is known of it')}"
 
     @property
+    def rows(self) -> list[Finding]:
+        """The findings, and the nearest presets where any were compared."""
+        if not self.nearest:
+            return list(self.findings)
+        near = ", ".join(f"{name} {distance:.1e}" for name, distance in self.nearest[: names.SHOWN])
+        evidence = "largest difference of y, as a share of the largest |y| of its row"
+        return [*self.findings, Finding("nearest", near, evidence)]
+
+    @property
     def text(self) -> str:
         """The report, as lines of plain text."""
         lines = [self.headline]
-        defects = [Row("defect", sentence, "") for sentence in self.defects]
-        for row in [*finding_rows(self), *defects, *nearest_rows(self)]:
+        for row in [*self.rows, *(Finding(DEFECT, sentence, "") for sentence in self.defects)]:
             start = f"  {row.name:<17} "
-            line = f"{start}{row.value}{f' - {row.evidence}' if row.evidence else ''}"
+            line = f"{start}{row.word}{f' - {row.evidence}' if row.evidence else ''}"
             lines += textwrap.wrap(
                 line, 118, subsequent_indent=" " * len(start), break_long_words=False, break_on_hyphens=False
             )
@@ -190,38 +184,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Fraction):
         return float(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-class Row(NamedTuple):
-    """A row of the report."""
-
-    name: str
-    value: str
-    evidence: str
-    observable: bool = True
-
-
-def finding_rows(identity: Identity) -> list[Row]:
-    return [_row(finding) for finding in identity.findings]
-
-
-def nearest_rows(identity: Identity) -> list[Row]:
-    """One row, or none where no preset was compared."""
-    if not identity.nearest:
-        return []
-    near = ", ".join(f"{name} {distance:.1e}" for name, distance in identity.nearest[: names.SHOWN])
-    return [Row("nearest", near, "largest difference of y, as a share of the largest |y| of its row")]
-
-
-def _row(finding: Finding) -> Row:
-    if finding.value is None and finding.name != "partial":  # partial is None where every element counts
-        return Row(finding.name, "not observable", finding.evidence, observable=False)
-    return Row(finding.name, _word(finding.value), finding.evidence)
-
-
-def _word(value: Any) -> str:
-    if value is None or value is False:
-        return "no"
-    if value is True:
-        return "yes"
-    return f"{value:.7g}" if isinstance(value, float) else str(value)

@@ -15,7 +15,6 @@ from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import SAME_BITS, of_row
 from rmsnorm.accuracy.rounding import rounded
 from rmsnorm.call import Spec, resolve
-from rmsnorm.identify.findings import Learned, not_observable
 from rmsnorm.identify.model import Model, Stages
 from rmsnorm.identify.session import Answer, Session
 from rmsnorm.targets.bridges import Array
@@ -135,12 +134,12 @@ def _report_stages(session: Session, by_dtype: dict[str, Stages | None]) -> None
     findings = session.findings
     halves = [dtype for dtype in by_dtype if dtype in dtypes.HALF]
     if halves and all(whole(by_dtype[dtype], dtype) for dtype in halves):
-        findings.statistic_dtype = Learned("that of x", "1 / rho is what arithmetic in 16 bits gives, step by step")
+        findings.add("statistic_dtype", "that of x", "1 / rho is what arithmetic in 16 bits gives, step by step")
         return
     if not halves:
-        findings.statistic_dtype = not_observable("it takes no 16-bit x")
+        findings.add("statistic_dtype", None, "it takes no 16-bit x")
     elif not any(by_dtype[dtype] for dtype in halves):
-        findings.statistic_dtype = Learned("float32 or wider", "the exact 1 / rho explains every element of 16-bit y")
+        findings.add("statistic_dtype", "float32 or wider", "the exact 1 / rho explains every element of 16-bit y")
     for dtype, stages in by_dtype.items():
         if stages is None:
             continue
@@ -152,7 +151,7 @@ def _report_stages(session: Session, by_dtype: dict[str, Stages | None]) -> None
         findings.defect(f"for {dtype} x, {listed} {verb} rounded to {stages.dtype}{_before(stages, dtype)}")
         if dtype in halves:
             evidence = "the only roundings that explain 16-bit y"
-            findings.statistic_dtype = Learned(f"{listed} in {stages.dtype}", evidence)
+            findings.add("statistic_dtype", f"{listed} in {stages.dtype}", evidence)
 
 
 def _listed(stages: Stages) -> str:
@@ -174,7 +173,7 @@ def solve_rounding(session: Session, model: Model, stages: dict[str, Stages | No
     rule = _result_rule(session, results)
     halves = [dtype for dtype in stages if dtype in dtypes.HALF]
     if halves and all(whole(stages[dtype], dtype) for dtype in halves):
-        session.findings.rounding = Learned("input_dtype", "every operation is rounded to the dtype of x")
+        session.findings.add("rounding", "input_dtype", "every operation is rounded to the dtype of x")
         return Numerics(stages, "input_dtype", rule, results)
 
     def score(rule: ResultDtype | None, *, gain_rounded: bool) -> Scores:
@@ -202,8 +201,8 @@ def solve_rounding(session: Session, model: Model, stages: dict[str, Stages | No
     if chosen[1]:
         session.findings.defect(f"{model.variant.scale_offset:g} + gain is rounded to the dtype of the gain")
     if chosen[0] != rule:
-        known = "" if session.findings.result_dtype is None else f"{session.findings.result_dtype.evidence}; "
-        session.findings.result_dtype = Learned("promote_first", f"{known}x / rho is rounded to the dtype of y, too")
+        known = "" if (finding := session.findings["result_dtype"]) is None else f"{finding.evidence}; "
+        session.findings.add("result_dtype", "promote_first", f"{known}x / rho is rounded to the dtype of y, too")
     return _decided(session, Numerics(stages, None, chosen[0], results, chosen[1]), scores)
 
 
@@ -244,24 +243,21 @@ def _decided(session: Session, numerics: Numerics, scores: Scores) -> Numerics:
     other: Rounding = "after_scale" if best == "before_scale" else "before_scale"
     shares = scores[best]
     if not shares:
-        session.findings.rounding = not_observable("it takes no 16-bit x")
+        session.findings.add("rounding", None, "it takes no 16-bit x")
         return numerics
     alike = abs(least[best] - least[other]) < 0.01 <= least[best] - 0.9
     if alike or not (session.takes("scale") or session.takes("bias")):
-        session.findings.rounding = not_observable("no step after x / rho can be rounded separately")
+        session.findings.add("rounding", None, "no step after x / rho can be rounded separately")
         return numerics
     if least[best] >= SAME_BITS or (any(numerics.stages.values()) and least[best] - least[other] > 0.1):
         pair = max(shares, key=lambda pair: shares[pair] - scores[other][pair])
         words: dict[Rounding, str] = {"before_scale": "before the gain", "after_scale": "once, after the gain"}
-        session.findings.rounding = Learned(best,
+        session.findings.add("rounding", best,
             f"{100 * shares[pair]:.5g} % of {dtypes.short(pair[0])} y with a {dtypes.short(pair[1])} gain has the bits "
-            f"of y rounded {words[best]}; rounded {words[other]}: {100 * scores[other][pair]:.3g} %",
-        )  # fmt: skip
+            f"of y rounded {words[best]}; rounded {words[other]}: {100 * scores[other][pair]:.3g} %")  # fmt: skip
     else:
         most = f"{100 * least[best]:.3g} %"
-        session.findings.rounding = not_observable(
-            f"neither before nor after the gain explains the bits: {most} at most"
-        )
+        session.findings.add("rounding", None, f"neither before nor after the gain explains the bits: {most} at most")
         session.findings.defect(f"16-bit y is rounded in an unknown way: at most {most} of it can be predicted")
     return replace(numerics, rounding=best)
 
@@ -280,16 +276,16 @@ def _result_rule(session: Session, results: dict[Pair, str]) -> ResultDtype | No
 
     fits = [rule for rule in _RULES if all(ruled(rule, *pair) == y for pair, y in results.items())]
     if len(fits) == 1:
-        session.findings.result_dtype = Learned(fits[0], listed)
+        session.findings.add("result_dtype", fits[0], listed)
         return fits[0]
     if fits:
         reason = "it takes no gain of another dtype" if has_gain else "there is no gain"
-        session.findings.result_dtype = not_observable(f"{reason}, and y is of the dtype of x")
+        session.findings.add("result_dtype", None, f"{reason}, and y is of the dtype of x")
     elif len({*results.values()}) == 1 and len({t for t, _ in results}) > 1:
         (always,) = {*results.values()}
-        session.findings.result_dtype = Learned(f"always {always}", listed)
+        session.findings.add("result_dtype", f"always {always}", listed)
         session.findings.defect(f"y is {always} whatever x is")
     else:
-        session.findings.result_dtype = Learned("another rule", listed)
+        session.findings.add("result_dtype", "another rule", listed)
         session.findings.defect(f"the dtype of y follows no known rule ({listed})")
     return None

@@ -11,7 +11,7 @@ import numpy as np
 
 from rmsnorm import dtypes
 from rmsnorm.accuracy.rounding import rounded
-from rmsnorm.identify.findings import Findings, Learned
+from rmsnorm.identify.findings import Findings
 from rmsnorm.identify.layout import ORDINARY, ROWS, Layout, find_layout
 from rmsnorm.identify.model import Inputs
 from rmsnorm.targets.bridges import Array
@@ -210,7 +210,7 @@ def open_session(target: Target, width: int, deadline: float, time_limit: float,
             y = session.rows(rows, name)
             accepts.append(name)
         except TargetError as error:
-            findings.refused[name] = Learned("refused", str(error))
+            findings.add(f"{name} x", "refused", str(error))
             continue
         if name == "float64" and not np.array_equal(y, session.rows(rows.astype(np.float32).astype(np.float64), name)):
             wide = name if y.dtype == np.float64 else wide

@@ -14,7 +14,7 @@ from rmsnorm.identify.behaviour import solve_behaviour, solve_float64
 from rmsnorm.identify.confirm import Fresh, confirm, nearest
 from rmsnorm.identify.denominator import kind_of, solve_denominator
 from rmsnorm.identify.extras import solve_extras
-from rmsnorm.identify.findings import Findings, Learned, NotRms
+from rmsnorm.identify.findings import Findings, NotRms
 from rmsnorm.identify.form import solve_form
 from rmsnorm.identify.gradients import solve_gate_gradient, solve_gradients
 from rmsnorm.identify.groups import grouped
@@ -87,19 +87,19 @@ def identify_opened(
     findings = Findings()
     target.touched.clear()  # by calls that another caller made
     if target.notes:
-        findings.assumed = Learned("; ".join(target.notes), "needed to call it")
+        findings.add("assumed", "; ".join(target.notes), "needed to call it")
     identity = Identity(target.name, target.framework)
     try:
         with target.evaluating():
             session = open_session(target, width or target.width or WIDTH, start + time_limit, time_limit, findings)
             identity = _solve(session, identity, gradients=gradients)
     except NotRms as reason:
-        findings.defects.clear()  # they rest on a form that is not the target's
-        findings.kind = Learned("none", str(reason))
+        findings.withdraw_defects()  # they rest on a form that is not the target's
+        findings.add("kind", "none", str(reason))
     except TargetError as error:
         findings.defect(str(error))
     seconds = time.monotonic() - start
-    return replace(identity, findings=findings.listed, defects=tuple(findings.defects), seconds=seconds)
+    return replace(identity, findings=findings.answers, defects=findings.defects, seconds=seconds)
 
 
 def _solve(session: Session, identity: Identity, *, gradients: bool) -> Identity:
@@ -109,7 +109,7 @@ def _solve(session: Session, identity: Identity, *, gradients: bool) -> Identity
 
     # y = h / rho * (o + gain) + bias: first what surrounds rho, then rho on large and small rows, at several widths
     session, model, optional_gate = solve_form(session)
-    seen = len(session.findings.defects)  # those of later steps rest on the model
+    before = len(session.findings)  # the defects of later steps rest on the model
     model = solve_denominator(session, model)
 
     # the dtypes of the steps, and where results are rounded; now the variant has all its fields
@@ -120,7 +120,8 @@ def _solve(session: Session, identity: Identity, *, gradients: bool) -> Identity
     # the model must predict y on data that were not used until here: else nothing is said that rests on it
     keeps_float64 = solve_float64(session, model)
     fresh = Fresh(session, numerics)
-    confirmed, formula, session.findings.confirmed = confirm(model, numerics, fresh, keeps_float64=keeps_float64)
+    confirmed, formula, evidence = confirm(model, numerics, fresh, keeps_float64=keeps_float64)
+    session.findings.add("confirmed", confirmed, evidence)
     if formula or model.gate or any(explained(stages, dtype) for dtype, stages in numerics.stages.items()):
         solve_behaviour(session, model)
         if gradients:
@@ -130,7 +131,7 @@ def _solve(session: Session, identity: Identity, *, gradients: bool) -> Identity
         model = replace(model, variant=solve_extras(session, model))
         solve_batches(session, gradients=gradients)
     else:
-        session.findings.withdraw_model(seen)
+        session.findings.withdraw_model(before)
     _ask_in_training(session)
     if session.target.touched:
         session.findings.defect(f"it writes to its arguments: {', '.join(sorted(session.target.touched))}")
@@ -160,7 +161,8 @@ def _ask_with_gate(session: Session, model: Model, numerics: Numerics, keeps_flo
     """Whether the model predicts y and its gradients with a gate, too, which all else was asked without."""
     session = session.withholding(*session.withheld - {"gate"})
     fresh = Fresh(session, numerics)
-    everywhere, _, session.findings.confirmed_gate = confirm(model, numerics, fresh, keeps_float64=keeps_float64)
+    everywhere, _, evidence = confirm(model, numerics, fresh, keeps_float64=keeps_float64)
+    session.findings.add("confirmed_gate", everywhere, evidence)
     if not (everywhere and fresh.answers):
         session.findings.defect("with a gate, y is not what the model predicts within the bounds")
     elif gradients:
@@ -176,7 +178,7 @@ def _is_a_function(session: Session) -> None:
     rows = np.random.default_rng(21).normal(size=(4, session.n))
     if session.rows(rows).tobytes() != session.rows(rows).tobytes():
         raise NotRms("two calls with the same x give different y: it is random, or it keeps something between calls")
-    session.findings.repeatable = Learned(True, "two calls with the same x give the same bits")
+    session.findings.add("repeatable", True, "two calls with the same x give the same bits")
 
 
 def _ask_in_training(session: Session) -> None:
@@ -191,9 +193,7 @@ def _ask_in_training(session: Session) -> None:
     except TargetError as error:
         session.findings.defect(f"in training: {error}")
         return
-    session.findings.training = Learned(
-        "the same" if all(same) else "otherwise", "y in training beside y in evaluation"
-    )
+    session.findings.add("training", "the same" if all(same) else "otherwise", "y in training beside y in evaluation")
     if not all(same):
         session.findings.defect("in training, y is another one than in evaluation")
 
@@ -201,7 +201,8 @@ def _ask_in_training(session: Session) -> None:
 def _variant(session: Session, model: Model, numerics: Numerics) -> Variant:
     """The solved variant, under the name of the first preset that has the same values of all observable fields."""
     variant = model.variant.replace(rounding=numerics.rounding or "after_scale", result_dtype=numerics.result or "x")
-    hidden = {name for name in _SOMETIMES_HIDDEN if session.findings.is_hidden(name)}
+    asked = {finding.name: finding.value for finding in session.findings.answers}
+    hidden = {name for name in _SOMETIMES_HIDDEN if asked.get(name, name) is None}
     if variant.partial is None:
         hidden.add("partial_rounding")
     exact = named(variant, PRESETS.values(), unlike=hidden, own=())

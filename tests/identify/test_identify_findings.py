@@ -7,7 +7,7 @@ import pytest
 
 from rmsnorm import PRESETS
 from rmsnorm.identify import identify
-from rmsnorm.identify.findings import Findings, Learned
+from rmsnorm.identify.findings import Findings
 from rmsnorm.identify.names import described
 
 
@@ -21,16 +21,21 @@ def test_the_kind_and_the_statistic_are_said():
 
 
 def test_what_rests_on_a_model_is_withdrawn_with_it():
-    findings = Findings(gain=Learned(True, "y is linear in it"), eps=Learned(1e-6, "solved"))
-    findings.narrow_eps["bfloat16"] = Learned(1e-2, "solved from bfloat16 rows")
-    assert [finding.name for finding in findings.listed] == ["gain", "eps", "eps in bfloat16"]
+    findings = Findings()
+    findings.add("gain", True, "y is linear in it")
     findings.defect("seen before")
+    before = len(findings)
+    findings.add("eps", 1e-6, "solved")
+    findings.add("eps", 1e-5, "solved again")
+    findings.add("eps in bfloat16", 1e-2, "solved from bfloat16 rows")
     findings.defect("seen by the model")
-    findings.withdraw_model(1)
-    assert {finding.name: finding.value for finding in findings.listed} == {"gain": True, "eps": None}
-    assert findings.is_hidden("eps")
-    assert not findings.is_hidden("gain")
-    assert findings.defects == ["seen before"]
+    assert [finding.name for finding in findings.answers] == ["gain", "eps", "eps in bfloat16"]
+    assert findings["eps"].value == 1e-5
+    findings.withdraw_model(before)
+    assert {finding.name: finding.value for finding in findings.answers} == {"gain": True, "eps": None}
+    assert not findings["eps"].is_observable
+    assert findings["rounding"] is None, "it was not asked"
+    assert findings.defects == ("seen before",)
 
 
 @pytest.mark.torch

@@ -1,0 +1,199 @@
+"""Which elements of a row enter the statistic: all of them, or the first k = ceil(n p) or floor(n p)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from rmsnorm.identify.findings import NotRms
+from rmsnorm.identify.groups import responding
+from rmsnorm.identify.model import Model
+from rmsnorm.identify.session import Session
+from rmsnorm.targets.bridges import Array
+from rmsnorm.targets.target import TargetError
+from rmsnorm.variants import PartialRounding
+
+_WIDTHS: Final = range(8, 161)
+_MOST: Final = 8  # widths that are measured beside those that are known
+# rounding, and whether n p is computed in floating point
+_RULES: Final[tuple[tuple[PartialRounding, bool], ...]] = (
+    ("ceil", False), ("floor", False), ("ceil", True), ("floor", True),
+)  # fmt: skip
+_SIMPLE: Final = sorted(
+    {Fraction(a, b) for b in (2, 3, 4, 8, 16, 32, 100) for a in range(1, b)}, key=lambda p: (p.denominator, p)
+)
+_EVERY: Final = tuple(
+    dict.fromkeys([*_SIMPLE, *(Fraction(i, 1000) for i in range(1, 1000)), *(Fraction(a, b) for b in range(2, 65)
+    for a in range(1, b))])
+)  # fmt: skip
+
+
+class Counted(NamedTuple):
+    """How many elements of a row of n enter the statistic, and from which end they are counted."""
+
+    n: int
+    k: int
+    end: Literal["all", "first", "last"]
+
+    @property
+    def mask(self) -> Array:
+        """Which elements these are."""
+        order = np.arange(self.n)
+        return order >= self.n - self.k if self.end == "last" else order < self.k
+
+
+class Partial(NamedTuple):
+    """k = ceil(n p) or floor(n p), at least 1.
+
+    Attributes:
+        p: the simplest fraction that gives every k that was measured, None where none does.
+        rounding: None where both give the same.
+        floating: n p was computed in floating point, and k is wrong where n p is.
+        measured: k at the widths that were asked for.
+    """
+
+    p: Fraction | None
+    rounding: PartialRounding | None
+    floating: bool
+    measured: Mapping[int, int]
+
+
+def find_counted(session: Session) -> Counted:
+    """The elements of a row that enter the statistic.
+
+    Raises:
+        NotRms: they are neither the first nor the last ones.
+    """
+    n = session.n
+    low, high = 0, n - 1
+    while n > 1:
+        which = np.unique(np.linspace(low, high, 66).astype(int))
+        inside: Array = np.asarray(responding(session, which).any(axis=1))
+        borders = np.flatnonzero(inside[1:] != inside[:-1])
+        if inside.all():
+            break
+        if len(borders) != 1:
+            raise NotRms("the elements that enter the statistic are neither the first nor the last ones")
+        low, high = int(which[borders[0]]), int(which[borders[0] + 1])
+        if high == low + 1:
+            return Counted(n, high, "first") if inside[0] else Counted(n, n - high, "last")
+    return Counted(n, n, "all")
+
+
+def with_fraction(session: Session, model: Model, own: Counted, known: Mapping[int, int]) -> Model:
+    """The model with the fraction of a row that enters the statistic.
+
+    Args:
+        session: of the target.
+        model: as far as it is known.
+        own: the elements that count at the width of the session.
+        known: k at that width and at others.
+    """
+    findings, n, k = session.findings, own.n, own.k
+    model = replace(model, last=own.end == "last")
+    if model.last:
+        findings.defect(f"the statistic is that of the last {k} elements, not of the first")
+    if all(entry == width for width, entry in known.items()):
+        findings.add("partial", None, f"all {n} elements of a row change the others")
+        return model
+
+    def measure(width: int) -> int | None:
+        try:
+            resized = session.resized(width) if not session.layout.group else None
+            return None if resized is None else find_counted(resized).k
+        except (NotRms, TargetError):  # for example the variance of one element
+            return None
+
+    p, rounding, floating, measured = fit_partial(known, measure)
+    listed = ", ".join(f"{entry} of {width}" for width, entry in sorted(measured.items()))
+    if p is None:
+        findings.defect(
+            f"the statistic has {k} elements at every width, whatever n is" if set(measured.values()) == {k}
+            else f"the elements that enter the statistic are no fraction of a row: {listed}"
+        )  # fmt: skip
+    if k == n:
+        findings.add("partial", None, f"at a width of {n} all elements change the others: {listed}")
+        return model
+    only = "; no other width could be tried: it may be another fraction, or a constant" if len(measured) == 1 else ""
+    share = k / n if p is None else float(p)
+    findings.add("partial", share, f"the {own.end} elements that change the others: {listed}{only}")
+    if p is not None and rounding is None:
+        findings.add("partial_rounding", None, f"ceil and floor give the k that was seen: {listed}")
+    elif p is not None:
+        findings.add("partial_rounding", rounding, f"k = {rounding}(n p) at every width")
+    if floating:
+        findings.defect(f"k = {rounding}(n p) is computed in floating point: {listed}")
+    variant = model.variant.replace(partial=p or Fraction(k, n), partial_rounding=rounding or "ceil")
+    if variant.counted(n) != k:
+        variant = variant.replace(partial=Fraction(k, n))
+    return replace(model, variant=variant)
+
+
+@cache
+def _table(n: int) -> Array:
+    """k at a width, for every rule and fraction."""
+    numerators = n * np.array([p.numerator for p in _EVERY])
+    denominators = np.array([p.denominator for p in _EVERY])
+    product = n * np.array([float(p) for p in _EVERY])
+    k = [-(-numerators // denominators), numerators // denominators, np.ceil(product), np.floor(product)]
+    return np.clip(np.stack(k), 1, n).astype(np.int32)
+
+
+def fit_partial(known: Mapping[int, int], measure: Callable[[int], int | None]) -> Partial:
+    """Find the simplest p, and the rounding, that give k at every width.
+
+    Args:
+        known: k at the widths that were measured.
+        measure: k at another width, None where it is not observable.
+
+    Example:
+        >>> partial = fit_partial({64: 5}, lambda n: -(-7 * n // 100))
+        >>> partial.p, partial.rounding, partial.floating
+        (Fraction(7, 100), 'ceil', False)
+    """
+    measured = dict(known)
+    asked = set(measured)
+    while len(asked) - len(known) < _MOST:
+        possible = _possible(measured)
+        simple = possible.copy()
+        simple[:, len(_SIMPLE) :] = False
+        n = _most_telling(simple if simple.any() else possible, asked)
+        if n is None:
+            break
+        asked.add(n)
+        k = measure(n)
+        if k is not None:
+            measured[n] = k
+    possible = _possible(measured)
+    if not possible.any():
+        return Partial(None, None, False, measured)
+    best = int(np.flatnonzero(possible.any(axis=0))[0])
+    rounding, floating = _RULES[int(np.flatnonzero(possible[:, best])[0])]
+    either = len(measured) == 1 or set(measured.values()) == {1} or bool(possible[0, best] and possible[1, best])
+    return Partial(_EVERY[best], None if either else rounding, floating, measured)
+
+
+def _possible(measured: Mapping[int, int]) -> Array:
+    """The rules and fractions that give every k."""
+    possible = np.ones((len(_RULES), len(_EVERY)), bool)
+    for n, k in measured.items():
+        possible &= _table(n) == k
+    return possible
+
+
+def _most_telling(possible: Array, asked: set[int]) -> int | None:
+    """The width at which the possible rules disagree most, None where they agree at all of them."""
+    best, most = None, 0.0
+    for n in _WIDTHS:
+        if n not in asked:
+            counts = np.bincount(_table(n)[possible])
+            shares = counts[counts > 0] / counts.sum()
+            entropy = float(-(shares * np.log(shares)).sum())
+            if entropy > most + 1e-9:
+                best, most = n, entropy
+    return best
