@@ -67,7 +67,7 @@ def measure(name: str) -> dict[str, Any]:
     """The records of one layer."""
     from rmsnorm.identify.batches import dependences
     from rmsnorm.identify.findings import Findings
-    from rmsnorm.identify.session import open_session
+    from rmsnorm.identify.probe import open_probe
     from rmsnorm.parity import check
     from rmsnorm.parity.beyond import Beyond
     from rmsnorm.targets import open_target
@@ -86,8 +86,8 @@ def measure(name: str) -> dict[str, Any]:
         asked = Beyond(target, PRESETS[variant], gradients=target.differentiable)
         verdicts = asked.every_number(dtype, extremes=True)
         every |= {f"{dtype} {entry.quantity}": (entry.bit_identical, entry.parity_ratio) for entry in verdicts}
-    session = open_session(target, 64, float("inf"), float("inf"), Findings())
-    found, (widths, _) = dependences(session, gradients=target.differentiable)
+    probe = open_probe(target, 64, float("inf"), float("inf"), Findings())
+    found, (widths, _) = dependences(probe, gradients=target.differentiable)
     return {
         "layer": name, "package": package, "version": version(package), "cells": cells, "every": every,
         "dependences": [vars(entry) for entry in found], "widths": widths,

@@ -48,7 +48,7 @@ from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.identify import Identity, identify, open_target
 from rmsnorm.identify.batches import dependences
 from rmsnorm.identify.findings import Findings
-from rmsnorm.identify.session import open_session
+from rmsnorm.identify.probe import open_probe
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.parity import check
 from rmsnorm.variants import Variant
@@ -213,8 +213,8 @@ def agreement(norm: Norm, variant: Variant, dtype: str) -> str:
 def rows(norm: Norm) -> str:
     """Whether the bits of a row depend on how many rows there are."""
     target = open_target(norm, framework="numpy")
-    session = open_session(target, 64, time.monotonic() + SECONDS, SECONDS, Findings())
-    found, asked = dependences(session, gradients=False)
+    probe = open_probe(target, 64, time.monotonic() + SECONDS, SECONDS, Findings())
+    found, asked = dependences(probe, gradients=False)
     return "; ".join(entry.sentence for entry in found) or f"the same bits alone and among {max(asked.counts):,} rows"
 
 

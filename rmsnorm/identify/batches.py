@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rmsnorm.accuracy.ulps import ulps
-from rmsnorm.identify.session import Session, Value
+from rmsnorm.identify.probe import Probe, Value
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 
@@ -57,7 +57,7 @@ class Asked(NamedTuple):
     counts: tuple[int, ...]
 
 
-def dependences(session: Session, *, gradients: bool, thorough: bool = True) -> tuple[list[Dependence], Asked]:
+def dependences(probe: Probe, *, gradients: bool, thorough: bool = True) -> tuple[list[Dependence], Asked]:
     """Every quantity that depends on the number of rows, or on the call, with the first number of rows that shows it.
 
     A call has one example alone, or up to 4,096; seven different ones come again and again, so that each of them is at
@@ -65,77 +65,77 @@ def dependences(session: Session, *, gradients: bool, thorough: bool = True) -> 
     may have a gain of its own. dscale, a sum over the rows, is compared with that of an equal call.
 
     Args:
-        session: of the target.
+        probe: of the target.
         gradients: whether dx and dscale count.
         thorough: whether to ask for float32 and bfloat16, at three widths, with eight numbers of rows (three where a
             library compiles each); else for one dtype, two widths and two numbers.
     """
-    few = _FEWER if session.target.bridge.compiles else _COUNTS
+    few = _FEWER if probe.target.bridge.compiles else _COUNTS
     sizes, more = (few, _WIDTHS) if thorough else (_FEWEST, _WIDTHS[-1:])
-    asked = [entry for entry in session.accepts if entry in ("float32", "bfloat16")][::-1] or session.accepts[:1]
+    asked = [entry for entry in probe.accepts if entry in ("float32", "bfloat16")][::-1] or probe.accepts[:1]
     found: dict[tuple[str, bool], Dependence] = {}
     widths: list[int] = []
     counts: list[int] = []
-    for width, resized in _at_widths(session, more):
+    for width, resized in _at_widths(probe, more):
         try:
             for dtype in asked if thorough else asked[:1]:
                 for seen in _of_one(resized, sizes, dtype, counts, gradients=gradients):
                     found.setdefault((seen.quantity, not seen.count), seen)
         except TargetError:
-            session.check_time()
+            probe.check_time()
             continue  # it takes no such x: that is no finding of this step
         widths.append(width)
     return list(found.values()), Asked(tuple(widths), tuple(sorted(set(counts))))
 
 
-def solve_batches(session: Session, *, gradients: bool) -> None:
+def solve_batches(probe: Probe, *, gradients: bool) -> None:
     """Say whether results depend on the number of rows. That is no defect: sums in another order are right, too."""
-    if not session.layout.unlimited:
-        session.findings.add("batches", None, "it takes one number of rows")
+    if not probe.layout.unlimited:
+        probe.findings.add("batches", None, "it takes one number of rows")
         return
     try:
-        found, asked = dependences(session, gradients=gradients and session.target.differentiable, thorough=False)
+        found, asked = dependences(probe, gradients=gradients and probe.target.differentiable, thorough=False)
     except TargetError as error:  # the time is over
-        session.findings.add("batches", None, str(error))
+        probe.findings.add("batches", None, str(error))
         return
     if not asked.widths:
-        session.findings.add("batches", None, "no other number of rows could be tried")
+        probe.findings.add("batches", None, "no other number of rows could be tried")
     elif found:
-        session.findings.add("batches", "differ", "; ".join(entry.sentence for entry in found))
+        probe.findings.add("batches", "differ", "; ".join(entry.sentence for entry in found))
     else:
         tried = " and ".join(map(str, asked.counts))
         widths = " and ".join(map(str, asked.widths))
         evidence = (
             f"a row of {widths} elements has the same bits alone and in calls of {tried} rows, and in a second call"
         )
-        session.findings.add("batches", "the same", evidence)
+        probe.findings.add("batches", "the same", evidence)
 
 
-def _at_widths(session: Session, more: Sequence[int]) -> Iterator[tuple[int, Session]]:
-    yield session.n, session
-    if session.layout.group:
+def _at_widths(probe: Probe, more: Sequence[int]) -> Iterator[tuple[int, Probe]]:
+    yield probe.n, probe
+    if probe.layout.group:
         return
     for width in more:
-        resized = session.resized(width) if width > session.n else None
+        resized = probe.resized(width) if width > probe.n else None
         if resized is not None:
             yield width, resized
 
 
 def _of_one(
-    session: Session, sizes: Sequence[int], dtype: str, counts: list[int], *, gradients: bool
+    probe: Probe, sizes: Sequence[int], dtype: str, counts: list[int], *, gradients: bool
 ) -> Iterator[Dependence]:
     """At one width and in one dtype; ``counts`` gets the numbers of rows that were asked for."""
-    width = session.n
-    random, each = np.random.default_rng(23), session.layout.rows_per_example
-    rows, dy = (random.normal(size=(_PERIOD, each, session.n)) for _ in range(2))
-    parts = [_results(session, row, v, dtype, gradients=gradients) for row, v in zip(rows, dy, strict=True)]
+    width = probe.n
+    random, each = np.random.default_rng(23), probe.layout.rows_per_example
+    rows, dy = (random.normal(size=(_PERIOD, each, probe.n)) for _ in range(2))
+    parts = [_results(probe, row, v, dtype, gradients=gradients) for row, v in zip(rows, dy, strict=True)]
     alone = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name != "dscale"}
     seen: dict[str, Dependence] = {}
     for count in sizes:
-        if count * each * session.n > _ELEMENTS:
+        if count * each * probe.n > _ELEMENTS:
             break
-        many = [np.resize(part, (count * each, session.n)) for part in (rows, dy)]
-        first, again = (_results(session, many[0], many[1], dtype, gradients=gradients) for _ in range(2))
+        many = [np.resize(part, (count * each, probe.n)) for part in (rows, dy)]
+        first, again = (_results(probe, many[0], many[1], dtype, gradients=gradients) for _ in range(2))
         counts.append(count * each)
         for name, want in first.items():
             if want.tobytes() != again[name].tobytes():
@@ -156,23 +156,23 @@ def _difference(name: str, want: Array, got: Array, count: int, width: int, dtyp
     return Dependence(name, count, width, share, most, dtype)
 
 
-def _results(session: Session, rows: Array, dy: Array, dtype: str, *, gradients: bool) -> dict[str, Array]:
+def _results(probe: Probe, rows: Array, dy: Array, dtype: str, *, gradients: bool) -> dict[str, Array]:
     """y and dx as rows, and dscale, of one call."""
-    x, arrays = session.prepare(rows, dtype, None, **_parameters(session))
-    results = {"y": session.layout.to_rows(session.target.forward(x, **arrays), len(rows))}
-    session.check_time()
+    x, arrays = probe.prepare(rows, dtype, None, **_parameters(probe))
+    results = {"y": probe.layout.to_rows(probe.target.forward(x, **arrays), len(rows))}
+    probe.check_time()
     if gradients:
-        v = session.layout.to_x(dy).astype(results["y"].dtype)
-        for name, gradient in session.target.all_gradients(v, x=x, **arrays).items():
+        v = probe.layout.to_x(dy).astype(results["y"].dtype)
+        for name, gradient in probe.target.all_gradients(v, x=x, **arrays).items():
             if name == "x" and gradient is not None:
-                results["dx"] = session.layout.to_rows(gradient, len(rows))
+                results["dx"] = probe.layout.to_rows(gradient, len(rows))
             elif name == "scale" and gradient is not None:
                 results["dscale"] = gradient
     return results
 
 
-def _parameters(session: Session) -> dict[str, Value]:
+def _parameters(probe: Probe) -> dict[str, Value]:
     """A gain that is not constant: a product with a power of two would hide the last bit."""
-    if not session.takes("scale"):
+    if not probe.takes("scale"):
         return {}
-    return {"scale": session.parameter("scale", np.random.default_rng(25), 0.5, 2.0)}
+    return {"scale": probe.parameter("scale", np.random.default_rng(25), 0.5, 2.0)}

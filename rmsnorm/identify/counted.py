@@ -13,7 +13,7 @@ import numpy as np
 from rmsnorm.identify.findings import NotRms
 from rmsnorm.identify.groups import responding
 from rmsnorm.identify.model import Model
-from rmsnorm.identify.session import Session
+from rmsnorm.identify.probe import Probe
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 from rmsnorm.variants import PartialRounding
@@ -63,17 +63,17 @@ class Partial(NamedTuple):
     measured: Mapping[int, int]
 
 
-def find_counted(session: Session) -> Counted:
+def find_counted(probe: Probe) -> Counted:
     """The elements of a row that enter the statistic.
 
     Raises:
         NotRms: they are neither the first nor the last ones.
     """
-    n = session.n
+    n = probe.n
     low, high = 0, n - 1
     while n > 1:
         which = np.unique(np.linspace(low, high, 66).astype(int))
-        inside: Array = np.asarray(responding(session, which).any(axis=1))
+        inside: Array = np.asarray(responding(probe, which).any(axis=1))
         borders = np.flatnonzero(inside[1:] != inside[:-1])
         if inside.all():
             break
@@ -85,16 +85,16 @@ def find_counted(session: Session) -> Counted:
     return Counted(n, n, "all")
 
 
-def with_fraction(session: Session, model: Model, own: Counted, known: Mapping[int, int]) -> Model:
+def with_fraction(probe: Probe, model: Model, own: Counted, known: Mapping[int, int]) -> Model:
     """The model with the fraction of a row that enters the statistic.
 
     Args:
-        session: of the target.
+        probe: of the target.
         model: as far as it is known.
-        own: the elements that count at the width of the session.
+        own: the elements that count at the width of the probe.
         known: k at that width and at others.
     """
-    findings, n, k = session.findings, own.n, own.k
+    findings, n, k = probe.findings, own.n, own.k
     model = replace(model, last=own.end == "last")
     if model.last:
         findings.defect(f"the statistic is that of the last {k} elements, not of the first")
@@ -104,7 +104,7 @@ def with_fraction(session: Session, model: Model, own: Counted, known: Mapping[i
 
     def measure(width: int) -> int | None:
         try:
-            resized = session.resized(width) if not session.layout.group else None
+            resized = probe.resized(width) if not probe.layout.group else None
             return None if resized is None else find_counted(resized).k
         except (NotRms, TargetError):  # for example the variance of one element
             return None

@@ -1,6 +1,6 @@
 """The denominator rho: which elements enter it, what of them, by what their sum is divided, and eps.
 
-It is measured at the width of the session and at two others, where the target takes them: there a number that depends
+It is measured at the width of the probe and at two others, where the target takes them: there a number that depends
 on the width shows that it is no constant. At one width both readings are said.
 """
 
@@ -20,7 +20,7 @@ from rmsnorm.identify.findings import NotRms
 from rmsnorm.identify.identity import Kind
 from rmsnorm.identify.layout import ROWS
 from rmsnorm.identify.model import Model
-from rmsnorm.identify.session import Session
+from rmsnorm.identify.probe import Probe
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 from rmsnorm.variants import EpsPosition
@@ -78,53 +78,53 @@ def kind_of(model: Model) -> Kind:
     return "layernorm" if model.centred else "rms_scaling" if model.variant.statistic == "variance" else "rmsnorm"
 
 
-def solve_denominator(session: Session, model: Model) -> Model:
+def solve_denominator(probe: Probe, model: Model) -> Model:
     """The model with all of its denominator.
 
     Raises:
         NotRms: it is that of no RMSNorm.
     """
-    first = _measured(session)
+    first = _measured(probe)
     model = replace(model, variant=model.variant.replace(statistic=first.kind))
     if model.centred and first.kind != "variance":
         raise NotRms("the mean is subtracted in the numerator but not in the denominator")
     kind = kind_of(model)
-    session.findings.add("kind", kind, _KINDS[kind])
+    probe.findings.add("kind", kind, _KINDS[kind])
     evidence = "solved from the sum of squares and the squared sum of 32 rows"
-    session.findings.add("statistic", first.kind, evidence)
-    others = _at_other_widths(session)
+    probe.findings.add("statistic", first.kind, evidence)
+    others = _at_other_widths(probe)
     known = {rho.n: rho.k for rho in [*others, first]}
-    model = with_fraction(session, model, first.of, known)
-    return _with_reading(session, model, [first, *others])
+    model = with_fraction(probe, model, first.of, known)
+    return _with_reading(probe, model, [first, *others])
 
 
-def _at_other_widths(session: Session) -> list[Denominator]:
+def _at_other_widths(probe: Probe) -> list[Denominator]:
     """The denominator at two other widths, or at fewer where it takes no more."""
     measured: list[Denominator] = []
-    for width, other in session.other_widths(_MULTIPLES):
+    for width, other in probe.other_widths(_MULTIPLES):
         try:
             with other.target.evaluating():
                 measured.append(_measured(other))
         except TargetError:
             continue
         except NotRms as reason:
-            session.findings.defect(f"with {width} elements in a row it is not what it is with {session.n}: {reason}")
+            probe.findings.defect(f"with {width} elements in a row it is not what it is with {probe.n}: {reason}")
             return []
         if len(measured) == _MORE:
             break
     return measured
 
 
-def _measured(session: Session) -> Denominator:
-    """The denominator at the width of a session.
+def _measured(probe: Probe) -> Denominator:
+    """The denominator at the width of a probe.
 
     Raises:
         NotRms: it is none of an RMSNorm.
     """
-    return _with_eps(session, _with_size(session, Denominator(find_counted(session))))
+    return _with_eps(probe, _with_size(probe, Denominator(find_counted(probe))))
 
 
-def _with_size(session: Session, measured: Denominator) -> Denominator:
+def _with_size(probe: Probe, measured: Denominator) -> Denominator:
     """What the sum of squares is divided by, and whether the mean is subtracted, from rho of large rows.
 
     Raises:
@@ -135,10 +135,10 @@ def _with_size(session: Session, measured: Denominator) -> Denominator:
     rows = random.normal(size=(32, n))
     rows[8:16] += np.linspace(-3, 3, 8)[:, None]
     rows[16:24, 0 if measured.of.end != "last" else n - 1] = 3 * math.sqrt(n) * random.uniform(0.5, 1.0, 8)
-    rows = rows.astype(session.wide).astype(np.float64)
-    size = 2.0 ** _EXPONENTS[session.wide][0]
+    rows = rows.astype(probe.wide).astype(np.float64)
+    size = 2.0 ** _EXPONENTS[probe.wide][0]
     with np.errstate(all="ignore"):
-        rho = 1 / session.inverse_rms(rows * size) / size
+        rho = 1 / probe.inverse_rms(rows * size) / size
     part = np.where(measured.of.mask, rows, 0.0)
     columns = np.stack([(part**2).sum(-1), part.sum(-1) ** 2 / k, np.max(np.abs(rows), axis=-1) ** 2], axis=1)
     if not np.all(np.isfinite(rho)) or np.any(rho <= 0):
@@ -164,19 +164,19 @@ def _with_size(session: Session, measured: Denominator) -> Denominator:
     )
 
 
-def _with_eps(session: Session, measured: Denominator) -> Denominator:
+def _with_eps(probe: Probe, measured: Denominator) -> Denominator:
     """eps from rho(s x) / s, which only eps makes depend on s: every position of eps gives another curve."""
     noise = measured.noise
-    top, bottom = _EXPONENTS[session.wide]
+    top, bottom = _EXPONENTS[probe.wide]
     random = np.random.default_rng(9)
-    row = random.uniform(0.5, 1.5, session.n) * random.choice([-1.0, 1.0], session.n)
-    row = row.astype(session.wide).astype(np.float64)
+    row = random.uniform(0.5, 1.5, probe.n) * random.choice([-1.0, 1.0], probe.n)
+    row = row.astype(probe.wide).astype(np.float64)
 
     def rho_at(exponents: Array) -> tuple[Array, Array]:
         s = 2.0**exponents
         rows = s[:, None] * row
         with np.errstate(all="ignore"):
-            return s, 1 / session.inverse_rms(rows)
+            return s, 1 / probe.inverse_rms(rows)
 
     coarse = np.linspace(top, bottom, ROWS).round()
     with np.errstate(all="ignore"):
@@ -337,9 +337,9 @@ class Reading:
         return said
 
 
-def _with_reading(session: Session, model: Model, measured: Sequence[Denominator]) -> Model:
+def _with_reading(probe: Probe, model: Model, measured: Sequence[Denominator]) -> Model:
     """The model with the simplest reading that is true at every width, and eps in each dtype."""
-    first, findings = measured[0], session.findings
+    first, findings = measured[0], probe.findings
     kinds = {(rho.kind, rho.position) for rho in measured if rho.eps}
     if len(kinds) > 1 or len({rho.of.end for rho in measured} - {"all"}) > 1:
         findings.defect(f"with {_listed([rho.n for rho in measured])} elements in a row it computes different norms")
@@ -359,7 +359,7 @@ def _with_reading(session: Session, model: Model, measured: Sequence[Denominator
     for sentence in unknown or said.values():
         findings.defect(sentence)
     if single and not unknown:
-        findings.add("widths", str(first.n), _untried(session, measured, readings))
+        findings.add("widths", str(first.n), _untried(probe, measured, readings))
     else:
         solved = "the denominator below is that of the first" if unknown else "at which the denominator was solved"
         findings.add("widths", _listed([rho.n for rho in measured]), f"elements in a row, {solved}")
@@ -369,7 +369,7 @@ def _with_reading(session: Session, model: Model, measured: Sequence[Denominator
     scale = _FORMS[eps.form](first)
     size = None if chosen.size == _K else chosen.size.at(first)
     model = replace(model, size=size, factor=chosen.factor.at(first), eps_scale=scale)
-    return _eps_by_dtype(session, model, first, eps.times, chosen.unit(first) / scale, words)
+    return _eps_by_dtype(probe, model, first, eps.times, chosen.unit(first) / scale, words)
 
 
 def _readings(measured: Sequence[Denominator]) -> list[Reading]:
@@ -440,10 +440,10 @@ def _unknown(measured: Sequence[Denominator]) -> str:
     )
 
 
-def _untried(session: Session, measured: Sequence[Denominator], readings: Sequence[Reading]) -> str:
+def _untried(probe: Probe, measured: Sequence[Denominator], readings: Sequence[Reading]) -> str:
     """Why one width alone was tried, and what else its numbers may mean."""
     first, chosen = measured[0], readings[0]
-    group = session.layout.group and len(measured) > 1
+    group = probe.layout.group and len(measured) > 1
     why = "the groups have this size at every width" if group else "no other width could be tried"
     clamp = first.position == "clamp"
     others = []
@@ -473,11 +473,11 @@ def _listed(values: Sequence[object]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _eps_by_dtype(session: Session, model: Model, first: Denominator, value: float, unit: float, words: str) -> Model:
+def _eps_by_dtype(probe: Probe, model: Model, first: Denominator, value: float, unit: float, words: str) -> Model:
     """The model with eps in each dtype: one number, or the machine epsilon of the arithmetic.
 
     Args:
-        session: of the target.
+        probe: of the target.
         model: with all else of the denominator.
         first: what its first width shows.
         value: eps in the widest dtype, as somebody wrote it, and ``unit`` that over what is measured.
@@ -493,45 +493,45 @@ def _eps_by_dtype(session: Session, model: Model, first: Denominator, value: flo
                 f"the denominator is sqrt(q + {of_max:.3g} max|x|^2) at every size of x: eps was not rescaled with x"
             )
         value = nice(first.eps or of_max, max(first.noise, 2e-4))
-        session.findings.defect(f"eps is not rescaled with x / max|x|: it acts as {value:.3g} max|x|^2")
-    session.findings.add("eps_position", *((position, evidence) if value else (None, "eps is 0")))
-    by_dtype = {session.wide: value} | ({} if of_max else _in_other_dtypes(session, first, unit))
+        probe.findings.defect(f"eps is not rescaled with x / max|x|: it acts as {value:.3g} max|x|^2")
+    probe.findings.add("eps_position", *((position, evidence) if value else (None, "eps is 0")))
+    by_dtype = {probe.wide: value} | ({} if of_max else _in_other_dtypes(probe, first, unit))
     wide = {dtype: eps for dtype, eps in by_dtype.items() if dtype not in dtypes.HALF}
     single = wide.get("float32", next(iter(wide.values()), value))
-    final = _named_eps(session, value, single, wide, f"{words}; {evidence}" if words else evidence)
+    final = _named_eps(probe, value, single, wide, f"{words}; {evidence}" if words else evidence)
     narrow = {dtype: eps for dtype, eps in by_dtype.items() if dtype in dtypes.HALF}
     if not single or abs(narrow.get("bfloat16", single) / single - 1) < 0.1:
         narrow = {}  # in float16 alone it is the eps itself, or the square, that has become subnormal
     for dtype, eps in narrow.items():
         machine = ", its machine epsilon," if eps == dtypes.epsilon(dtype) else ""
-        session.findings.add(f"eps in {dtype}", eps, f"solved from {dtype} rows; {single:.3g} in wider dtypes")
-        session.findings.defect(f"eps is {eps:.3g}{machine} for {dtype} x, and {single:.3g} in wider dtypes")
+        probe.findings.add(f"eps in {dtype}", eps, f"solved from {dtype} rows; {single:.3g} in wider dtypes")
+        probe.findings.defect(f"eps is {eps:.3g}{machine} for {dtype} x, and {single:.3g} in wider dtypes")
     variant = model.variant.replace(eps=final, eps_position=position)
     return replace(model, variant=variant, eps_of_max=bool(of_max), narrow_eps=tuple(narrow.items()))
 
 
-def _in_other_dtypes(session: Session, first: Denominator, unit: float) -> dict[str, float]:
+def _in_other_dtypes(probe: Probe, first: Denominator, unit: float) -> dict[str, float]:
     """eps in the other dtypes that the target accepts, where it has the same position and is not 0."""
     by_dtype = {}
-    for dtype in session.accepts:
-        if dtype == session.wide:
+    for dtype in probe.accepts:
+        if dtype == probe.wide:
             continue
         noise = first.noise if dtype == "float64" else max(first.noise, 4 * dtypes.unit_roundoff(dtype))
-        measured = _with_eps(replace(session, wide=dtype), replace(first, noise=noise))
+        measured = _with_eps(replace(probe, wide=dtype), replace(first, noise=noise))
         if measured.position == first.position and measured.eps * unit:
             by_dtype[dtype] = nice(measured.eps * unit, noise)
     return by_dtype
 
 
-def _named_eps(session: Session, value: float, single: float, wide: dict[str, float], evidence: str) -> float | None:
+def _named_eps(probe: Probe, value: float, single: float, wide: dict[str, float], evidence: str) -> float | None:
     """eps as in a Variant: None where it is the machine epsilon of the arithmetic."""
     machine, double = dtypes.epsilon("float32"), dtypes.epsilon("float64")
     if single != machine or wide.get("float64", double) not in (double, machine):
-        session.findings.add("eps", value, evidence)
+        probe.findings.add("eps", value, evidence)
         return value
-    if wide.get("float64") == machine and session.wide == "float64":
-        session.findings.add("eps", machine, evidence + "; float64 has the same")
+    if wide.get("float64") == machine and probe.wide == "float64":
+        probe.findings.add("eps", machine, evidence + "; float64 has the same")
         return machine
     in_double = f", {wide['float64']:.4g} in float64" if "float64" in wide else ""
-    session.findings.add("eps", "machine epsilon", f"{machine:.4g} in float32{in_double}; {evidence}")
+    probe.findings.add("eps", "machine epsilon", f"{machine:.4g} in float32{in_double}; {evidence}")
     return None

@@ -15,7 +15,7 @@ from rmsnorm.accuracy.rounding import cast
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.call import Spec, resolve
 from rmsnorm.identify.model import Inputs, Model
-from rmsnorm.identify.session import Session
+from rmsnorm.identify.probe import Probe
 from rmsnorm.numpy_impl import rms_norm_vjp
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
@@ -32,7 +32,7 @@ class Problem:
     ``arrays`` has x, the parameters and the gate, by their names and as the target takes them.
     """
 
-    session: Session
+    probe: Probe
     model: Model
     arrays: Mapping[str, Array]
     dy: Array
@@ -43,19 +43,17 @@ class Problem:
 
     @property
     def count(self) -> int:
-        return self.dy.size // self.session.n
+        return self.dy.size // self.probe.n
 
     def rows(self, array: Array) -> Array:
         """An array shaped as x as rows, in float64."""
-        return self.session.layout.to_rows(array.astype(np.float64), self.count)
+        return self.probe.layout.to_rows(array.astype(np.float64), self.count)
 
     @cached_property
     def at(self) -> Inputs:
         """What ``arrays`` has at each element of the rows, in float64."""
         scale, bias, vector = (
-            self.session.layout.spread(self.arrays[name].astype(np.float64), self.count)
-            if name in self.arrays
-            else None
+            self.probe.layout.spread(self.arrays[name].astype(np.float64), self.count) if name in self.arrays else None
             for name in ("scale", "bias", "gate_vector")
         )
         gate = self.rows(self.arrays["gate"]) if vector is None and "gate" in self.arrays else vector
@@ -71,7 +69,7 @@ class Problem:
     def is_described(self) -> bool:
         """Whether y is that of the formula, but for roundings of 32 bits: then so is its derivative."""
         try:
-            y = self.rows(self.session.target.forward(**self.arrays))
+            y = self.rows(self.probe.target.forward(**self.arrays))
         except TargetError:
             return False
         return self.dtype not in dtypes.HALF and _close(y, self.formula.predict(self.at), "x", DESCRIBED)
@@ -107,7 +105,7 @@ class Problem:
         for direction in (value.astype(np.float64), *directions):
             ends = [(value + sign * STEP_OF_FLOAT32 * direction).astype(value.dtype) for sign in (1, -1)]
             try:
-                moved = [self.session.target.forward(**{**self.arrays, name: end}) for end in ends]
+                moved = [self.probe.target.forward(**{**self.arrays, name: end}) for end in ends]
             except TargetError:
                 return False
             along = self.dy.astype(np.float64) * (moved[0].astype(np.float64) - moved[1].astype(np.float64))
@@ -118,61 +116,61 @@ class Problem:
         return True
 
 
-def _pose(session: Session, model: Model, *, with_gate: bool = False) -> Problem:
+def _pose(probe: Probe, model: Model, *, with_gate: bool = False) -> Problem:
     """Rows of very different size, so that eps matters, with random parameters and dy, and a random or neutral gate.
 
     In every second row dy * (o + gain) has the signs of x. The term of dx that is the sum of their products is then of
     the size of the other one; elsewhere it is about 1 / sqrt(n) of it, which no tolerance sees in wide rows.
     """
     random = np.random.default_rng(14)
-    dtype = "float32" if "float32" in session.accepts else session.accepts[0]
-    count = session.row_count(24)
-    rows = random.normal(0.1, 1.0, (count, session.n)) * 10.0 ** random.uniform(-3.5, 1.5, (count, 1))
-    if not session.layout.unlimited:
-        rows = rows[: session.layout.rows_per_example]
-    values = session.draw(random, "scale", "bias")
+    dtype = "float32" if "float32" in probe.accepts else probe.accepts[0]
+    count = probe.row_count(24)
+    rows = random.normal(0.1, 1.0, (count, probe.n)) * 10.0 ** random.uniform(-3.5, 1.5, (count, 1))
+    if not probe.layout.unlimited:
+        rows = rows[: probe.layout.rows_per_example]
+    values = probe.draw(random, "scale", "bias")
     if with_gate:
         values["gate"] = random.uniform(-3, 3, rows.shape)
-    x, arrays = session.prepare(rows if with_gate else rows / session.lift, dtype, None, **values)
-    problem = Problem(session, model, {"x": x, **arrays}, cast(random.normal(0.1, 1.0, x.shape), dtype))
+    x, arrays = probe.prepare(rows if with_gate else rows / probe.gate_scale, dtype, None, **values)
+    problem = Problem(probe, model, {"x": x, **arrays}, cast(random.normal(0.1, 1.0, x.shape), dtype))
     at, dy = problem.at, problem.rows(problem.dy)
     gain = 1.0 if at.scale is None else model.variant.scale_offset + at.scale
     dy[::2] = (np.abs(dy) * np.where(at.x * gain < 0, -1.0, 1.0))[::2]
-    return replace(problem, dy=cast(session.layout.to_x(dy), dtype))
+    return replace(problem, dy=cast(probe.layout.to_x(dy), dtype))
 
 
-def solve_gradients(session: Session, model: Model) -> None:
+def solve_gradients(probe: Probe, model: Model) -> None:
     """Compare the gradients with the golden's, or with differences of the model where no Variant describes it."""
-    target = session.target
+    target = probe.target
     if not target.differentiable:
-        session.findings.add("gradients", None, f"{target.framework} has no automatic differentiation")
+        probe.findings.add("gradients", None, f"{target.framework} has no automatic differentiation")
         return
-    problem = _pose(session, model)
+    problem = _pose(probe, model)
     try:
         gradients = target.all_gradients(problem.dy, **problem.arrays)
     except TargetError as error:
-        session.findings.add("gradients", "raise", str(error))
-        session.findings.defect(f"its gradient cannot be taken: {error}")
+        probe.findings.add("gradients", "raise", str(error))
+        probe.findings.defect(f"its gradient cannot be taken: {error}")
         return
-    parameters = {"scale": session.findings["gain"], "bias": session.findings["bias"]}
+    parameters = {"scale": probe.findings["gain"], "bias": probe.findings["bias"]}
     applied = [name for name, answer in parameters.items() if answer is not None and answer.value]
     scale = problem.arrays.get("scale")
-    described = model.plain and (scale is None or scale.size >= session.n)
+    described = model.plain and (scale is None or scale.size >= probe.n)
     mistakes, evidence = (_by_golden if described else _by_differences)(problem, gradients, applied)
     for mistake in mistakes:
-        session.findings.defect(mistake)
-    session.findings.add("gradients", "wrong" if mistakes else "agree", evidence)
+        probe.findings.defect(mistake)
+    probe.findings.add("gradients", "wrong" if mistakes else "agree", evidence)
 
 
-def solve_gate_gradient(session: Session, model: Model) -> None:
+def solve_gate_gradient(probe: Probe, model: Model) -> None:
     """Compare the gradients for a gate that is an input, and for x beside it, with differences of the model."""
-    if not session.target.differentiable or model.gate is None or model.gate.vector:
+    if not probe.target.differentiable or model.gate is None or model.gate.vector:
         return
-    problem = _pose(session, model, with_gate=True)
+    problem = _pose(probe, model, with_gate=True)
     try:
-        gradients = session.target.all_gradients(problem.dy, **problem.arrays)
+        gradients = probe.target.all_gradients(problem.dy, **problem.arrays)
     except TargetError as error:
-        session.findings.defect(f"with a gate, its gradient cannot be taken: {error}")
+        probe.findings.defect(f"with a gate, its gradient cannot be taken: {error}")
         return
     mistakes, allowed = [], max(FORMULA, 4 * dtypes.unit_roundoff(problem.dtype))
     for name in ("gate", "x"):
@@ -187,9 +185,9 @@ def solve_gate_gradient(session: Session, model: Model) -> None:
                 known or f"the gradient for {words} is wrong by {100 * share:.2g} %, against differences with a gate"
             )
     for mistake in mistakes:
-        session.findings.defect(mistake)
+        probe.findings.defect(mistake)
     evidence = f"{dtypes.short(problem.dtype)}: dgate and dx against differences, for gates from -3 to 3"
-    session.findings.add("gate_gradient", "wrong" if mistakes else "agrees", "; ".join([evidence, *mistakes]))
+    probe.findings.add("gate_gradient", "wrong" if mistakes else "agrees", "; ".join([evidence, *mistakes]))
 
 
 def _known_mistake(problem: Problem, dgate: Array, dx: Array | None) -> str | None:
@@ -209,7 +207,7 @@ def _known_mistake(problem: Problem, dgate: Array, dx: Array | None) -> str | No
 
 def _by_golden(problem: Problem, gradients: Gradients, applied: Sequence[str]) -> Compared:
     """In shapes that the golden takes: groups have an axis of their own."""
-    layout, variant = problem.session.layout, problem.model.variant
+    layout, variant = problem.probe.layout, problem.model.variant
     shape, axes, features = problem.dy.shape, layout.axes, layout.feature_axes
     if layout.group:
         shape = (*shape[:-1], shape[-1] // layout.group, layout.group)
@@ -286,11 +284,11 @@ def _close(a: Array, b: Array, name: str, share: float = FORMULA) -> bool:
 
 def _suspects(problem: Problem, name: str) -> dict[str, Array]:
     """The gradients that usual mistakes give, by the sentence that names the mistake."""
-    layout, model, (h, scale, _, _), v = problem.session.layout, problem.model, problem.at, problem.rows(problem.dy)
+    layout, model, (h, scale, _, _), v = problem.probe.layout, problem.model, problem.at, problem.rows(problem.dy)
     gain: Any = 1.0 if scale is None else scale
     o = 0.0 if scale is None else model.variant.scale_offset
     inverse = model.inverse_rms(h, model.eps_for(problem.dtype))
-    counted = model.counted(problem.session.n)
+    counted = model.counted(problem.probe.n)
     q = np.where(counted, h * h, 0.0).sum(-1, keepdims=True) / counted.sum()
     true = {
         "inside": 1 / inverse**2,

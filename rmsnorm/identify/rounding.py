@@ -16,7 +16,7 @@ from rmsnorm.accuracy.bounds import SAME_BITS, of_row
 from rmsnorm.accuracy.rounding import rounded
 from rmsnorm.call import Spec, resolve
 from rmsnorm.identify.model import Model, Stages
-from rmsnorm.identify.session import Answer, Session
+from rmsnorm.identify.probe import Answer, Probe
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 from rmsnorm.variants import ResultDtype, Rounding, Variant
@@ -49,11 +49,11 @@ class Numerics:
     gain_rounded: bool = False
 
 
-def solve_stages(session: Session, model: Model) -> dict[str, Stages | None]:
+def solve_stages(probe: Probe, model: Model) -> dict[str, Stages | None]:
     """For each dtype of x: the fewest narrow stages of 1 / rho that explain y."""
-    solved = [(dtype, _stages(session, model, dtype)) for dtype in session.accepts]
+    solved = [(dtype, _stages(probe, model, dtype)) for dtype in probe.accepts]
     by_dtype = dict(sorted(solved, key=lambda entry: entry[1] is _unknown(entry[0])))
-    _report_stages(session, by_dtype)
+    _report_stages(probe, by_dtype)
     return by_dtype
 
 
@@ -73,10 +73,10 @@ def whole(stages: Stages | None, dtype: str) -> bool:
     return bool(stages and stages.dtype == dtype and (stages.rho or (stages.mean and stages.inverse)))
 
 
-def _stages(session: Session, model: Model, dtype: str) -> Stages | None:
-    rows = _telling_rows(session, dtype)
-    y = session.rows(rows / session.lift, dtype)
-    x, y = rows.astype(dtype), y.astype(np.float64) / session.factor
+def _stages(probe: Probe, model: Model, dtype: str) -> Stages | None:
+    rows = _telling_rows(probe, dtype)
+    y = probe.rows(rows / probe.gate_scale, dtype)
+    x, y = rows.astype(dtype), y.astype(np.float64) / probe.factor
     if model.centred or not np.all(np.isfinite(y)):
         return None
     narrow = [
@@ -85,7 +85,7 @@ def _stages(session: Session, model: Model, dtype: str) -> Stages | None:
     if dtype == "float64":
         narrow.remove("float32")  # reported as the dtype of the statistic
     for arithmetic in ("float64", "float32") if dtype == "float64" else ("float32",):
-        low, high = _bounds(x.astype(np.float64), y, dtype, session.n, arithmetic)
+        low, high = _bounds(x.astype(np.float64), y, dtype, probe.n, arithmetic)
         for stages in [None, *_choices(narrow, dtype)] if np.all(low <= high) else ():
             with np.errstate(all="ignore"):
                 inverse = model.inverse_rms(x, model.eps_for(dtype), stages)[:, 0] * model.factor
@@ -99,11 +99,11 @@ def _choices(narrow: Iterable[str], dtype: str) -> list[Stages]:
     return sorted(every, key=lambda stages: (stages.count, stages.dtype != dtype))
 
 
-def _telling_rows(session: Session, dtype: str) -> Array:
+def _telling_rows(probe: Probe, dtype: str) -> Array:
     """Rows whose squares all err to one side when they are rounded to 16 bits, and random ones."""
     random = np.random.default_rng(10)
-    half = session.row_count(16)
-    shape = (2 * half, session.n)
+    half = probe.row_count(16)
+    shape = (2 * half, probe.n)
     rows = random.uniform(0.25, 2.0, shape) * random.choice([-1.0, 1.0], shape)
     narrow = dtype if dtype in dtypes.HALF else "bfloat16"
     grid = np.unique(rounded(np.linspace(1, 2, 512), narrow))
@@ -130,8 +130,8 @@ def _bounds(x: Array, y: Array, dtype: str, n: int, arithmetic: str) -> tuple[Ar
     return np.max(low, axis=-1) * (1 - slack), np.min(high, axis=-1) * (1 + slack)
 
 
-def _report_stages(session: Session, by_dtype: dict[str, Stages | None]) -> None:
-    findings = session.findings
+def _report_stages(probe: Probe, by_dtype: dict[str, Stages | None]) -> None:
+    findings = probe.findings
     halves = [dtype for dtype in by_dtype if dtype in dtypes.HALF]
     if halves and all(whole(by_dtype[dtype], dtype) for dtype in halves):
         findings.add("statistic_dtype", "that of x", "1 / rho is what arithmetic in 16 bits gives, step by step")
@@ -166,14 +166,14 @@ def _before(stages: Stages, dtype: str) -> str:
     return " before the product with x" if stages == Stages(stages.dtype, inverse=True) else ""
 
 
-def solve_rounding(session: Session, model: Model, stages: dict[str, Stages | None]) -> Numerics:
+def solve_rounding(probe: Probe, model: Model, stages: dict[str, Stages | None]) -> Numerics:
     """Predict y for every pair of dtypes, rounded before the gain and after, and see which has its bits."""
-    answers = _answers(session)
+    answers = _answers(probe)
     results = {pair: answer.y.dtype.name for pair, answer in answers.items()}
-    rule = _result_rule(session, results)
+    rule = _result_rule(probe, results)
     halves = [dtype for dtype in stages if dtype in dtypes.HALF]
     if halves and all(whole(stages[dtype], dtype) for dtype in halves):
-        session.findings.add("rounding", "input_dtype", "every operation is rounded to the dtype of x")
+        probe.findings.add("rounding", "input_dtype", "every operation is rounded to the dtype of x")
         return Numerics(stages, "input_dtype", rule, results)
 
     def score(rule: ResultDtype | None, *, gain_rounded: bool) -> Scores:
@@ -199,27 +199,27 @@ def solve_rounding(session: Session, model: Model, stages: dict[str, Stages | No
             chosen, scores = other, scored
             break
     if chosen[1]:
-        session.findings.defect(f"{model.variant.scale_offset:g} + gain is rounded to the dtype of the gain")
+        probe.findings.defect(f"{model.variant.scale_offset:g} + gain is rounded to the dtype of the gain")
     if chosen[0] != rule:
-        known = "" if (finding := session.findings["result_dtype"]) is None else f"{finding.evidence}; "
-        session.findings.add("result_dtype", "promote_first", f"{known}x / rho is rounded to the dtype of y, too")
-    return _decided(session, Numerics(stages, None, chosen[0], results, chosen[1]), scores)
+        known = "" if (finding := probe.findings["result_dtype"]) is None else f"{finding.evidence}; "
+        probe.findings.add("result_dtype", "promote_first", f"{known}x / rho is rounded to the dtype of y, too")
+    return _decided(probe, Numerics(stages, None, chosen[0], results, chosen[1]), scores)
 
 
-def _answers(session: Session) -> dict[Pair, Answer]:
+def _answers(probe: Probe) -> dict[Pair, Answer]:
     """y of random rows and parameters for every pair of dtypes that the target takes."""
     random = np.random.default_rng(11)
-    rows = random.normal(size=(session.row_count(48), session.n))
-    values = session.draw(random, "scale", "bias")
-    pairs = [pair for pair in PAIRS if pair[0] in session.accepts and ("scale" in values or pair[0] == pair[1])]
-    if session.takes("gate_vector"):
+    rows = random.normal(size=(probe.row_count(48), probe.n))
+    values = probe.draw(random, "scale", "bias")
+    pairs = [pair for pair in PAIRS if pair[0] in probe.accepts and ("scale" in values or pair[0] == pair[1])]
+    if probe.takes("gate_vector"):
         values["gate_vector"] = np.zeros(1)
-    if session.takes("gate") and session.neutral["gate"] is not None:
-        values["gate"] = np.full(rows.shape, session.neutral["gate"])
+    if probe.takes("gate") and probe.neutral_parameters["gate"] is not None:
+        values["gate"] = np.full(rows.shape, probe.neutral_parameters["gate"])
     answers = {}
     for pair in pairs:
         with contextlib.suppress(TargetError):
-            answers[pair] = session.answer(rounded(rows, pair[0]) / session.lift, pair, values)
+            answers[pair] = probe.answer(rounded(rows, pair[0]) / probe.gate_scale, pair, values)
     return answers
 
 
@@ -237,34 +237,34 @@ def _identical(model: Model, stages: Stages | None, answer: Answer) -> float:
     return float(np.mean(alike))
 
 
-def _decided(session: Session, numerics: Numerics, scores: Scores) -> Numerics:
+def _decided(probe: Probe, numerics: Numerics, scores: Scores) -> Numerics:
     least = {rounding: min(shares.values(), default=0.0) for rounding, shares in scores.items()}
     best: Rounding = max(least, key=lambda name: (least[name], name == "after_scale"))
     other: Rounding = "after_scale" if best == "before_scale" else "before_scale"
     shares = scores[best]
     if not shares:
-        session.findings.add("rounding", None, "it takes no 16-bit x")
+        probe.findings.add("rounding", None, "it takes no 16-bit x")
         return numerics
     alike = abs(least[best] - least[other]) < 0.01 <= least[best] - 0.9
-    if alike or not (session.takes("scale") or session.takes("bias")):
-        session.findings.add("rounding", None, "no step after x / rho can be rounded separately")
+    if alike or not (probe.takes("scale") or probe.takes("bias")):
+        probe.findings.add("rounding", None, "no step after x / rho can be rounded separately")
         return numerics
     if least[best] >= SAME_BITS or (any(numerics.stages.values()) and least[best] - least[other] > 0.1):
         pair = max(shares, key=lambda pair: shares[pair] - scores[other][pair])
         words: dict[Rounding, str] = {"before_scale": "before the gain", "after_scale": "once, after the gain"}
-        session.findings.add("rounding", best,
+        probe.findings.add("rounding", best,
             f"{100 * shares[pair]:.5g} % of {dtypes.short(pair[0])} y with a {dtypes.short(pair[1])} gain has the bits "
             f"of y rounded {words[best]}; rounded {words[other]}: {100 * scores[other][pair]:.3g} %")  # fmt: skip
     else:
         most = f"{100 * least[best]:.3g} %"
-        session.findings.add("rounding", None, f"neither before nor after the gain explains the bits: {most} at most")
-        session.findings.defect(f"16-bit y is rounded in an unknown way: at most {most} of it can be predicted")
+        probe.findings.add("rounding", None, f"neither before nor after the gain explains the bits: {most} at most")
+        probe.findings.defect(f"16-bit y is rounded in an unknown way: at most {most} of it can be predicted")
     return replace(numerics, rounding=best)
 
 
-def _result_rule(session: Session, results: dict[Pair, str]) -> ResultDtype | None:
+def _result_rule(probe: Probe, results: dict[Pair, str]) -> ResultDtype | None:
     """The rule that gives the dtype of y in all the pairs."""
-    has_gain = session.takes("scale")
+    has_gain = probe.takes("scale")
     listed = ", ".join(
         f"{dtypes.short(t)} x{f' and {dtypes.short(g)} gain' if has_gain else ''}: {dtypes.short(y)}"
         for (t, g), y in results.items()
@@ -276,16 +276,16 @@ def _result_rule(session: Session, results: dict[Pair, str]) -> ResultDtype | No
 
     fits = [rule for rule in _RULES if all(ruled(rule, *pair) == y for pair, y in results.items())]
     if len(fits) == 1:
-        session.findings.add("result_dtype", fits[0], listed)
+        probe.findings.add("result_dtype", fits[0], listed)
         return fits[0]
     if fits:
         reason = "it takes no gain of another dtype" if has_gain else "there is no gain"
-        session.findings.add("result_dtype", None, f"{reason}, and y is of the dtype of x")
+        probe.findings.add("result_dtype", None, f"{reason}, and y is of the dtype of x")
     elif len({*results.values()}) == 1 and len({t for t, _ in results}) > 1:
         (always,) = {*results.values()}
-        session.findings.add("result_dtype", f"always {always}", listed)
-        session.findings.defect(f"y is {always} whatever x is")
+        probe.findings.add("result_dtype", f"always {always}", listed)
+        probe.findings.defect(f"y is {always} whatever x is")
     else:
-        session.findings.add("result_dtype", "another rule", listed)
-        session.findings.defect(f"the dtype of y follows no known rule ({listed})")
+        probe.findings.add("result_dtype", "another rule", listed)
+        probe.findings.defect(f"the dtype of y follows no known rule ({listed})")
     return None

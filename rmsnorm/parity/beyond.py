@@ -12,7 +12,7 @@ import numpy as np
 from rmsnorm.identify.batches import dependences
 from rmsnorm.identify.findings import Findings
 from rmsnorm.identify.groups import grouped
-from rmsnorm.identify.session import open_session
+from rmsnorm.identify.probe import open_probe
 from rmsnorm.parity.cases import Case, Data, make
 from rmsnorm.parity.comparison import Comparison, Skip
 from rmsnorm.parity.fitting import expect_in_groups, posed
@@ -84,11 +84,11 @@ class Beyond:
 
     def _batches(self, target: Target) -> list[Comparison]:
         with target.evaluating():
-            session = open_session(target, target.width or WIDTH, time.monotonic() + _TIME, _TIME, Findings())
-            session = grouped(session)
-            if not session.layout.unlimited:
+            probe = open_probe(target, target.width or WIDTH, time.monotonic() + _TIME, _TIME, Findings())
+            probe = grouped(probe)
+            if not probe.layout.unlimited:
                 return self._skip(BATCHES, "", "it takes one number of rows")
-            found, asked = dependences(session, gradients=self.gradients)
+            found, asked = dependences(probe, gradients=self.gradients)
         if not asked.widths:
             return self._skip(BATCHES, "", "it takes no other number of rows")
         wrong = {entry.quantity: failed(entry.quantity, entry.sentence) for entry in reversed(found)}

@@ -13,7 +13,7 @@ from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.call import Spec, resolve
 from rmsnorm.identify.batches import dependences
 from rmsnorm.identify.findings import Findings
-from rmsnorm.identify.session import open_session
+from rmsnorm.identify.probe import open_probe
 from rmsnorm.parity.cases import make
 from rmsnorm.targets import open_target
 
@@ -53,8 +53,8 @@ def test_a_row_has_the_same_bits_in_calls_of_many_rows(framework, compiled):
     target = open_target(LAYERS[framework.name], width=256)
     if compiled:
         target = target.compiled
-    session = open_session(replace(target, resized=None), 256, math.inf, math.inf, Findings())
-    found, (_, counts) = dependences(session, gradients=True, thorough=framework.name == "torch" and not compiled)
+    probe = open_probe(replace(target, resized=None), 256, math.inf, math.inf, Findings())
+    found, (_, counts) = dependences(probe, gradients=True, thorough=framework.name == "torch" and not compiled)
     assert max(counts) >= 257
     assert not found, [entry.sentence for entry in found]
 

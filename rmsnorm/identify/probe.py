@@ -31,17 +31,17 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Session:
+class Probe:
     """A target with its layout, and what makes its parameters neutral. A step that learns more returns a new one.
 
     Attributes:
-        findings: the record of what is learned, one for all sessions of a target.
+        findings: the record of what is learned, one for all probes of a target.
         deadline: on time.monotonic; time_limit: the seconds until then from the start.
         wide: the widest dtype in which it computes.
         accepts: dtypes of x with parameters of the same dtype.
-        neutral: for each argument the value that leaves x / rho; None where the argument is left out.
-        withheld: arguments of the target that are not passed.
-        lift, factor: what the neutral gate multiplies x and y by, powers of two.
+        neutral_parameters: for each argument the value that leaves x / rho; None where it is left out.
+        left_out: arguments of the target that are not passed.
+        gate_scale, factor: what the neutral gate multiplies x and y by, powers of two.
         centred: whether y is x less its mean over rho, with neutral parameters.
     """
 
@@ -52,9 +52,9 @@ class Session:
     time_limit: float
     wide: str = "float32"
     accepts: tuple[str, ...] = dtypes.FLOATS
-    neutral: Mapping[str, float | None] = field(default_factory=lambda: ORDINARY)
-    withheld: frozenset[str] = frozenset()
-    lift: float = 1.0
+    neutral_parameters: Mapping[str, float | None] = field(default_factory=lambda: ORDINARY)
+    left_out: frozenset[str] = frozenset()
+    gate_scale: float = 1.0
     factor: float = 1.0
     centred: bool = False
 
@@ -74,17 +74,17 @@ class Session:
         return max(4, min(wanted, 2**14 // self.n))
 
     def takes(self, argument: str) -> bool:
-        return argument in self.target.arguments and argument not in self.withheld
+        return argument in self.target.arguments and argument not in self.left_out
 
-    def withholding(self, *arguments: str) -> Session:
-        """The session that passes none of these arguments."""
-        return replace(self, withheld=frozenset(arguments))
+    def leaving_out(self, *arguments: str) -> Probe:
+        """The probe that passes none of these arguments."""
+        return replace(self, left_out=frozenset(arguments))
 
-    def with_neutral(self, **values: float | None) -> Session:
-        return replace(self, neutral={**self.neutral, **values})
+    def with_neutral(self, **values: float | None) -> Probe:
+        return replace(self, neutral_parameters={**self.neutral_parameters, **values})
 
-    def resized(self, width: int) -> Session | None:
-        """The session of the same target with another size of the normalised axis, None where that is impossible."""
+    def resized(self, width: int) -> Probe | None:
+        """The probe of the same target with another size of the normalised axis, None where that is impossible."""
         target, layout = self.target, self.layout
         if len(layout.axes) != 1 or (target.width is not None and target.resized is None):
             return None
@@ -97,8 +97,8 @@ class Session:
         group = width // layout.groups if layout.groups else layout.group
         return replace(self, target=target, layout=replace(layout, sizes=sizes, group=group))
 
-    def other_widths(self, multiples: Sequence[float]) -> Iterator[tuple[int, Session]]:
-        """Sessions at multiples of the width that can be had."""
+    def other_widths(self, multiples: Sequence[float]) -> Iterator[tuple[int, Probe]]:
+        """Probes at multiples of the width that can be had."""
         sizes = [self.layout.sizes[axis] for axis in self.layout.axes]
         for multiple in multiples:
             width = int(multiple * (sizes[0] or self.n))
@@ -123,7 +123,7 @@ class Session:
 
     def unit(self, rows: Array, dtype: str | None = None, **values: Value) -> Array:
         """rows / rho in float64: y with neutral parameters, without the factors of a gate."""
-        y = self.rows(rows / self.lift, dtype, None, **values)
+        y = self.rows(rows / self.gate_scale, dtype, None, **values)
         with np.errstate(invalid="ignore"):  # of a NaN that signals
             return y.astype(np.float64) / self.factor
 
@@ -158,7 +158,7 @@ class Session:
         x = self.layout.to_x(rows.astype(dtype))
         arrays: dict[str, Array] = {}
         for argument in ("scale", "bias", "gate_vector", "gate"):
-            value = values.get(argument, self.neutral.get(argument))
+            value = values.get(argument, self.neutral_parameters.get(argument))
             if not self.takes(argument) or value is None:
                 continue
             if argument == "gate":
@@ -186,7 +186,7 @@ class Session:
         return np.resize(values, (count, values.shape[1]))
 
 
-def open_session(target: Target, width: int, deadline: float, time_limit: float, findings: Findings) -> Session:
+def open_probe(target: Target, width: int, deadline: float, time_limit: float, findings: Findings) -> Probe:
     """Find a shape and the dtypes that the target takes.
 
     Raises:
@@ -202,16 +202,16 @@ def open_session(target: Target, width: int, deadline: float, time_limit: float,
     else:
         assert failure is not None  # noqa: S101  (every dtype failed)
         raise failure
-    session = Session(target, layout, findings, deadline, time_limit, wide=dtype)
+    probe = Probe(target, layout, findings, deadline, time_limit, wide=dtype)
     wide, accepts = dtype, []
-    rows = np.random.default_rng(17).normal(size=(4, session.n))
+    rows = np.random.default_rng(17).normal(size=(4, probe.n))
     for name in dtypes.FLOATS:
         try:
-            y = session.rows(rows, name)
+            y = probe.rows(rows, name)
             accepts.append(name)
         except TargetError as error:
             findings.add(f"{name} x", "refused", str(error))
             continue
-        if name == "float64" and not np.array_equal(y, session.rows(rows.astype(np.float32).astype(np.float64), name)):
+        if name == "float64" and not np.array_equal(y, probe.rows(rows.astype(np.float32).astype(np.float64), name)):
             wide = name if y.dtype == np.float64 else wide
-    return replace(session, wide=wide, accepts=tuple(accepts))
+    return replace(probe, wide=wide, accepts=tuple(accepts))

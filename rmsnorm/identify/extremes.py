@@ -9,7 +9,7 @@ import numpy as np
 from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import IN_RANGE
 from rmsnorm.identify.model import Model
-from rmsnorm.identify.session import Session
+from rmsnorm.identify.probe import Probe
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 
@@ -20,20 +20,20 @@ _TINY: Final = {"float16": 2.0**-12, "bfloat16": 2.0**-100, "float32": 2.0**-100
 _ROWS: Final = ("zero_row", "nan", "infinity")
 
 
-def solve_behaviour(session: Session, model: Model) -> None:
+def solve_extremes(probe: Probe, model: Model) -> None:
     """Ask for rows at the ends of each dtype, and report what comes back."""
     outcomes: dict[str, dict[str, Outcome]] = {"overflow": {}, "underflow": {}}
     contents: dict[str, dict[str, Content]] = {name: {} for name in _ROWS}
-    for dtype in session.accepts:
+    for dtype in probe.accepts:
         random = np.random.default_rng(12)
-        row = random.uniform(0.5, 1.5, session.n) * random.choice([-1.0, 1.0], session.n)
+        row = random.uniform(0.5, 1.5, probe.n) * random.choice([-1.0, 1.0], probe.n)
         row = row.astype(dtype).astype(np.float64)
         rows = np.stack([row * _HUGE[dtype], row * _TINY[dtype], 0 * row, row, row, row])
         rows[3, 0], rows[4, 0] = np.nan, np.inf
         try:
-            y = session.unit(rows, dtype)
+            y = probe.unit(rows, dtype)
         except TargetError as error:
-            session.findings.defect(str(error))
+            probe.findings.defect(str(error))
             continue
         eps = model.eps_for(dtype)
         huge, tiny = (
@@ -48,17 +48,17 @@ def solve_behaviour(session: Session, model: Model) -> None:
         for name, result in zip(_ROWS, y[2:5], strict=True):
             contents[name][dtype] = _content(result)
         rows[3:5] = row
-        if not np.array_equal(y[5], session.unit(rows, dtype)[5]):
-            session.findings.defect(f"a row of {dtype} y depends on NaN and infinity in other rows")
+        if not np.array_equal(y[5], probe.unit(rows, dtype)[5]):
+            probe.findings.defect(f"a row of {dtype} y depends on NaN and infinity in other rows")
     of_huge, of_tiny = (
         "x of about " + ", ".join(f"{sizes[dtype]:.0e} in {dtypes.short(dtype)}" for dtype in outcomes["overflow"])
         for sizes in (_HUGE, _TINY)
     )
-    _in_words(session, "overflow", outcomes["overflow"], of_huge)
-    _in_words(session, "underflow", outcomes["underflow"], of_tiny)
-    _in_words(session, "zero_row", contents["zero_row"], "a row of zeros")
-    _in_words(session, "nan", contents["nan"], "one NaN in a row")
-    _in_words(session, "infinity", contents["infinity"], "one infinity in a row")
+    _in_words(probe, "overflow", outcomes["overflow"], of_huge)
+    _in_words(probe, "underflow", outcomes["underflow"], of_tiny)
+    _in_words(probe, "zero_row", contents["zero_row"], "a row of zeros")
+    _in_words(probe, "nan", contents["nan"], "one NaN in a row")
+    _in_words(probe, "infinity", contents["infinity"], "one infinity in a row")
 
 
 def _scaled(eps: float, size: float, model: Model) -> float:
@@ -84,35 +84,33 @@ def _content(y: Array) -> Content:
     return "0" if np.all(y == 0) else "finite" if np.all(np.isfinite(y)) else "infinite"
 
 
-def _in_words(session: Session, name: str, by_dtype: dict[str, Outcome] | dict[str, Content], asked: str) -> None:
+def _in_words(probe: Probe, name: str, by_dtype: dict[str, Outcome] | dict[str, Content], asked: str) -> None:
     """Record one word where all dtypes have the same, else the dtypes of every word; nothing without dtypes."""
     words = list(dict.fromkeys(by_dtype.values()))
     parts = [(word, ", ".join(dtypes.short(d) for d in by_dtype if by_dtype[d] == word)) for word in words]
     if words:
         value = "; ".join(f"{word} in {names}" for word, names in parts) if len(parts) > 1 else words[0]
-        session.findings.add(name, value, asked)
+        probe.findings.add(name, value, asked)
 
 
-def solve_float64(session: Session, model: Model) -> bool:
+def solve_float64(probe: Probe, model: Model) -> bool:
     """Whether float64 is kept: it may go through float32, or the statistic may."""
-    if "float64" not in session.accepts:
-        session.findings.add("float64", None, "it takes no float64 x")
+    if "float64" not in probe.accepts:
+        probe.findings.add("float64", None, "it takes no float64 x")
         return False
-    rows = np.random.default_rng(13).normal(size=(8, session.n))
-    y, narrow = session.rows(rows, "float64"), session.rows(rows.astype(np.float32).astype(np.float64), "float64")
+    rows = np.random.default_rng(13).normal(size=(8, probe.n))
+    y, narrow = probe.rows(rows, "float64"), probe.rows(rows.astype(np.float32).astype(np.float64), "float64")
     if y.dtype != np.float64:
-        session.findings.add("float64", f"down-cast to {y.dtype.name}", f"y of float64 x is {y.dtype.name}")
+        probe.findings.add("float64", f"down-cast to {y.dtype.name}", f"y of float64 x is {y.dtype.name}")
         return False
     if np.array_equal(y, narrow):
-        session.findings.add(
-            "float64", "down-cast to float32", "y does not change when float64 x is rounded to float32"
-        )
+        probe.findings.add("float64", "down-cast to float32", "y does not change when float64 x is rounded to float32")
         return False
     want = rows * model.inverse_rms(rows, model.eps_for("float64")) * model.factor
-    error = float(np.max(np.abs(session.unit(rows, "float64") - want)) / np.max(np.abs(want)))
+    error = float(np.max(np.abs(probe.unit(rows, "float64") - want)) / np.max(np.abs(want)))
     if not model.centred and 1e-10 < error < 1e-6:
         evidence = f"x / rho is off by {error:.0e}, and changes with every bit of x"
-        session.findings.add("float64", "statistic in float32", evidence)
+        probe.findings.add("float64", "statistic in float32", evidence)
         return False
-    session.findings.add("float64", "kept", "y changes with the bits that float32 does not have")
+    probe.findings.add("float64", "kept", "y changes with the bits that float32 does not have")
     return True

@@ -1,8 +1,9 @@
-"""Fresh data: does the solved model predict the target, and how far is the target from each preset?"""
+"""Held-out data: does the solved model predict the target, and how far is the target from each preset?"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,33 +15,34 @@ from rmsnorm.accuracy.rounding import cast
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.identify.model import Inputs, Model, Stages
 from rmsnorm.identify.names import FIELDS, different
+from rmsnorm.identify.probe import Answer, Probe
 from rmsnorm.identify.rounding import Numerics, Pair
-from rmsnorm.identify.session import Answer, Session
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 from rmsnorm.variants import PRESETS, Variant
 
+Answers = Mapping[Pair, Answer]
 
-class Fresh:
-    """Answers of the target for fresh rows with random parameters, in each pair of dtypes that it takes."""
 
-    def __init__(self, session: Session, numerics: Numerics) -> None:
-        random = np.random.default_rng(16)
-        count = session.row_count(24)
-        sizes = 10.0 ** random.uniform(-3.0, 1.0, (count, 1))  # in float16 arithmetic the square of 1e-3 is 0
-        rows = random.normal(0.1, 1.0, (count, session.n)) * sizes
-        values = session.draw(random)
-        if session.takes("gate"):
-            values["gate"] = random.uniform(-3, 3, rows.shape)
-        self.answers: dict[Pair, Answer] = {}
-        for pair in numerics.results:
-            x = rows if pair[0] != "float16" else rows / sizes * np.clip(sizes, 0.1, 4.0)
-            try:
-                self.answers[pair] = session.answer(x, pair, values)
-            except TargetError:  # an optional gate may not go with every pair that it answers without one
-                if "gate" not in values:
-                    raise
+def ask_held_out(probe: Probe, numerics: Numerics) -> Answers:
+    """Answers of the target for rows with random parameters that no step used, in each pair of dtypes that it takes."""
+    random = np.random.default_rng(16)
+    count = probe.row_count(24)
+    sizes = 10.0 ** random.uniform(-3.0, 1.0, (count, 1))  # in float16 arithmetic the square of 1e-3 is 0
+    rows = random.normal(0.1, 1.0, (count, probe.n)) * sizes
+    values = probe.draw(random)
+    if probe.takes("gate"):
+        values["gate"] = random.uniform(-3, 3, rows.shape)
+    answers: dict[Pair, Answer] = {}
+    for pair in numerics.results:
+        x = rows if pair[0] != "float16" else rows / sizes * np.clip(sizes, 0.1, 4.0)
+        try:
+            answers[pair] = probe.answer(x, pair, values)
+        except TargetError:  # an optional gate may not go with every pair that it answers without one
+            if "gate" not in values:
+                raise
+    return answers
 
 
 class Confirmed(NamedTuple):
@@ -51,11 +53,11 @@ class Confirmed(NamedTuple):
     evidence: str
 
 
-def confirm(model: Model, numerics: Numerics, fresh: Fresh, *, keeps_float64: bool) -> Confirmed:
+def confirm(model: Model, numerics: Numerics, held_out: Answers, *, keeps_float64: bool) -> Confirmed:
     """Compare with the golden, or with the model where a Variant does not say everything."""
     confirmed, comparisons, wide = True, [], []
     free = numerics.rounding == "input_dtype"
-    for pair, answer in fresh.answers.items():
+    for pair, answer in held_out.items():
         stages = None if free else numerics.stages.get(pair[0])
         narrow = pair[0] == "float64" and not keeps_float64
         wanted = _wanted(model, stages, answer, exact=not narrow)
@@ -111,12 +113,12 @@ def _ratio(model: Model, pair: Pair, answer: Answer, wanted: Array, *, narrow: b
     return float(np.max(np.nan_to_num(ratio, nan=math.inf))), bound("y", call, dtype).ratio, dtype
 
 
-def nearest(fresh: Fresh, variant: Variant) -> tuple[tuple[str, float], ...]:
+def nearest(held_out: Answers, variant: Variant) -> tuple[tuple[str, float], ...]:
     """Every preset by the largest difference of y from it, as a share of the largest |y| of the row."""
     distances = []
     for order, preset in enumerate(PRESETS.values()):
         model, distance = Model(preset), 0.0
-        for pair, (at, y) in fresh.answers.items():
+        for pair, (at, y) in held_out.items():
             if pair not in (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")):
                 continue
             want = model.predict(Inputs(at.x, at.scale, at.bias if variant.bias else None)).astype(np.float64)
