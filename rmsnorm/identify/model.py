@@ -64,19 +64,11 @@ class Gate:
         return ACTIVATIONS[self.activation](gate * x if self.vector else gate)
 
 
-@dataclass(frozen=True)
-class Stages:
-    """Which intermediate results of 1 / rho are rounded to a narrow dtype."""
+class Stages(NamedTuple):
+    """Which intermediate results of 1 / rho are rounded to a narrow dtype: of squares, mean, rho and inverse."""
 
     dtype: str
-    squares: bool = False
-    mean: bool = False
-    rho: bool = False
-    inverse: bool = False
-
-    @property
-    def count(self) -> int:
-        return self.squares + self.mean + self.rho + self.inverse
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -129,7 +121,7 @@ class Model:
         """1 / rho of every row, in float64 but for the roundings of ``stages``."""
 
         def staged(values: Array, stage: str) -> Array:
-            return rounded(values, stages.dtype) if stages and getattr(stages, stage) else values
+            return rounded(values, stages.dtype) if stages and stage in stages.names else values
 
         h = x.astype(np.float64)
         counted = self.counted(h.shape[-1])

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import product
 from typing import Final
 
 import numpy as np
@@ -27,6 +24,8 @@ PAIRS: Final = (
     ("float64", "float32"),
 )  # fmt: skip
 _RULES: Final[tuple[ResultDtype, ...]] = ("x", "promote", "scale", "half_scale")
+# what real code rounds before the product with x; other choices are taken for arithmetic in the dtype of x throughout
+_STAGES: Final = (("squares",), ("mean",), ("rho",), ("inverse",), ("squares", "mean"))
 Pair = tuple[str, str]  # dtypes of x and of the gain
 Scores = dict[Rounding, dict[Pair, float]]
 
@@ -52,15 +51,14 @@ class Numerics:
 def solve_stages(probe: Probe, model: Model) -> dict[str, Stages | None]:
     """For each dtype of x: the fewest narrow stages of 1 / rho that explain y."""
     solved = [(dtype, _stages(probe, model, dtype)) for dtype in probe.accepts]
-    by_dtype = dict(sorted(solved, key=lambda entry: entry[1] is _unknown(entry[0])))
+    by_dtype = dict(sorted(solved, key=lambda entry: entry[1] == _unknown(entry[0])))
     _report_stages(probe, by_dtype)
     return by_dtype
 
 
-@cache
 def _unknown(dtype: str) -> Stages:
-    """What stands for sums in the dtype of x, in an unknown order, which no choice of stages explains."""
-    return Stages(dtype, squares=True, mean=True, inverse=True)
+    """What stands for arithmetic in the dtype of x, in an unknown order, which no choice of stages explains."""
+    return Stages(dtype, ("squares", "mean", "inverse"))
 
 
 def explained(stages: Stages | None, dtype: str) -> bool:
@@ -70,7 +68,7 @@ def explained(stages: Stages | None, dtype: str) -> bool:
 
 def whole(stages: Stages | None, dtype: str) -> bool:
     """Whether 1 / rho is computed in the dtype of x throughout."""
-    return bool(stages and stages.dtype == dtype and (stages.rho or (stages.mean and stages.inverse)))
+    return stages is not None and (stages == _unknown(dtype) or stages == Stages(dtype, ("rho",)))
 
 
 def _stages(probe: Probe, model: Model, dtype: str) -> Stages | None:
@@ -84,19 +82,16 @@ def _stages(probe: Probe, model: Model, dtype: str) -> Stages | None:
     ]
     if dtype == "float64":
         narrow.remove("float32")  # reported as the dtype of the statistic
+    narrow.sort(key=lambda name: name != dtype)
+    choices = [Stages(name, names) for names in _STAGES for name in narrow]
     for arithmetic in ("float64", "float32") if dtype == "float64" else ("float32",):
         low, high = _bounds(x.astype(np.float64), y, dtype, probe.n, arithmetic)
-        for stages in [None, *_choices(narrow, dtype)] if np.all(low <= high) else ():
+        for stages in (None, *choices) if np.all(low <= high) else ():
             with np.errstate(all="ignore"):
                 inverse = model.inverse_rms(x, model.eps_for(dtype), stages)[:, 0] * model.factor
             if np.all((low <= inverse) & (inverse <= high)):
                 return stages
     return _unknown(dtype)
-
-
-def _choices(narrow: Iterable[str], dtype: str) -> list[Stages]:
-    every = [Stages(name, *flags) for name in narrow for flags in product((False, True), repeat=4) if any(flags)]
-    return sorted(every, key=lambda stages: (stages.count, stages.dtype != dtype))
 
 
 def _telling_rows(probe: Probe, dtype: str) -> Array:
@@ -143,11 +138,11 @@ def _report_stages(probe: Probe, by_dtype: dict[str, Stages | None]) -> None:
     for dtype, stages in by_dtype.items():
         if stages is None:
             continue
-        if stages is _unknown(dtype):
+        if stages == _unknown(dtype):
             findings.defect(f"for {dtype} x, 1 / rho has a larger error than float32 arithmetic gives")
             continue
         listed = _listed(stages)
-        verb = "are" if stages.squares or stages.count > 1 else "is"
+        verb = "are" if "squares" in stages.names else "is"
         findings.defect(f"for {dtype} x, {listed} {verb} rounded to {stages.dtype}{_before(stages, dtype)}")
         if dtype in halves:
             evidence = "the only roundings that explain 16-bit y"
@@ -155,15 +150,15 @@ def _report_stages(probe: Probe, by_dtype: dict[str, Stages | None]) -> None:
 
 
 def _listed(stages: Stages) -> str:
-    names = {"squares": "the squares", "mean": "the mean square", "rho": "rho", "inverse": "1 / rho"}
-    return " and ".join(words for name, words in names.items() if getattr(stages, name))
+    words = {"squares": "the squares", "mean": "the mean square", "rho": "rho", "inverse": "1 / rho"}
+    return " and ".join(words[name] for name in stages.names)
 
 
 def _before(stages: Stages, dtype: str) -> str:
     """Before which step a single stage is rounded, where that is known."""
-    if stages == Stages(dtype, squares=True):
+    if stages == Stages(dtype, ("squares",)):
         return ", before the cast to float32"
-    return " before the product with x" if stages == Stages(stages.dtype, inverse=True) else ""
+    return " before the product with x" if stages.names == ("inverse",) else ""
 
 
 def solve_rounding(probe: Probe, model: Model, stages: dict[str, Stages | None]) -> Numerics:
