@@ -182,8 +182,6 @@ def _held_out(state: State) -> State:
     is_explained = formula or model.gate is not None or by_stages
     if not is_explained:
         state.findings.withdraw_model(state.of_affine)
-    if not confirmed:
-        state.findings.defect("the solved model does not predict y on fresh data within the bounds")
     return replace(state, held_out=held_out, confirmed=confirmed, is_explained=is_explained)
 
 
@@ -260,6 +258,13 @@ def _optional_gate(state: State) -> State:
     return state
 
 
+def _unpredicted(state: State) -> State:
+    """Does no model predict y? It is said last, after the defects that may be the reason."""
+    if not state.confirmed:
+        state.findings.defect("the solved model does not predict y on fresh data within the bounds")
+    return state
+
+
 STEPS: Final[tuple[Callable[[State], State], ...]] = (
     _is_a_function,
     _groups,
@@ -274,6 +279,7 @@ STEPS: Final[tuple[Callable[[State], State], ...]] = (
     _training,
     _arguments,
     _optional_gate,
+    _unpredicted,
 )
 
 
