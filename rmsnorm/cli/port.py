@@ -161,17 +161,19 @@ def _convert(
     (to,) = choices("to", [_FORMS.get(to, to)], targets, command)
     choices("norm", [norm] if norm else None, ("rms",), command)
     source = _load(model, config, source_norm)
-    if (source.config.dialect == "zero") != (system == "zero"):
-        other = "nematus" if system == "zero" else "zero"
-        raise errors.out_of_domain(command, "the model", f"of {other}", system, f"use rmsnorm port {other}")
     from rmsnorm.nematus.convert import SENTENCES, convert
+    from rmsnorm.nematus.dialects import rules
+
+    own = rules(source.config)
+    if own.system != system:
+        raise errors.out_of_domain(command, "the model", f"of {own.system}", system, f"use rmsnorm port {own.system}")
 
     with _aside() as terminal, Console(file=terminal).status("converting and comparing"):
         result = convert(source, folder, to, rms_norm=norm is not None)
     console = screen.console(highlight=False)
     scale = f"of logits up to {result.largest:.3g}, {SENTENCES} random sentences"
     if norm is not None:
-        kept = "gains are kept, offsets are in biases" if system == "zero" else "gains and offsets are kept"
+        kept = "gains and offsets are kept" if own.has_rms_offsets else "gains are kept, offsets are in biases"
         console.print(f"LayerNorm to RMSNorm: max error {result.exact:.2g} {scale}; {kept}")
         dtype = next(iter(result.model.parameters.values())).dtype.name
         console.print(f"weights rounded to {dtype}: max error {result.error:.2g}")
@@ -296,6 +298,7 @@ def _run(
 ) -> None:
     """Compute lines with a model, and write each as soon as it is there; a file is there when all are complete."""
     from rmsnorm.nematus.backends import ArrayModel
+    from rmsnorm.nematus.dialects import rules
     from rmsnorm.nematus.vocabulary import vocabularies
 
     default = "numpy" if FRAMEWORKS["torch"].missing else "torch"
@@ -305,7 +308,7 @@ def _run(
     files = (dictionary[:-1], dictionary[-1]) if dictionary else ()
     words = vocabularies(model, *files, scoring=scoring)
     config = model.config
-    if scoring and config.dialect == "zero":
+    if scoring and not rules(config).scores_smoothed:
         config = config.replace(label_smoothing=0.0)
     with _aside():
         array_model = ArrayModel(key, config, model.parameters)

@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rmsnorm import errors
-from rmsnorm.nematus.dialects import rules
+from rmsnorm.nematus.dialects import RULES, rules
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
 
-ZERO_END: Final = 2  # the id that ends a sentence in zero
+ZERO_END: Final = RULES["zero"].end  # the id that ends a sentence in zero
 
 Array: TypeAlias = npt.NDArray[Any]
 States: TypeAlias = list[Any]
@@ -91,7 +91,7 @@ def plan(
         if not isinstance(value, int | np.integer) or value < least:
             raise errors.out_of_domain("translate", name, value, f"an integer >= {least}", "pass 12 or so")
     words = np.asarray(words)
-    lengths = max_length + (words if config.search == "zero" else 0 * words)
+    lengths = max_length + words * rules(config).source_lengthens
     alpha = finite_alpha("translate", config.normalization_alpha if alpha is None else alpha)
     return Plan(config, beam_size, lengths, alpha, (seed, crc32(np.asarray(ids, np.int64).tobytes())))
 
@@ -123,7 +123,7 @@ class _Alive:
         """The log-probabilities of the words that may follow, (batch, beam, vocabulary)."""
         batch, size, _ = self.words.shape
         log_p, self.states = self.step(self.states, None if self.last is None else self.last.ravel())
-        if size > log_p.shape[-1] and self.plan.config.search != "zero":  # the first step needs different words
+        if size > log_p.shape[-1] and not rules(self.plan.config).wide_beams:  # the first step needs different words
             want = f"at most {log_p.shape[-1]}, the target vocabulary"
             raise errors.out_of_domain("translate", "beam_size", size, want, "pass a smaller one")
         return log_p.reshape(batch, size, -1)

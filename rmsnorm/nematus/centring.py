@@ -15,6 +15,7 @@ import numpy as np
 from rmsnorm import errors
 from rmsnorm.nematus.cells import GRU
 from rmsnorm.nematus.config import Config
+from rmsnorm.nematus.dialects import rules
 from rmsnorm.nematus.names import check
 from rmsnorm.nematus.zero import recurrent_maps
 
@@ -41,7 +42,7 @@ def to_rms_norm(config: Config, parameters: Mapping[str, Any]) -> tuple[Config, 
             why = "the norms of a Transformer read sums with sinusoids of positions, whose mean is in no weight"
         raise errors.out_of_domain("to_rms_norm", "the model", got, "rnn with layer", why)
     rows = check("to_rms_norm", config, parameters)
-    if config.dialect == "zero":
+    if not rules(config).has_rms_offsets:
         return config.replace(norm="rms", norm_offset=False), _centred_of_zero(config, parameters)
     centred = dict(parameters)
     for norm in [row.name.removesuffix("/new_std") for row in rows if row.name.endswith("/new_std")]:

@@ -12,8 +12,8 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from rmsnorm import errors
 from rmsnorm.nematus import zero
+from rmsnorm.nematus.dialects import Dialect, rules, rules_of
 
-Dialect = Literal["tensorflow", "tensorflow-v0.3", "theano", "zero"]
 Norm = Literal["none", "layer", "rms", "prms"]
 BEAM: Final = 5  # hypotheses that Nematus's translate keeps
 RMS: Final[tuple[Norm, ...]] = ("rms", "prms")
@@ -134,7 +134,7 @@ class Config:
             _check(name, kind, getattr(self, name))
         if self.norm == "layer":
             object.__setattr__(self, "norm_offset", True)
-        if self.dialect == "zero" and self.tie_encoder_decoder_embeddings:  # its one table serves the output, too
+        if rules(self).ties_all and self.tie_encoder_decoder_embeddings:  # its one table serves the output, too
             object.__setattr__(self, "tie_decoder_embeddings", True)
         if not self.dim_per_factor:
             object.__setattr__(self, "dim_per_factor", (self.embedding_size,))
@@ -145,7 +145,7 @@ class Config:
     def _contradictions(self) -> Iterator[tuple[Any, str, str]]:
         """Whether other fields contradict a field, which field it is, and what they make of it."""
         sizes, state, tied = self.source_vocab_sizes, self.state_size, self.tie_encoder_decoder_embeddings
-        is_zero, is_rnn, is_mixed = self.dialect == "zero", self.model_type == "rnn", self.softmax_mixture_size > 1
+        own, is_rnn, is_mixed = rules(self), self.model_type == "rnn", self.softmax_mixture_size > 1
         yield len(self.dim_per_factor) != len(sizes), "dim_per_factor", f"one size for each of {sizes}"
         want = f"sizes that add up to {self.embedding_size}"
         yield sum(self.dim_per_factor) != self.embedding_size, "dim_per_factor", want
@@ -154,17 +154,17 @@ class Config:
         want = "False where the decoder shares the embeddings of one of several factors"
         yield self.rnn_lexical_model and self.target_embedding_size != self.embedding_size, "rnn_lexical_model", want
         want = "False but in a Transformer of the dialect zero"
-        yield self.relu_attention and (is_rnn or not is_zero), "relu_attention", want
-        yield (self.search == "zero") != is_zero, "search", "zero in the dialect zero, and only there"
-        for option in fields(self) if is_zero else ():
+        yield self.relu_attention and (is_rnn or not own.has_relu_attention), "relu_attention", want
+        yield self.search not in own.searches, "search", "zero in the dialect zero, and only there"
+        for option in fields(self) if own.own_options else ():
             is_other = not zero.has(option.name, self.model_type) and getattr(self, option.name) != option.default
             yield is_other, option.name, f"{option.default!r}, as zero has no such option"
         want = "one factor in zero, and where a Transformer ties encoder and decoder"
-        yield len(sizes) > 1 and (is_zero or (tied and not is_rnn)), "source_vocab_sizes", want
+        yield len(sizes) > 1 and (not own.has_factors or (tied and not is_rnn)), "source_vocab_sizes", want
         if not is_rnn:
             yield self.embedding_size != state, "embedding_size", f"the state_size of {state}"
             want = "an even number >= 4, for the sines and cosines of positions"
-            yield state < 4 or (state % 2 and not is_zero), "state_size", want
+            yield state < 4 or (state % 2 and not own.has_odd_states), "state_size", want
             yield state % self.transformer_num_heads, "transformer_num_heads", f"a divisor of {state}"
             yield is_mixed, "model_type", "rnn where there is a mixture of softmaxes"
 
@@ -191,11 +191,12 @@ class Config:
         >>> [config.gru_bias("base", 0), config.gru_bias("base", 1), config.gru_bias("encoder", 1)]
         ['input', 'state', 'none']
         """
-        if stack == "high" and self.dialect != "theano":
+        transition = rules(self).transition_bias
+        if stack == "high" and transition == "none":
             return "state"
         if index == 0:
             return "input"
-        return "state" if stack == "base" else "outside" if self.dialect == "theano" else "none"
+        return "state" if stack == "base" else transition
 
     def replace(self, **changes: Any) -> Config:
         """A copy with other values, checked like a new config.
@@ -263,7 +264,8 @@ def read(options: Mapping[str, Any], **known: Any) -> Config:
 
     known: fields of Config that are known from another source, such as ``norm`` from the variable names.
     """
-    if zero.is_zero(options):
+    own = rules_of(dialect_of(options))
+    if own.own_options:
         return Config(**{**zero.fields(options), **known}, options=dict(options))
     _check_theano(options)
     drops = told(options, "rnn_use_dropout", True)  # else the rates in the file have no effect
@@ -276,8 +278,8 @@ def read(options: Mapping[str, Any], **known: Any) -> Config:
         raise _wrong("factors", factors, f"{most}, as many as dim_per_factor has sizes")
     values["source_vocab_sizes"] = (sizes,) * factors if isinstance(sizes, int) else sizes
     values["dialect"] = dialect_of(options)
-    if "translation_strategy" not in options and values["dialect"] != "theano":
-        values["search"] = "costs"
+    if "translation_strategy" not in options:
+        values["search"] = own.old_search
     untold = options.get(_OWN, {})
     if not isinstance(untold, Mapping) or not untold.keys() <= set(_UNTOLD):
         raise _wrong(_OWN, untold, f"an object with some of {', '.join(_UNTOLD)}")
@@ -298,7 +300,7 @@ def write(config: Config, *, theano: bool = False) -> dict[str, Any]:
 
     theano: whether Theano Nematus will read the file. If the model has another dialect, the file says so.
     """
-    if config.dialect == "zero":
+    if rules(config).own_options:
         return zero.options(vars(config))
     version: Dialect = "theano" if theano else config.dialect
     values = {

@@ -17,6 +17,7 @@ from rmsnorm.nematus.centring import to_rms_norm
 from rmsnorm.nematus.checkpoints.converted import save_flax, save_keras, save_safetensors
 from rmsnorm.nematus.checkpoints.original import save_tensorflow, save_theano
 from rmsnorm.nematus.config import Config
+from rmsnorm.nematus.dialects import rules
 from rmsnorm.nematus.model import Model, load
 from rmsnorm.nematus.vocabulary import dictionaries, read_entries, with_names, write_entries
 
@@ -71,8 +72,7 @@ def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm:
     ``to`` is a key of TARGETS. With rms_norm LayerNorm becomes RMSNorm, exactly.
     """
     out, target = Path(folder), TARGETS[to]
-    if source.config.dialect == "zero":
-        target = target._replace(file=target.file.replace("model.npz", "model-0"))
+    target = target._replace(file=target.file.replace("model.npz", rules(source.config).checkpoint))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"port: {out} exists, expected a new or an empty folder; name another")
     if not out.parent.is_dir():

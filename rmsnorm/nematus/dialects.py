@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
-from rmsnorm.nematus.config import Config, Dialect
+if TYPE_CHECKING:
+    from rmsnorm.nematus.config import Config
 
+Dialect = Literal["tensorflow", "tensorflow-v0.3", "theano", "zero"]
 Use: TypeAlias = Literal["encoder", "decoder", "softmax"]
 Block: TypeAlias = Literal["self_attn", "cross_attn", "ffn", "final"]
 
 NOTHING: Final = -1  # the id that stands for a vector of zeros
 ZERO_BIAS: Final = "bias"  # is added to the embeddings of source and target
-# Where the norm of a block is in Nematus, and where all of a block is in zero.
+# Where the norm of a block is in Nematus, and where all of a block is where scopes are nested.
 _BLOCKS: Final[dict[Block, tuple[str, str]]] = {
     "self_attn": ("pre_self_attn_sublayer", "self_attention"),
     "cross_attn": ("pre_cross_attn_sublayer", "cross_attention"),
     "ffn": ("pre_ffn_sublayer", "feed_forward"),
     "final": ("final_transform", ""),
 }
-# Linear maps of attention in zero, and those of a feed-forward block in Nematus and in zero.
+# Linear maps of attention where scopes are nested, and those of a feed-forward block, in Nematus and nested.
 _ATTENTION: Final = {"queries": "q_map", "keys": "k_map", "values": "v_map", "qkv": "qkv_map", "context": "o_map"}
 _FEED_FORWARD: Final = {"in": ("ff_layer_1", "ffn_layer/enlarge"), "out": ("ff_layer_2", "ffn_layer/output")}
 
@@ -27,7 +29,9 @@ _FEED_FORWARD: Final = {"in": ("ff_layer_1", "ffn_layer/enlarge"), "out": ("ff_l
 class Rules(NamedTuple):
     """The rules of a dialect. The defaults are those of Nematus master."""
 
+    # What the model computes.
     masking: Literal["zero", "carry"] = "zero"  # what a masked word does to states of the encoder: zeros, or nothing
+    version: str = "master"  # what ``port info`` calls it
     # Deep decoders score with states that begin with zeros, and no residual connection around the first high level.
     scores_otherwise: bool = False
     own_recurrent: bool = False  # RNNSearch has cells, attention and maps of its own
@@ -41,15 +45,49 @@ class Rules(NamedTuple):
     # The id 0 is padding: places that are padding in all sentences are left out, words that are 0 do not count in the
     # loss, and a search that chose 0 for all sentences begins anew.
     pads_with_zero: bool = False
+    transition_bias: Literal["none", "outside"] = "none"  # where the encoder's transitions, and high levels, add a bias
+    smooths_from_zero: bool = False  # an RNNSearch with smoothed labels subtracts the smallest loss that is possible
+    has_relu_attention: bool = False  # a Transformer may have ReLA
+    ties_all: bool = False  # embeddings that encoder and decoder share serve the output, too
+    has_factors: bool = True  # a source may have several factors
+    has_odd_states: bool = False  # the size of a Transformer may be odd
+    has_rms_offsets: bool = True  # RMSNorm may have offsets; else they become parts of biases
+    scores_smoothed: bool = True  # a score has the label smoothing of the options
+    # How it searches.
+    wide_beams: bool = False  # the beam may be wider than the vocabulary of the target
+    searches: tuple[str, ...] = ("sampler", "costs")
+    old_search: str = "costs"  # the search of a model whose options have no translation_strategy
+    source_lengthens: bool = False  # a translation may have so many words more than its source; else so many at all
+    end: int = 0  # the id that ends a sentence
+    unknown: int = 1  # the id of unknown words in a translation
+    drops_empty: bool = False  # an empty line gets an empty translation, without the model
+    leaves_small_batches: bool = False  # batches that are too small wait for more lines
+    space_at_end: bool = True  # a translation that has ended is followed by a space
+    # What its files are like.
+    system: Literal["nematus", "zero"] = "nematus"  # the command that converts it
+    own_options: bool = False  # names of options, the file they are in and the dictionaries are those of zero.py
+    average: str = "_smooth"  # how the names of averages end
+    nested: bool = False  # variables of a block have a scope of the block, and embeddings have none
+    names_norm: bool = False  # the names of all norms say which one it is
+    ambiguous_norm: bool = False  # LayerNorm and RMSNorm with offsets have the same names
+    checkpoint: str = "model.npz"  # the name of a converted checkpoint
+    has_theano: bool = True  # Theano Nematus has such models
 
 
 RULES: Final[dict[Dialect, Rules]] = {
-    "tensorflow": Rules(),
-    "tensorflow-v0.3": Rules(scores_otherwise=True),
-    "theano": Rules(masking="carry"),
+    "tensorflow": Rules(unknown=2),
+    "tensorflow-v0.3": Rules(version="v0.3", scores_otherwise=True),
+    "theano": Rules(
+        version="Theano", masking="carry", transition_bias="outside", old_search="sampler", ambiguous_norm=True
+    ),
     "zero": Rules(
         own_recurrent=True, go=NOTHING, embedding_bias=ZERO_BIAS, post_norm=True, joint_maps=True, drops_hidden=True,
-        mean_loss=True, pads_with_zero=True,
+        mean_loss=True, pads_with_zero=True, smooths_from_zero=True, has_relu_attention=True, has_factors=False,
+        ties_all=True, has_odd_states=True, has_rms_offsets=False, scores_smoothed=False,
+        searches=("zero",), source_lengthens=True, wide_beams=True, end=2, drops_empty=True,
+        leaves_small_batches=True, space_at_end=False,
+        version="zero", system="zero", own_options=True, average="/ExponentialMovingAverage",
+        nested=True, names_norm=True, checkpoint="model-0", has_theano=False,
     ),
 }  # fmt: skip
 
@@ -57,6 +95,11 @@ RULES: Final[dict[Dialect, Rules]] = {
 def rules(config: Config) -> Rules:
     """The rules that a model follows."""
     return RULES[config.dialect]
+
+
+def rules_of(dialect: object) -> Rules:
+    """The rules of this name, which may be anything in a file; those of master for another one, refused by Config."""
+    return next((own for name, own in RULES.items() if name == dialect), Rules())
 
 
 def first_word(config: Config) -> int:
@@ -70,7 +113,7 @@ def label_target(config: Config, *, training: bool) -> tuple[float, float, float
     A Transformer smooths in training only. All but Nematus's RNNSearch subtract the smallest loss that is possible.
     """
     rate, size = config.label_smoothing, config.target_vocab_size
-    if config.model_type == "rnn" and config.dialect != "zero":
+    if config.model_type == "rnn" and not rules(config).smooths_from_zero:
         wrong = rate / size
         return 1 - rate + wrong, wrong, 0.0
     if config.model_type == "transformer" and not training:
@@ -83,7 +126,7 @@ def table(config: Config, use: Use, factor: int = 0) -> str:
     """Name of the embeddings for this use, of a factor of the source; tied embeddings have the name of another use."""
     if use == "softmax" and config.tie_decoder_embeddings:
         use = "decoder"
-    if config.dialect == "zero":
+    if rules(config).nested:
         own = {"encoder": "src_embedding", "decoder": "tgt_embedding", "softmax": "softmax_embedding"}
         return "embedding" if config.tie_encoder_decoder_embeddings else own[use]
     if use == "decoder" and config.tie_encoder_decoder_embeddings:
@@ -95,18 +138,18 @@ def table(config: Config, use: Use, factor: int = 0) -> str:
 
 def layer(config: Config, stack: str, number: int) -> str:
     """Name of a layer of ``encoder`` or ``decoder``; the first number is 1."""
-    return f"{stack}/layer_{number - 1}" if config.dialect == "zero" else f"transformer_model/{stack}/layer_{number}"
+    return f"{stack}/layer_{number - 1}" if rules(config).nested else f"transformer_model/{stack}/layer_{number}"
 
 
 def norm(config: Config, block: Block) -> tuple[str, str]:
     """Names of the gain and of the offset of the norm of a block, below the name of the layer."""
-    scope = f"{_BLOCKS[block][config.dialect == 'zero']}/{'layer' if config.norm == 'layer' else 'rms'}_norm"
+    scope = f"{_BLOCKS[block][rules(config).nested]}/{'layer' if config.norm == 'layer' else 'rms'}_norm"
     return f"{scope}/scale", f"{scope}/offset"
 
 
 def linear(config: Config, block: Block, part: str) -> tuple[str, str | None]:
     """Names of the matrix and of the bias of a linear map of a block, below that of the layer."""
-    if config.dialect == "zero":
+    if rules(config).nested:
         scope = _FEED_FORWARD[part][1] if block == "ffn" else f"dot_attention/{_ATTENTION[part]}"
         return f"{_BLOCKS[block][1]}/{scope}/W_0_0", f"{_BLOCKS[block][1]}/{scope}/b_0"
     if block == "ffn":

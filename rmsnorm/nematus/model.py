@@ -21,8 +21,9 @@ from rmsnorm.files import check_expansion, reading
 from rmsnorm.nematus import zero
 from rmsnorm.nematus.checkpoints import converted, original
 from rmsnorm.nematus.checkpoints.files import Form, finite, locate, read_options
-from rmsnorm.nematus.config import LEGACY, RMS, Config, Dialect, Norm, dialect_of, read
-from rmsnorm.nematus.names import VERSIONS, ZERO_AVERAGE, is_of_training, match, unused, variables
+from rmsnorm.nematus.config import LEGACY, RMS, Config, Norm, dialect_of, read
+from rmsnorm.nematus.dialects import Dialect, Rules, rules_of
+from rmsnorm.nematus.names import VERSIONS, is_of_training, match, unused, variables
 from rmsnorm.tensors import Tensors
 
 # What ``port info`` calls a form of the files, and its reader.
@@ -33,7 +34,6 @@ FORMS: Final[Mapping[Form, tuple[str, Callable[[Path], Tensors]]]] = {
     "keras": ("Keras: a file of rmsnorm", converted.read_keras),
     "flax": ("Flax: a checkpoint of rmsnorm", converted.read_flax),
 }
-_SMOOTH: Final = "_smooth"
 _GAINS: Final = ("/new_std", "/scale", "_lns", "_ln_s")
 _OFFSETS: Final = ("/new_mean", "/offset", "_lnb", "_ln_b")
 
@@ -113,11 +113,10 @@ def load(
         for name in shapes:
             if not name.isprintable():  # it would be printed
                 raise errors.InputValueError(f"a variable has the name {name!r:.80}")
-    is_zero = zero.is_zero(options)
-    if is_zero and location.form == "tensorflow":
+    own = rules_of(dialect_of(options))
+    if own.own_options and location.form == "tensorflow":
         shapes, tensor = converted.renamed((shapes, tensor), partial(_without_scope, zero.scope(options)))
-    average = ZERO_AVERAGE if is_zero else _SMOOTH
-    others = [name for name in shapes if is_of_training(name) or name.endswith(average) or name.startswith("/")]
+    others = [name for name in shapes if is_of_training(name) or name.endswith(own.average) or name.startswith("/")]
     of_model = shapes.keys() - set(others)
     if dialect is None and location.form == "theano" and not options.get("dialect"):
         dialect = "theano"
@@ -138,7 +137,7 @@ def load(
     match("nematus.load", str(location.path), wanted, {name: shapes[name] for name in of_model - spare})
     smoothed = settings.exponential_smoothing > 0
     if smoothed:
-        wanted = {name + average: row for name, row in wanted.items()}
+        wanted = {name + own.average: row for name, row in wanted.items()}
         found = {name: shape for name, shape in shapes.items() if name in wanted}
         match("nematus.load", f"{location.path}, smoothed,", wanted, found)
     with reading("nematus.load", location.path, "a model of the size of its file"):
@@ -153,9 +152,10 @@ def _facts_from_names(
 ) -> dict[str, Any]:
     """The fields of the config that follow from the names and shapes of the tensors."""
     facts: dict[str, Any] = {} if dialect is None else {"dialect": dialect}
-    if zero.is_zero(options):
-        return facts | _norm(options, shapes, norm, "zero") | _vocabularies_of_zero(shapes)
-    facts |= _norm(options, shapes, norm, dialect or dialect_of(options))
+    own = rules_of(dialect_of(options))
+    if own.own_options:
+        return facts | _norm(options, shapes, norm, own) | _vocabularies_of_zero(shapes)
+    facts |= _norm(options, shapes, norm, own if dialect is None else rules_of(dialect))
     if options.get("model_type") == "transformer":
         # Until 2020 tie_encoder_decoder_embeddings tied the projection, and tie_decoder_embeddings had no effect.
         untied = "transformer_model/softmax_projection_layer/embedding_table" in shapes
@@ -164,7 +164,7 @@ def _facts_from_names(
     return facts
 
 
-def _norm(options: Mapping[str, Any], names: Collection[str], asked: Norm | None, dialect: Dialect) -> dict[str, Any]:
+def _norm(options: Mapping[str, Any], names: Collection[str], asked: Norm | None, own: Rules) -> dict[str, Any]:
     """The norm that the names leave possible, and of several the one that is asked for or that this package wrote down.
 
     If neither says which, it is the norm that the program with these names has. Theano Nematus can have either norm
@@ -172,14 +172,14 @@ def _norm(options: Mapping[str, Any], names: Collection[str], asked: Norm | None
     """
     has_gain, has_offset = (any(name.endswith(ends) for name in names) for ends in (_GAINS, _OFFSETS))
     is_layer, is_rms = (any(scope in name for name in names) for scope in ("/layer_norm/", "/rms_norm/"))
-    if dialect != "zero" and not is_layer:  # in which others have a scale, too
+    if not own.names_norm and not is_layer:  # in which others have a scale, too
         is_rms |= any(name.endswith("/scale") for name in names)
     possible: tuple[Norm, ...] = ("layer",) if is_layer else ("layer", *RMS)
     if not has_gain or is_rms or not has_offset:
         possible = RMS if has_gain else ("none",)
     spellings = ("rnn_layer_normalization", *LEGACY["rnn_layer_normalization"])
     option = next((name for name in spellings if options.get(name)), None)
-    if option and asked is None and not has_gain and dialect != "zero":
+    if option and asked is None and not has_gain and not own.names_norm:
         raise errors.InputValueError(
             f"nematus.load: the model has no gains, expected those of the norms, because its option {option} is set; "
             "Nematus's own conversion drops the gains of RMSNorm: load the original model, or pass norm='none'"
@@ -187,8 +187,8 @@ def _norm(options: Mapping[str, Any], names: Collection[str], asked: Norm | None
     if asked not in (None, *possible):
         want = f"{' or '.join(possible)}, as its variables say"
         raise errors.out_of_domain("nematus.load", "norm", asked, want, "leave it out")
-    kind, is_told = asked or options.get("norm"), dialect == "zero" or any(name.endswith("/new_mean") for name in names)
-    if kind not in possible and (len(possible) < 3 or (is_told and dialect != "theano")):
+    kind, is_told = asked or options.get("norm"), own.names_norm or any(name.endswith("/new_mean") for name in names)
+    if kind not in possible and (len(possible) < 3 or (is_told and not own.ambiguous_norm)):
         kind = possible[0]
     elif kind not in possible:
         kind = {"rmsnorm": "rms", "layernorm": "layer"}.get(str(options.get("layer_normalization_type")))

@@ -46,7 +46,6 @@ _V01: Final = (
 
 # Tensors of the trainer: they are in a checkpoint, but not part of the model.
 _TRAINING: Final = ("time", "beta1_power", "beta2_power", "uidx", "history_errs", "zipped_params", "global_step")
-ZERO_AVERAGE: Final = "/ExponentialMovingAverage"
 _SLOTS: Final = ("/Adam", "/Adam_1", "/CTrainOpReplica", "/CTrainOpBackUpReplica")
 _PREFIXES: Final = ("adam", "accum", "prior/", "loss/prior/")  # Theano's slots, sums of gradients, MAP training
 _CONSTANT: Final = "decoder_c_tt"  # added to every score before the softmax, where it has no effect
@@ -54,7 +53,7 @@ _CONSTANT: Final = "decoder_c_tt"  # added to every score before the softmax, wh
 
 def variables(config: Config) -> list[Variable]:
     """All variables of the model, sorted by name."""
-    rnn = _rnn_of_zero if config.dialect == "zero" else _rnn
+    rnn = _rnn_of_zero if dialects.rules(config).own_recurrent else _rnn
     return sorted(_transformer(config) if config.model_type == "transformer" else rnn(config))
 
 
@@ -93,7 +92,7 @@ def is_of_training(name: str) -> bool:
 
 def unused(config: Config) -> frozenset[str]:
     """Names of the biases of the encoder's transitions, which some versions keep in a checkpoint but never add."""
-    if config.model_type == "transformer" or config.dialect == "zero":
+    if config.model_type == "transformer" or not dialects.rules(config).has_theano:
         return frozenset()
     own = {row.name for row in variables(config)}
     rows = [row for row in variables(config.replace(dialect="theano")) if row.name not in own]
@@ -203,7 +202,7 @@ def _rnn_of_zero(config: Config) -> Iterator[Variable]:
 
 def _tables(config: Config) -> Iterator[Variable]:
     """Embeddings; tied ones have one name for two uses. An RNNSearch of Nematus has other variables for the output."""
-    has_theano = config.model_type == "rnn" and config.dialect != "zero"
+    has_theano = config.model_type == "rnn" and dialects.rules(config).has_theano
     sizes = {
         dialects.table(config, "encoder", factor): (*size, f"Wemb{factor or ''}")
         for factor, size in enumerate(zip(config.source_vocab_sizes, config.dim_per_factor, strict=True))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from rmsnorm import errors
 from rmsnorm.nematus import zero
 from rmsnorm.nematus.config import Config
+from rmsnorm.nematus.dialects import rules
 from rmsnorm.nematus.model import FORMS, Model
 from rmsnorm.nematus.names import is_of_training
 from rmsnorm.nematus.vocabulary import dictionaries, read_vocabulary
@@ -43,13 +44,13 @@ def facts(model: Model) -> Iterator[tuple[str, str]]:
 
 def _version(model: Model) -> str:
     """The version whose rules the model follows, and the version of the names in its file if that is another one."""
-    if model.config.dialect == "zero":
-        return f"zero, scope {zero.scope(model.config.options)}"
-    rules = {"tensorflow": "master", "tensorflow-v0.3": "v0.3", "theano": "Theano"}[model.config.dialect]
-    if rules == "master" and model.config.search == "costs":
-        rules = "v0.4"
+    version = rules(model.config).version
+    if rules(model.config).own_options:
+        return f"{version}, scope {zero.scope(model.config.options)}"
+    if version == "master" and model.config.search == "costs":
+        version = "v0.4"
     names = {"v0.1": "version 0.1", "theano": "Theano"}.get(model.names)
-    return f"Nematus {rules}" + (f", under the names of {names}" if names not in (None, rules) else "")
+    return f"Nematus {version}" + (f", under the names of {names}" if names not in (None, version) else "")
 
 
 def _dictionary(model: Model, path: str, size: int) -> str:

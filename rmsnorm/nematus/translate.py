@@ -11,6 +11,7 @@ import numpy as np
 from rmsnorm import errors
 from rmsnorm.nematus.beam import finite_alpha
 from rmsnorm.nematus.config import Config
+from rmsnorm.nematus.dialects import rules
 from rmsnorm.nematus.vocabulary import Vocabulary, batch
 
 Progress = Callable[[int, int | None], None]
@@ -53,7 +54,7 @@ def translate(
 
     count = len(lines) if isinstance(lines, Sized) else None
     texts = ((line,) for line in lines)
-    return _in_order(config, texts, count, batch_size, answers, config.dialect == "zero", on_progress)
+    return _in_order(config, texts, count, batch_size, answers, rules(config).drops_empty, on_progress)
 
 
 def score(
@@ -119,7 +120,7 @@ def _in_order(
             else:
                 yield row, line
 
-    batches = _batches_of_zero if config.dialect == "zero" else _batches_of_nematus
+    batches = _batches_of_zero if rules(config).leaves_small_batches else _batches_of_nematus
     for rows in chain(batches(config, asked(), count, size), ([],)):
         if rows:
             report(finished, count)
@@ -173,7 +174,7 @@ def _parts(order: Rows, size: int) -> Iterator[Rows]:
 def _words(target: Vocabulary, config: Config, sequence: Any) -> str:
     """The words of a sequence; like Nematus with a space before the end of sentence, which has no word."""
     words = target.words(sequence)
-    return f"{words} " if words and config.dialect != "zero" and target.end in sequence else words
+    return f"{words} " if words and rules(config).space_at_end and target.end in sequence else words
 
 
 def _number(value: Any) -> str:

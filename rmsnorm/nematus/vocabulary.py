@@ -16,10 +16,10 @@ import numpy as np
 
 from rmsnorm import errors
 from rmsnorm.files import read_json, read_text, write_text
-from rmsnorm.nematus.beam import ZERO_END
+from rmsnorm.nematus.dialects import RULES, Dialect, rules
 
 if TYPE_CHECKING:
-    from rmsnorm.nematus.config import Config, Dialect
+    from rmsnorm.nematus.config import Config
     from rmsnorm.nematus.model import Model
 
 PADDING = 0  # the id that fills the rows after the end of a sentence
@@ -57,12 +57,12 @@ def read_vocabulary(
             f"vocabulary: {path} has no word for {missing[0]} and {len(missing) - 1} more, expected one for each of "
             f"the {size} ids of the model; is it the dictionary of another model?"
         )
-    return Vocabulary(ids, unknown, ZERO_END if dialect == "zero" else 0)
+    return Vocabulary(ids, unknown, RULES[dialect].end)
 
 
 def read_entries(path: str | os.PathLike[str], dialect: Dialect) -> dict[str, int]:
     """All words of a dictionary with their ids: JSON of Nematus, or lines of zero. ValueError if it is neither."""
-    if dialect == "zero":
+    if RULES[dialect].own_options:
         text = read_text("vocabulary", path, "a vocabulary of zero")
         lines = [line.strip() for line in StringIO(text, newline=None)]
         return {word: index for index, word in enumerate(dict.fromkeys((*ZERO_FIRST, *lines)))}
@@ -80,7 +80,7 @@ def read_entries(path: str | os.PathLike[str], dialect: Dialect) -> dict[str, in
 
 def write_entries(path: Path, entries: dict[str, int], dialect: Dialect) -> None:
     """Write a dictionary so that read_entries reads the same words."""
-    text = "\n".join(entries) if dialect == "zero" else json.dumps(entries, ensure_ascii=False, indent=2)
+    text = "\n".join(entries) if RULES[dialect].own_options else json.dumps(entries, ensure_ascii=False, indent=2)
     write_text(path, text + "\n")
 
 
@@ -105,8 +105,10 @@ def vocabularies(
     if len(paths) != len(sizes):
         shown, want = list(map(str, files(_in_options(model)))), f"{len(sizes)} files"
         raise errors.out_of_domain("vocabularies", "the dictionaries", shown, want, "name all of them")
-    unknown = 2 if config.dialect == "tensorflow" else 1
-    read = [read_vocabulary(path, size, unknown, config.dialect) for path, size in zip(paths, sizes, strict=True)]
+    read = [
+        read_vocabulary(path, size, rules(config).unknown, config.dialect)
+        for path, size in zip(paths, sizes, strict=True)
+    ]
     if scoring:
         read = [words if words.ids.get("<UNK>") == 2 else replace(words, unknown=1) for words in read]
     return read[:-1], read[-1]
@@ -127,7 +129,7 @@ def dictionaries(model: Model) -> list[Path]:
 def _in_options(model: Model) -> list[str]:
     options = model.config.options
     of_zero = [options[name] for name in _ZERO_FILES if options.get(name)]
-    names: Any = of_zero if model.config.dialect == "zero" else options.get("dictionaries") or []
+    names: Any = of_zero if rules(model.config).own_options else options.get("dictionaries") or []
     if not isinstance(names, list) or not all(isinstance(name, str) and Path(name).name for name in names):
         where = "dictionaries in the options"
         raise errors.out_of_domain("vocabularies", where, names, "a list of file names", "mend it")
@@ -137,7 +139,7 @@ def _in_options(model: Model) -> list[str]:
 def with_names(config: Config, names: list[str]) -> Config:
     """The config whose options name these dictionaries."""
     named: dict[str, Any] = {"dictionaries": names, "source_dicts": names[:-1], "target_dict": names[-1]}
-    if config.dialect == "zero":
+    if rules(config).own_options:
         named = dict(zip(filter(config.options.get, _ZERO_FILES), names, strict=True))
     return config.replace(options={**config.options, **named})
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import types
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rmsnorm import nematus
+from rmsnorm.cli import port
 from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.nematus import protocol
 
@@ -72,3 +76,21 @@ def test_a_planted_difference_is_seen() -> None:
         fake = types.SimpleNamespace(**{own: getattr(package, own) for own in (*CELLS, *MODELS)})
         fake.RNNSearch = type("RNNSearch", (package.RNNSearch,), {name: function})
         assert len(list(interface_differences(fake, "numpy"))) == 1, name
+
+
+def test_what_a_dialect_decides_is_in_the_table() -> None:
+    """Nothing compares a dialect with a name: a decision is a field of ``dialects.Rules``, and its name says which."""
+    files = [*Path(nematus.__file__).parent.rglob("*.py"), Path(port.__file__)]
+    compared = [
+        f"{file.name}:{node.lineno}: {ast.unparse(node)}"
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Compare) and is_dialect(node.left)
+        if any(isinstance(other, ast.Constant) and isinstance(other.value, str) for other in node.comparators)
+    ]
+    assert len(files) > 40
+    assert not compared
+
+
+def is_dialect(node: ast.expr) -> bool:
+    return ast.unparse(node).endswith(("dialect", "dialect']", "is_zero"))

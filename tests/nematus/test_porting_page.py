@@ -14,8 +14,9 @@ from nematus_commands import checkpoint, run, skip_without
 from nematus_models import config_of, random_parameters, same
 
 from rmsnorm import nematus
-from rmsnorm.nematus.config import Dialect, write
+from rmsnorm.nematus.config import write
 from rmsnorm.nematus.convert import TARGETS
+from rmsnorm.nematus.dialects import Dialect
 from rmsnorm.nematus.names import variables
 
 ROOT = Path(__file__).parents[2]

@@ -14,6 +14,7 @@ import numpy as np
 from rmsnorm import errors
 from rmsnorm.files import check_regular, read_json, write_text
 from rmsnorm.nematus.config import Config, write
+from rmsnorm.nematus.dialects import rules
 
 OP: Final = "nematus.load"
 ZERO_OPTIONS: Final = "param.json"  # beside a checkpoint of zero
@@ -124,7 +125,7 @@ def write_options(model: Path, config: Config, *, theano: bool = False, name: st
     """Write the options beside the model, without exponential smoothing: the file has no averages."""
     path = Path(f"{model}.json") if name is None else model.with_name(name)
     options = write(config.replace(exponential_smoothing=0.0), theano=theano)
-    indent = None if config.dialect == "zero" else 2  # zero reads the first line
+    indent = None if rules(config).own_options else 2  # zero reads the first line
     write_text(path, json.dumps(options, indent=indent, sort_keys=True))
 
 

@@ -20,6 +20,7 @@ from rmsnorm.files import reading, replacing
 from rmsnorm.nematus import zero
 from rmsnorm.nematus.checkpoints.files import OP, ZERO_OPTIONS, write_options
 from rmsnorm.nematus.config import RMS, Config, write
+from rmsnorm.nematus.dialects import rules
 from rmsnorm.nematus.names import VERSIONS, check, is_of_training, variables
 
 _WANTED: Final = "a whole checkpoint"
@@ -44,8 +45,10 @@ def save_theano(path: str | os.PathLike[str], config: Config, parameters: Mappin
     Raises:
         ValueError: Theano Nematus has no such variable, or the parameters are not those of the config.
     """
-    if config.dialect == "zero":
-        raise errors.out_of_domain("save_theano", "dialect", "zero", "one of Nematus", "save a TensorFlow checkpoint")
+    if not rules(config).has_theano:
+        raise errors.out_of_domain(
+            "save_theano", "dialect", config.dialect, "one of Nematus", "save a TensorFlow checkpoint"
+        )
     arrays: dict[str, Any] = {}
     for row in check("save_theano", config, parameters):
         if row.theano is None:
@@ -59,7 +62,7 @@ def save_theano(path: str | os.PathLike[str], config: Config, parameters: Mappin
             arrays.setdefault(row.theano, np.zeros(row.shape, dtype))
     arrays["decoder_c_tt"] = np.zeros(1, dtype)
     other = "save_theano: Theano Nematus will compute other numbers: "
-    if config.dialect != "theano" and config.rnn_dec_depth > 1:
+    if rules(config).transition_bias == "none" and config.rnn_dec_depth > 1:
         warnings.warn(f"{other}it adds the biases of decoder/high elsewhere", stacklevel=2)
     if config.output_hidden_activation != "tanh":
         warnings.warn(f"{other}its output activation is tanh", stacklevel=2)
@@ -104,7 +107,7 @@ def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Ma
         want = "False: RMSNorm has no offset in Nematus"
         raise errors.out_of_domain("save_tensorflow", "norm_offset", True, want, "save a Theano archive")
     path = Path(path)
-    if config.dialect == "zero":
+    if rules(config).own_options:
         prefix = zero.scope(write(config))
         _save_zero(tf, path, {f"{prefix}/{row.name}": np.asarray(parameters[row.name]) for row in rows})
         write_options(path, config, name=ZERO_OPTIONS)
