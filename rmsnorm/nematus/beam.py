@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rmsnorm import errors
-from rmsnorm.nematus.dialects import RULES, rules
+from rmsnorm.nematus.dialects import rules
+from rmsnorm.nematus.rules import RULES
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from rmsnorm import errors
 from rmsnorm.nematus import zero
-from rmsnorm.nematus.dialects import Dialect, rules, rules_of
+from rmsnorm.nematus.rules import Dialect, rules_of
 
 Norm = Literal["none", "layer", "rms", "prms"]
 BEAM: Final = 5  # hypotheses that Nematus's translate keeps
@@ -134,7 +134,9 @@ class Config:
             _check(name, kind, getattr(self, name))
         if self.norm == "layer":
             object.__setattr__(self, "norm_offset", True)
-        if rules(self).ties_all and self.tie_encoder_decoder_embeddings:  # its one table serves the output, too
+        if (
+            rules_of(self.dialect).ties_all and self.tie_encoder_decoder_embeddings
+        ):  # its one table serves the output, too
             object.__setattr__(self, "tie_decoder_embeddings", True)
         if not self.dim_per_factor:
             object.__setattr__(self, "dim_per_factor", (self.embedding_size,))
@@ -145,7 +147,7 @@ class Config:
     def _contradictions(self) -> Iterator[tuple[Any, str, str]]:
         """Whether other fields contradict a field, which field it is, and what they make of it."""
         sizes, state, tied = self.source_vocab_sizes, self.state_size, self.tie_encoder_decoder_embeddings
-        own, is_rnn, is_mixed = rules(self), self.model_type == "rnn", self.softmax_mixture_size > 1
+        own, is_rnn, is_mixed = rules_of(self.dialect), self.model_type == "rnn", self.softmax_mixture_size > 1
         yield len(self.dim_per_factor) != len(sizes), "dim_per_factor", f"one size for each of {sizes}"
         want = f"sizes that add up to {self.embedding_size}"
         yield sum(self.dim_per_factor) != self.embedding_size, "dim_per_factor", want
@@ -191,7 +193,7 @@ class Config:
         >>> [config.gru_bias("base", 0), config.gru_bias("base", 1), config.gru_bias("encoder", 1)]
         ['input', 'state', 'none']
         """
-        transition = rules(self).transition_bias
+        transition = rules_of(self.dialect).transition_bias
         if stack == "high" and transition == "none":
             return "state"
         if index == 0:
@@ -300,7 +302,7 @@ def write(config: Config, *, theano: bool = False) -> dict[str, Any]:
 
     theano: whether Theano Nematus will read the file. If the model has another dialect, the file says so.
     """
-    if rules(config).own_options:
+    if rules_of(config.dialect).own_options:
         return zero.options(vars(config))
     version: Dialect = "theano" if theano else config.dialect
     values = {

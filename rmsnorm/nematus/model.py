@@ -22,8 +22,8 @@ from rmsnorm.nematus import zero
 from rmsnorm.nematus.checkpoints import converted, original
 from rmsnorm.nematus.checkpoints.files import Form, finite, locate, read_options
 from rmsnorm.nematus.config import LEGACY, RMS, Config, Norm, dialect_of, read
-from rmsnorm.nematus.dialects import Dialect, Rules, rules_of
 from rmsnorm.nematus.names import VERSIONS, is_of_training, match, unused, variables
+from rmsnorm.nematus.rules import Dialect, Rules, rules_of
 from rmsnorm.tensors import Tensors
 
 # What ``port info`` calls a form of the files, and its reader.

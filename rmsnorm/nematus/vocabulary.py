@@ -16,7 +16,8 @@ import numpy as np
 
 from rmsnorm import errors
 from rmsnorm.files import read_json, read_text, write_text
-from rmsnorm.nematus.dialects import RULES, Dialect, rules
+from rmsnorm.nematus.dialects import rules
+from rmsnorm.nematus.rules import RULES, Dialect
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config

@@ -79,7 +79,7 @@ def test_a_planted_difference_is_seen() -> None:
 
 
 def test_what_a_dialect_decides_is_in_the_table() -> None:
-    """Nothing compares a dialect with a name: a decision is a field of ``dialects.Rules``, and its name says which."""
+    """Nothing compares a dialect with a name: a decision is a field of ``rules.Rules``, and its name says which."""
     files = [*Path(nematus.__file__).parent.rglob("*.py"), Path(port.__file__)]
     compared = [
         f"{file.name}:{node.lineno}: {ast.unparse(node)}"

@@ -16,8 +16,8 @@ from nematus_models import config_of, random_parameters, same
 from rmsnorm import nematus
 from rmsnorm.nematus.config import write
 from rmsnorm.nematus.convert import TARGETS
-from rmsnorm.nematus.dialects import Dialect
 from rmsnorm.nematus.names import variables
+from rmsnorm.nematus.rules import Dialect
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "porting.md").read_text()

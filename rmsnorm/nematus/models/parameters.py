@@ -10,8 +10,9 @@ from typing import Any
 from rmsnorm.nematus import cells
 from rmsnorm.nematus.cells import EPS, PARTIAL, CellNorm, check_norm
 from rmsnorm.nematus.config import Config
-from rmsnorm.nematus.dialects import NOTHING, Use, first_word, label_target, rules, table
+from rmsnorm.nematus.dialects import Use, first_word, label_target, rules, table
 from rmsnorm.nematus.models.operations import Array, Operations
+from rmsnorm.nematus.rules import NOTHING
 
 
 @dataclass

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rmsnorm.nematus.cells import TIED, rates
-from rmsnorm.nematus.dialects import NOTHING, rules, table
+from rmsnorm.nematus.dialects import rules, table
 from rmsnorm.nematus.models import zero_rnnsearch
 from rmsnorm.nematus.models.operations import Array
 from rmsnorm.nematus.models.parameters import Parameters, embed, feed_forward, losses, masked_scores, project, softmax
 from rmsnorm.nematus.models.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
+from rmsnorm.nematus.rules import NOTHING
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config

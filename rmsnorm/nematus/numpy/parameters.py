@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from rmsnorm.nematus import cells
 from rmsnorm.nematus.cells import EPS, PARTIAL, CellNorm, check_norm
-from rmsnorm.nematus.dialects import NOTHING, ZERO_BIAS, Use, label_target, rules, table
+from rmsnorm.nematus.dialects import Use, label_target, rules, table
+from rmsnorm.nematus.rules import NOTHING, ZERO_BIAS
 from rmsnorm.variants import Variant
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rmsnorm.nematus.dialects import NOTHING, rules, table
+from rmsnorm.nematus.dialects import rules, table
 from rmsnorm.nematus.numpy import zero_rnnsearch
 from rmsnorm.nematus.numpy.parameters import Array, Parameters, embed, feed_forward, log_softmax, losses, project
 from rmsnorm.nematus.numpy.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
+from rmsnorm.nematus.rules import NOTHING
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
