@@ -69,6 +69,7 @@ class Config:
         beam_size, normalization_alpha, beam_temperature, beam_noise, beam_seed: what ``translate`` does where nothing
             else is asked for; the last three are of zero's search alone.
         options: the content of the JSON file.
+        folder: of the model that was read. What is saved gets the dictionaries that lie there; in no file.
 
     The other attributes are options of Nematus master, under its names; ``rmsnorm.nematus.zero`` has zero's names.
 
@@ -126,6 +127,7 @@ class Config:
     beam_noise: bool = False
     beam_seed: int = 1234
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    folder: str = field(default="", repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():
@@ -134,9 +136,7 @@ class Config:
             _check(name, kind, getattr(self, name))
         if self.norm == "layer":
             object.__setattr__(self, "norm_offset", True)
-        if (
-            rules_of(self.dialect).ties_all and self.tie_encoder_decoder_embeddings
-        ):  # its one table serves the output, too
+        if rules_of(self.dialect).ties_all and self.tie_encoder_decoder_embeddings:
             object.__setattr__(self, "tie_decoder_embeddings", True)
         if not self.dim_per_factor:
             object.__setattr__(self, "dim_per_factor", (self.embedding_size,))
@@ -237,6 +237,9 @@ def _check(name: str, kind: Any, value: Any) -> None:
         sizes, least = (value,) if kind is int else value, _LEAST.get(name, 1)
         if not isinstance(sizes, tuple) or not all(type(size) is int and size >= least for size in sizes):
             raise _wrong(name, value, f"integers >= {least}")
+    elif kind is str:
+        if not isinstance(value, str):
+            raise _wrong(name, value, "a path")
     elif not isinstance(value, Mapping):
         raise _wrong(name, value, "the content of a JSON object")
 
@@ -250,7 +253,7 @@ _UNTOLD: Final = (
     *("search", "eps", "masked_score"),
     *("beam_size", "normalization_alpha", "beam_temperature", "beam_noise", "beam_seed"),
 )
-_OTHERS: Final = ("dialect", "norm", "norm_offset", "options", "relu_attention", *_UNTOLD)
+_OTHERS: Final = ("dialect", "norm", "norm_offset", "options", "folder", "relu_attention", *_UNTOLD)
 _OPTIONS: Final = tuple(name for name in _KINDS if name not in _OTHERS)
 _OWN: Final = "rmsnorm"  # the option with what Nematus's options cannot say
 

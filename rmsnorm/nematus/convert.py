@@ -19,7 +19,6 @@ from rmsnorm.nematus.checkpoints.original import save_tensorflow, save_theano
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.dialects import rules
 from rmsnorm.nematus.model import Model, load
-from rmsnorm.nematus.vocabulary import dictionaries, read_entries, with_names, write_entries
 
 
 class Target(NamedTuple):
@@ -86,7 +85,6 @@ def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm:
     temporary = out.parent / f".{out.name}.{os.getpid()}"
     temporary.mkdir()
     try:
-        config, missing = _with_dictionaries(source, config, temporary)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             target.save(temporary / target.file, config, parameters)
@@ -101,8 +99,8 @@ def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm:
 
         error = change(_wide(result.parameters))
         exact = change(wide) if rms_norm else error
-        lost = (*missing, *(str(w.message) for w in caught if issubclass(w.category, UserWarning)))
-        there = replace(result, path=out / target.file)
+        lost = tuple(str(w.message) for w in caught if issubclass(w.category, UserWarning))
+        there = replace(result, config=result.config.replace(folder=str(out)), path=out / target.file)
         conversion = Conversion(there, exact, error, abs(wanted).max().item(), lost)
         if conversion.is_exact:
             if out.exists():
@@ -124,16 +122,3 @@ def _sentences(config: Config) -> tuple[Any, Any, Any]:
     mask = (np.arange(lengths.max())[:, None] < lengths).astype(np.float64)
     x = np.stack([rng.integers(size, size=mask.shape) for size in config.source_vocab_sizes])
     return x, mask, rng.integers(config.target_vocab_size, size=(6, SENTENCES))
-
-
-def _with_dictionaries(source: Model, config: Config, folder: Path) -> tuple[Config, list[str]]:
-    """The config with the new names of the dictionaries, and a sentence for every one that is missing."""
-    names, missing = [], []
-    for number, path in enumerate(dictionaries(source)):
-        name = path.name if path.name not in names else f"{number}.{path.name}"
-        names.append(name)
-        if path.exists():  # options from outside may name any file: only words that were read are written
-            write_entries(folder / name, read_entries(path, config.dialect), config.dialect)
-        else:
-            missing.append(f"{path} is missing: copy it beside the result, or translate with --dictionary")
-    return (with_names(config, names) if names else config), missing

@@ -144,6 +144,7 @@ def load(
         check_expansion(4 * sum(math.prod(row.shape) for row in wanted.values()), location.size)
     parameters = {row.name: finite("nematus.load", location.path, name, tensor(name)) for name, row in wanted.items()}
     left_out = tuple(sorted(shapes.keys() - wanted.keys() - spare))
+    settings = settings.replace(folder=str(location.path.parent))
     return Model(settings, parameters, *location, VERSIONS[index], smoothed, left_out, tuple(sorted(spare)))
 
 

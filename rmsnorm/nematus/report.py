@@ -13,7 +13,7 @@ from rmsnorm.nematus.model import FORMS, Model
 from rmsnorm.nematus.names import is_of_training
 from rmsnorm.nematus.vocabulary import dictionaries, read_vocabulary
 
-_ROWS_OF_THEIR_OWN = ("dialect", "norm", "norm_offset", "search", "model_type", "dim_per_factor", "options")
+_ROWS_OF_THEIR_OWN = ("dialect", "norm", "norm_offset", "search", "model_type", "dim_per_factor", "options", "folder")
 
 
 def facts(model: Model) -> Iterator[tuple[str, str]]:

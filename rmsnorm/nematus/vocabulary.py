@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from io import StringIO
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -21,11 +22,17 @@ from rmsnorm.nematus.rules import RULES, Dialect
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
-    from rmsnorm.nematus.model import Model
 
 PADDING = 0  # the id that fills the rows after the end of a sentence
 ZERO_FIRST = ("<pad>", "<unk>", "<eos>")  # the first words of every vocabulary of zero
 _ZERO_FILES = ("src_vocab_file", "tgt_vocab_file")  # zero's options
+
+
+class Loaded(Protocol):
+    """A model that ``nematus.load`` returned."""
+
+    @property
+    def config(self) -> Config: ...
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,7 @@ def write_entries(path: Path, entries: dict[str, int], dialect: Dialect) -> None
 
 
 def vocabularies(
-    model: Model,
+    model: Loaded,
     source: Sequence[str | os.PathLike[str]] | None = None,
     target: str | os.PathLike[str] | None = None,
     *,
@@ -102,10 +109,17 @@ def vocabularies(
     def files(usual: Sequence[Any]) -> list[Any]:
         return [*(usual[:-1] if source is None else source), *(usual[-1:] if target is None else [target])]
 
-    paths, sizes = files(dictionaries(model)), [*config.source_vocab_sizes, config.target_vocab_size]
+    usual = dictionaries(model)
+    paths, sizes = files(usual), [*config.source_vocab_sizes, config.target_vocab_size]
     if len(paths) != len(sizes):
-        shown, want = list(map(str, files(_in_options(model)))), f"{len(sizes)} files"
+        shown, want = list(map(str, files(_in_options(config)))), f"{len(sizes)} files"
         raise errors.out_of_domain("vocabularies", "the dictionaries", shown, want, "name all of them")
+    if missing := [path for path in paths if path in usual and not path.exists()]:
+        names, where = " and ".join(path.name for path in missing), missing[0].parent
+        raise FileNotFoundError(
+            f"vocabularies: {missing[0]} is missing, expected a dictionary of the model; copy {names} from the folder "
+            f"of the model that this one was made from into {where}, or name the files with --dictionary"
+        )
     read = [
         read_vocabulary(path, size, rules(config).unknown, config.dialect)
         for path, size in zip(paths, sizes, strict=True)
@@ -115,34 +129,50 @@ def vocabularies(
     return read[:-1], read[-1]
 
 
-def dictionaries(model: Model) -> list[Path]:
+def dictionaries(model: Loaded) -> list[Path]:
     """The dictionaries that the options of a model name: beside the model, or at a relative path in the current folder.
 
     Options from outside choose no files elsewhere: of an absolute path, or one with "..", the last part counts.
     """
+    return _dictionaries(model.config)
+
+
+def _dictionaries(config: Config) -> list[Path]:
     files = []
-    for path in map(Path, _in_options(model)):
-        beside, leaves = model.path.parent / path.name, path.is_absolute() or ".." in path.parts
+    for path in map(Path, _in_options(config)):
+        beside, leaves = Path(config.folder) / path.name, path.is_absolute() or ".." in path.parts
         files.append(beside if leaves or beside.is_file() or not path.is_file() else path)
     return files
 
 
-def _in_options(model: Model) -> list[str]:
-    options = model.config.options
+def _in_options(config: Config) -> list[str]:
+    options = config.options
     of_zero = [options[name] for name in _ZERO_FILES if options.get(name)]
-    names: Any = of_zero if rules(model.config).own_options else options.get("dictionaries") or []
+    names: Any = of_zero if rules(config).own_options else options.get("dictionaries") or []
     if not isinstance(names, list) or not all(isinstance(name, str) and Path(name).name for name in names):
         where = "dictionaries in the options"
         raise errors.out_of_domain("vocabularies", where, names, "a list of file names", "mend it")
     return names
 
 
-def with_names(config: Config, names: list[str]) -> Config:
-    """The config whose options name these dictionaries."""
+def copied(config: Config, folder: Path) -> Config:
+    """Write the dictionaries of a model that was read into a folder. The config that names them, for a model there."""
+    names: list[str] = []
+    for number, path in enumerate(_dictionaries(config) if config.folder else ()):
+        name = path.name if path.name not in names else f"{number}.{path.name}"
+        names.append(name)
+        if not path.exists():
+            missing = f"{path} is missing: copy it beside the result, or translate with --dictionary"
+            warnings.warn(missing, stacklevel=3)
+        elif path.resolve() != (folder / name).resolve():
+            # Options from outside may name any file: only words that were read are written.
+            write_entries(folder / name, read_entries(path, config.dialect), config.dialect)
+    if not names:
+        return config
     named: dict[str, Any] = {"dictionaries": names, "source_dicts": names[:-1], "target_dict": names[-1]}
     if rules(config).own_options:
         named = dict(zip(filter(config.options.get, _ZERO_FILES), names, strict=True))
-    return config.replace(options={**config.options, **named})
+    return config.replace(options={**config.options, **named}, folder=str(folder))
 
 
 def batch(sentences: Sequence[str], factors: Sequence[Vocabulary]) -> tuple[Any, Any]:

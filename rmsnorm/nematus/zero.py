@@ -39,7 +39,7 @@ _OPTIONS: Final = {
 # Fields that follow from the tensors, or from the name of the model.
 _TOLD: Final = (
     *("dialect", "search", "model_type", "relu_attention", "norm", "norm_offset"),
-    *("source_vocab_sizes", "target_vocab_size", "dim_per_factor", "options"),
+    *("source_vocab_sizes", "target_vocab_size", "dim_per_factor", "options", "folder"),
 )
 _MODELS: Final = ("transformer", "transformer_rela", "rnnsearch")
 # What the options of a model must be for this package, with zero's default.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nematus_commands import run, save, skip_without, with_dictionaries
+from nematus_commands import run, save, saved, skip_without, with_dictionaries
 from nematus_models import KINDS, RELA, TRANSFORMERS, batch, config_of, random_parameters, refuses, same
 
 from rmsnorm import nematus
@@ -17,6 +17,7 @@ from rmsnorm.nematus.backends import model_class
 from rmsnorm.nematus.config import write
 from rmsnorm.nematus.convert import TARGETS
 from rmsnorm.nematus.numpy import RNNSearch
+from rmsnorm.nematus.vocabulary import dictionaries, read_vocabulary, vocabularies
 
 BOUND = 1e-12  # of float64 logits of at most 10, as against the golden's
 
@@ -164,3 +165,28 @@ def test_once_around(kind: str, dialect: str, tmp_path: Path) -> None:
         folder = out
     for file in ("model.npz.index", "model.npz.data-00000-of-00001"):
         assert (folder / file).read_bytes() == (tmp_path / file).read_bytes(), "the first and the last files"
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_a_tuned_model_in_a_new_folder_has_its_dictionaries(to: str, tmp_path: Path) -> None:
+    skip_without(to)
+    read, new = tmp_path / "read", tmp_path / "new"
+    read.mkdir()
+    new.mkdir()
+    saved(read, "layer")
+    model = nematus.load(read)
+    TARGETS[to].save(new / TARGETS[to].file, model.config, model.parameters)
+    again = nematus.load(new)
+    assert dictionaries(again) == [new / "0.json", new / "1.json"]
+    assert vocabularies(again) == vocabularies(model)
+    assert str(read) not in "".join(path.read_text() for path in new.glob("*.json"))
+    (new / "1.json").unlink()
+    message = r"new/1\.json is missing, expected .*; copy 1\.json from the folder of .* into .*/new, or name"
+    with pytest.raises(FileNotFoundError, match=message):
+        vocabularies(nematus.load(new))
+    (read / "1.json").unlink()
+    (new / "0.json").write_text("{}")
+    if to != "flax":  # it replaces no folder
+        with pytest.warns(UserWarning, match=r"1\.json is missing: copy it beside the result"):
+            TARGETS[to].save(new / TARGETS[to].file, model.config, model.parameters)
+        assert read_vocabulary(new / "0.json", 9, 1) == read_vocabulary(read / "0.json", 9, 1)

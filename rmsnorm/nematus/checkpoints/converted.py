@@ -24,6 +24,7 @@ from rmsnorm.nematus.cells import dotted, slashed
 from rmsnorm.nematus.checkpoints.files import OP, Location, write_options
 from rmsnorm.nematus.config import Config, write
 from rmsnorm.nematus.names import check
+from rmsnorm.nematus.vocabulary import copied
 
 KERAS: Final = ".keras"
 _WANTED: Final = "a model of rmsnorm in a file of Keras"
@@ -58,7 +59,7 @@ def read_options(path: Path) -> dict[str, Any]:
 
 
 def save_safetensors(path: str | os.PathLike[str], config: Config, parameters: Mapping[str, Any]) -> None:
-    """Write a model as a safetensors file, with its options in ``<path>.json``.
+    """Write a model as a safetensors file, with its options in ``<path>.json`` and its dictionaries beside it.
 
     Args:
         path: ends in .safetensors; an existing file is replaced when the new one is complete.
@@ -83,7 +84,7 @@ def save_safetensors(path: str | os.PathLike[str], config: Config, parameters: M
     arrays = {dotted(row.name): np.ascontiguousarray(parameters[row.name]) for row in rows}
     with replacing(path) as temporary:
         temporary.write_bytes(save(arrays))
-    write_options(path, config)
+    write_options(path, copied(config, path.parent))
 
 
 def save_keras(path: str | os.PathLike[str], config: Config, parameters: Mapping[str, Any]) -> None:
@@ -99,6 +100,7 @@ def save_keras(path: str | os.PathLike[str], config: Config, parameters: Mapping
     """
     path = _with_suffix("save_keras", path, KERAS)
     check("save_keras", config, parameters)
+    config = copied(config, path.parent)
     model = model_class("tf", config)(config.replace(exponential_smoothing=0.0), parameters)
     with replacing(path) as temporary:
         model.save(temporary)
@@ -123,7 +125,7 @@ def save_flax(path: str | os.PathLike[str], config: Config, parameters: Mapping[
     tree = trees.unflatten_dict({tuple(row.name.split("/")): np.asarray(parameters[row.name]) for row in rows})
     with replacing(path) as temporary, orbax.StandardCheckpointer() as checkpointer:
         checkpointer.save(temporary.absolute(), tree)
-    write_options(path, config)
+    write_options(path, copied(config, path.parent))
 
 
 def _with_suffix(op: str, path: str | os.PathLike[str], suffix: str) -> Path:

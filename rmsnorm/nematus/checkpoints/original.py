@@ -22,6 +22,7 @@ from rmsnorm.nematus.checkpoints.files import OP, ZERO_OPTIONS, write_options
 from rmsnorm.nematus.config import RMS, Config, write
 from rmsnorm.nematus.dialects import rules
 from rmsnorm.nematus.names import VERSIONS, check, is_of_training, variables
+from rmsnorm.nematus.vocabulary import copied
 
 _WANTED: Final = "a whole checkpoint"
 
@@ -69,7 +70,7 @@ def save_theano(path: str | os.PathLike[str], config: Config, parameters: Mappin
     path = Path(path)
     with replacing(path) as temporary, temporary.open("wb") as file:
         tensors.write_npz(file, arrays)
-    write_options(path, config, theano=True)
+    write_options(path, copied(config, path.parent), theano=True)
 
 
 def read_tensorflow(path: Path) -> tensors.Tensors:
@@ -110,7 +111,7 @@ def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Ma
     if rules(config).own_options:
         prefix = zero.scope(write(config))
         _save_zero(tf, path, {f"{prefix}/{row.name}": np.asarray(parameters[row.name]) for row in rows})
-        write_options(path, config, name=ZERO_OPTIONS)
+        write_options(path, copied(config, path.parent), name=ZERO_OPTIONS)
         return
     newest = "v0.3" if config.search == "costs" else "master"
     version = {"tensorflow": newest, "theano": "v0.1"}.get(config.dialect, "v0.3")
@@ -120,7 +121,7 @@ def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Ma
         tf.raw_ops.SaveV2(prefix=str(temporary), tensor_names=names, shape_and_slices=whole, tensors=arrays)
         state = f'model_checkpoint_path: "{path.name}"\nall_model_checkpoint_paths: "{path.name}"\n'
         temporary.with_name("checkpoint").write_text(state)
-    write_options(path, config)
+    write_options(path, copied(config, path.parent))
 
 
 def _save_zero(tf: Any, path: Path, arrays: Mapping[str, Any]) -> None:

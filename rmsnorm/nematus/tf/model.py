@@ -56,11 +56,11 @@ class Model(protocol.Model, Named, keras.Model):
             )
 
     def get_config(self) -> dict[str, Any]:
-        return {"name": self.name, "dtype": self.variable_dtype, "config": dict(vars(self.config))}
+        return {"name": self.name, "dtype": self.variable_dtype, "config": vars(self.config) | {"folder": ""}}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        own = Config(**config["config"])
+        own = Config(**config["config"]).replace(folder="")
         return cls(own, {row.name: np.zeros(row.shape, config["dtype"]) for row in variables(own)}, name=config["name"])
 
     def runner(self, *, training: bool) -> tuple[Callable[..., Any], Any]:
