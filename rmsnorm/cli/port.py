@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -218,7 +218,10 @@ def translate(
     config: Options = None,
     source_norm: SourceNorm = None,
 ) -> None:
-    """Translate a file, as Nematus or zero does: the same search, the same words; Nematus ends lines with a space."""
+    """Translate a file, as Nematus or zero does: the same search, the same words; Nematus ends lines with a space.
+
+    A warning on standard error says how many words the model does not know.
+    """
 
     from rmsnorm.nematus.translate import translate
 
@@ -307,6 +310,9 @@ def _run(
         raise FileNotFoundError(f"{command}: {output.parent} is not a folder, expected one to write {output.name} in")
     files = (dictionary[:-1], dictionary[-1]) if dictionary else ()
     words = vocabularies(model, *files, scoring=scoring)
+    if not scoring:
+        counted = _warning_of_unknown(texts[0], words[0])
+        texts = [list(counted) if isinstance(texts[0], list) else counted, *texts[1:]]
     config = model.config
     if scoring and not rules(config).scores_smoothed:
         config = config.replace(label_smoothing=0.0)
@@ -324,6 +330,25 @@ def _run(
             return
         with replacing(output) as temporary, temporary.open("wb") as file:
             _write(lines, file)
+
+
+def _warning_of_unknown(lines: Iterable[str], sources: Sequence[Any]) -> Iterator[str]:
+    """The same lines. A warning says which is the first with unknown words, and one at the end how many there are."""
+    from rmsnorm.nematus.vocabulary import count_unknown
+
+    lines_with = unknown = words = number = 0
+    for number, line in enumerate(lines, start=1):
+        of_line, count = count_unknown(line, sources)
+        lines_with, unknown, words = lines_with + bool(of_line), unknown + of_line, words + count
+        if of_line and lines_with == 1:
+            _warn(f"{of_line} of {count} words of line {number} are unknown; are lines split (BPE) as for training?")
+        yield line
+    if lines_with > 1:
+        _warn(f"{unknown} of {words} words in {lines_with} of {number} lines are unknown")
+
+
+def _warn(message: str) -> None:
+    screen.console(stderr=True).print(Text(f"warning: {message}", style="yellow"))
 
 
 def _write(lines: Iterable[str], file: BinaryIO) -> None:

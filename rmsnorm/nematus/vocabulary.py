@@ -175,6 +175,14 @@ def copied(config: Config, folder: Path) -> Config:
     return config.replace(options={**config.options, **named}, folder=str(folder))
 
 
+def count_unknown(sentence: str, factors: Sequence[Vocabulary]) -> tuple[int, int]:
+    """How many words of a sentence the model does not know, in one of their factors, and how many words it has."""
+    words = sentence.split()
+    parts = [word.split("|") if len(factors) > 1 else [word] for word in words]
+    known = [all(part in own.ids for part, own in zip(of_word, factors, strict=False)) for of_word in parts]
+    return known.count(False), len(words)
+
+
 def batch(sentences: Sequence[str], factors: Sequence[Vocabulary]) -> tuple[Any, Any]:
     """Ids (factors, length, batch) and mask (length, batch) of sentences with their ends: words, of factors with |."""
     if not sentences:

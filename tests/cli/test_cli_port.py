@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import rmsnorm
 from nematus_commands import run, save, saved, skip_without, with_dictionaries
 from nematus_models import config_of, random_parameters, reference
 
@@ -16,7 +17,7 @@ from rmsnorm import nematus
 from rmsnorm.nematus.config import BEAM
 from rmsnorm.nematus.numpy import RNNSearch
 from rmsnorm.nematus.translate import score, translate
-from rmsnorm.nematus.vocabulary import Vocabulary, batch, vocabularies
+from rmsnorm.nematus.vocabulary import Vocabulary, batch, count_unknown, vocabularies
 
 
 def line(sequence: Any) -> str:
@@ -290,3 +291,29 @@ def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path: Path) -> None:
     marked.write_bytes(b"\xef\xbb\xbf" + source.read_bytes())
     without, with_mark = (run("score", tmp_path, "--source", path, "--target", source) for path in (source, marked))
     assert without == with_mark
+
+
+def test_unknown_words_are_counted(tmp_path: Path) -> None:
+    """On standard error: of the first line that has some at once, of all lines at the end. Translations stay."""
+    saved(tmp_path)
+    source, usual = tmp_path / "source", ["port", "translate", tmp_path, "--backend", "numpy", "--max-length", 5]
+    split = "; are lines split (BPE) as for training?\n"
+    for text, wanted in (
+        ("w3\n", ""),
+        ("w3\n" + "cat " * 12 + "\n\n", f"warning: 12 of 12 words of line 2 are unknown{split}"),
+        (
+            "w3 cat\nw4\ndog cow\n",
+            f"warning: 1 of 2 words of line 1 are unknown{split}warning: 3 of 5 words in 2 of 3 lines are unknown\n",
+        ),
+    ):
+        source.write_text(text)
+        for options, typed in (([source], None), (["-", "--batch", 1], text.encode())):
+            result = rmsnorm(*usual, "--source", *options, typed=typed, COLUMNS="1000")
+            assert (result.exit_code, result.stderr) == (0, wanted)
+            assert len(result.stdout.splitlines()) == len(text.splitlines())
+
+
+def test_a_word_is_unknown_if_one_of_its_factors_is() -> None:
+    factors = [Vocabulary({"a": 2}, unknown=1), Vocabulary({"x": 2}, unknown=1)]
+    assert count_unknown("a|x b|x a|y", factors) == (2, 3)
+    assert count_unknown("a|x", factors[:1]) == (1, 1)
