@@ -42,15 +42,15 @@ class ArrayModel:
     """
 
     def __init__(self, name: str, config: Config, parameters: Mapping[str, Any]) -> None:
-        make, key = model_class(name, config), framework("nematus", name).key
+        make, self.key = model_class(name, config), framework("nematus", name).key
         self._precision: Callable[[], AbstractContextManager[Any]] = nullcontext
-        if key == "flax" and any(array.dtype == np.float64 for array in parameters.values()):
+        if self.key == "flax" and any(array.dtype == np.float64 for array in parameters.values()):
             self._precision = bind(
                 import_module("rmsnorm.flax_impl.private").enable_x64, True
             )  # else JAX computes in float32
         with self._precision():
             self.model = make(config, parameters)
-        if key == "torch":
+        if self.key == "torch":
             self.model.eval().requires_grad_(False)
 
     def logits(self, *sentences: Any) -> Any:

@@ -196,7 +196,13 @@ def _norm(options: Mapping[str, Any], names: Collection[str], asked: Norm | None
     if kind is None:
         why = "because Theano Nematus has the same names for LayerNorm and for RMSNorm with offsets"
         want = f"'layer' or 'rms', as the model was trained, {why}"
-        raise errors.out_of_domain("nematus.load", "norm", asked, want, "pass norm=, in the commands --source-norm")
+        raise errors.out_of_domain(
+            "nematus.load",
+            "norm",
+            asked,
+            want,
+            "pass norm=, in the commands --source-norm, or let rmsnorm port norms compare the two",
+        )
     return {"norm": kind, "norm_offset": has_offset}
 
 

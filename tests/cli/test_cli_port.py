@@ -317,3 +317,49 @@ def test_a_word_is_unknown_if_one_of_its_factors_is() -> None:
     factors = [Vocabulary({"a": 2}, unknown=1), Vocabulary({"x": 2}, unknown=1)]
     assert count_unknown("a|x b|x a|y", factors) == (2, 3)
     assert count_unknown("a|x", factors[:1]) == (1, 1)
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_the_norm_of_a_model_is_found_by_its_scores(norm: Any, tmp_path: Path) -> None:
+    """Translations that are drawn from the model with one of the norms are likelier with that norm."""
+    saved(tmp_path, "layer", rnn_dec_depth=1)
+    options = json.loads((tmp_path / "model.npz.json").read_text())
+    options.pop("norm", None)
+    options.pop("layer_normalization_type", None)
+    (tmp_path / "model.npz.json").write_text(json.dumps(options))
+    rng, count = np.random.default_rng(0), 100
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_text("".join(" ".join(f"w{i}" for i in rng.integers(2, 9, 5)) + "\n" for _ in range(count)))
+    usual = [tmp_path, "--source", source, "--backend", "numpy"]
+    model = nematus.load(tmp_path, norm=norm)
+    x, x_mask = batch(source.read_text().splitlines(), vocabularies(model)[0])
+    y = np.zeros((6, count), np.int64)
+    for time in range(len(y)):  # words are drawn from what the model says of the next one
+        logits = RNNSearch(model.config, model.parameters).logits(x, x_mask, y)[time]
+        y[time] = (logits + rng.gumbel(size=logits.shape)).argmax(axis=-1)
+    target.write_text("".join(vocabularies(model)[1].words(words) + "\n" for words in y.T))
+    shown = run("norms", *usual, "--target", target).splitlines()
+    assert [line.split()[0] for line in shown] == [
+        "LayerNorm",
+        "RMSNorm",
+        {"layer": "LayerNorm", "rms": "RMSNorm"}[norm],
+    ]
+    assert shown[2].endswith(f"the model was trained with it. Add --source-norm {norm} to the next command.")
+    for line, asked in zip(shown, ("layer", "rms"), strict=False):
+        scores = list(map(float, run("score", *usual, "--target", target, "--source-norm", asked).split()))
+        mean, words = sum(scores) / len(scores), len(target.read_text().split()) + len(scores)
+        assert line.endswith(f"-log p {mean:.5g} a sentence, perplexity {np.exp(sum(scores) / words):.5g}")
+    assert "rmsnorm port norms" in run("info", tmp_path, status=2)
+    for path in (source, target):
+        path.write_text(path.read_text().splitlines()[0] + "\n")
+    shown = run("norms", *usual, "--target", target, status=1)
+    assert "of 1 sentences, which may be chance: give more sentences" in shown
+
+
+def test_a_norm_that_the_names_tell_needs_no_scores(tmp_path: Path) -> None:
+    for kind, wanted in (("rms", "RMSNorm: the variables or"), ("plain", "no norm: the variables or")):
+        saved(tmp_path, kind)
+        usual = ["--source", tmp_path / "source", "--target", tmp_path / "source"]
+        assert wanted in run("norms", tmp_path, *usual)
+    damaged(tmp_path)
+    assert "model.npz is damaged" in run("norms", tmp_path, *usual, status=2)
