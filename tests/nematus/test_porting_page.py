@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
-from nematus_commands import checkpoint, run, skip_without
+from nematus_commands import checkpoint, run, saved, skip_without
 from nematus_models import config_of, random_parameters, same
 
 from rmsnorm import nematus
@@ -93,3 +96,35 @@ def test_the_tables_name_every_form_and_dialect() -> None:
     assert dialects.keys() == set(get_args(Dialect))
     for name in re.findall(r"save_\w+", PAGE):
         assert name in nematus.__all__
+
+
+def test_a_new_process_loads_what_keras_saved(tmp_path: Path) -> None:
+    """By the two lines that the conversion prints, and by those of docs/layers.md; not without the import."""
+    skip_without("keras")
+    saved(tmp_path)
+    shown = run("nematus", tmp_path, tmp_path / "ported", "--to", "keras")
+    lines = shown.split("load it in a new process with\n")[1].splitlines()
+    assert [line[:4] for line in lines] == [" " * 4] * 2
+    code = "\n".join(line.strip() for line in lines)
+    layers = re.search(
+        r"^    import keras, .*\n    model = .*$", (ROOT / "docs" / "layers.md").read_text(), re.MULTILINE
+    )
+    assert layers is not None
+    in_new_process(f"{code}\nassert type(model).__name__ == 'RNNSearch', model", tmp_path)
+    of_page = "\n".join(line.strip() for line in layers[0].splitlines())
+    in_new_process(
+        f"import keras\n{layers[1].strip()}\n"
+        "model = keras.Sequential([keras.Input((4,)), RMSNormalization()])\n"
+        "model.save('model.keras')", tmp_path,
+    )  # fmt: skip
+    in_new_process(f"{of_page}\nassert type(model.layers[-1]).__name__ == 'RMSNormalization'", tmp_path)
+    with pytest.raises(AssertionError, match="Could not locate class 'RMSNormalization'"):
+        in_new_process(of_page.replace(layers[1].strip(), ""), tmp_path)
+
+
+def in_new_process(code: str, folder: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
