@@ -300,7 +300,7 @@ def norms(
     for norm in ("layer", "rms"):
         loaded = _load(model, config, norm)
         array_model, vocabularies = _opened(command, loaded, backend, dictionary, scoring=True)
-        scores = score(array_model, loaded.config, *texts, *vocabularies, batch_size=batch)
+        scores = score(array_model, loaded.config, texts[0], texts[1], *vocabularies, batch_size=batch)
         found[norm] = list(map(float, scores))
         mean = sum(found[norm]) / len(found[norm])
         perplexity = math.exp(min(sum(found[norm]) / words, 700.0))  # the largest that float64 holds

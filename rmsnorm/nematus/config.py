@@ -133,16 +133,18 @@ class Config:
         for name, kind in _KINDS.items():
             if get_origin(kind) is tuple and isinstance(getattr(self, name), list):  # JSON has lists
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-            _check(name, kind, getattr(self, name))
+        refused = [*_refused_values(self)]
+        if refused:
+            raise _together(refused)
         if self.norm == "layer":
             object.__setattr__(self, "norm_offset", True)
         if rules_of(self.dialect).ties_all and self.tie_encoder_decoder_embeddings:
             object.__setattr__(self, "tie_decoder_embeddings", True)
         if not self.dim_per_factor:
             object.__setattr__(self, "dim_per_factor", (self.embedding_size,))
-        for is_wrong, name, want in self._contradictions():
-            if is_wrong:
-                raise _wrong(name, getattr(self, name), want)
+        wrong = [(name, want) for is_wrong, name, want in self._contradictions() if is_wrong]
+        if wrong:
+            raise _together([_wrong(name, getattr(self, name), want) for name, want in wrong])
 
     def _contradictions(self) -> Iterator[tuple[Any, str, str]]:
         """Whether other fields contradict a field, which field it is, and what they make of it."""
@@ -152,7 +154,8 @@ class Config:
         want = f"sizes that add up to {self.embedding_size}"
         yield sum(self.dim_per_factor) != self.embedding_size, "dim_per_factor", want
         yield is_mixed and self.rnn_lexical_model, "rnn_lexical_model", "False where softmax_mixture_size is above 1"
-        yield tied and sizes[0] != self.target_vocab_size, "target_vocab_size", f"{sizes[0]} of the tied source"
+        first = next(iter(sizes), 0)
+        yield tied and first != self.target_vocab_size, "target_vocab_size", f"{first} of the tied source"
         want = "False where the decoder shares the embeddings of one of several factors"
         yield self.rnn_lexical_model and self.target_embedding_size != self.embedding_size, "rnn_lexical_model", want
         want = "False but in a Transformer of the dialect zero"
@@ -210,6 +213,7 @@ class Config:
         return replace(self, **changes)
 
 
+_FIX: Final = "the options describe another model"
 _KINDS: Final = get_type_hints(Config)  # the types of the fields
 # Lowest values; those of other sizes are 1, of other numbers 0.
 _LEAST: Final = {
@@ -219,6 +223,22 @@ _LEAST: Final = {
     "normalization_alpha": -1e9,
     "masked_score": -1e38,
 }
+
+
+def _refused_values(config: Config) -> Iterator[ValueError]:
+    """The error of every field whose value is not of its type, or out of its domain."""
+    for name, kind in _KINDS.items():
+        try:
+            _check(name, kind, getattr(config, name))
+        except errors.InputValueError as error:
+            yield error
+
+
+def _together(refused: list[ValueError]) -> ValueError:
+    """One error that says all that is refused, so that nobody mends the options one by one."""
+    *others, last = map(str, refused)
+    texts = [*(text.removesuffix(f"; {_FIX}") for text in others), last]
+    return errors.InputValueError("; and ".join((texts[0], *(text.removeprefix("Config: ") for text in texts[1:]))))
 
 
 def _check(name: str, kind: Any, value: Any) -> None:
@@ -245,7 +265,7 @@ def _check(name: str, kind: Any, value: Any) -> None:
 
 
 def _wrong(name: str, got: Any, want: str) -> ValueError:
-    return errors.out_of_domain("Config", name, got, want, "the options describe another model")
+    return errors.out_of_domain("Config", name, got, want, _FIX)
 
 
 # The fields that Nematus has no option for, or whose option is not read. This package writes down what is not usual.
@@ -271,8 +291,9 @@ def read(options: Mapping[str, Any], **known: Any) -> Config:
     """
     own = rules_of(dialect_of(options))
     if own.own_options:
-        return Config(**{**zero.fields(options), **known}, options=dict(options))
-    _check_theano(options)
+        values = zero.fields(options)
+        return _config([*zero.refused(options)], {**values, **known}, options)
+    refused = [*_refused_of_theano(options)]
     drops = told(options, "rnn_use_dropout", True)  # else the rates in the file have no effect
     names = [name for name in _OPTIONS if drops or not name.startswith("rnn_dropout_")]
     values = {name: value for name in names if (value := told(options, name)) is not None}
@@ -280,22 +301,38 @@ def read(options: Mapping[str, Any], **known: Any) -> Config:
     values["dim_per_factor"] = dims = (dims,) if isinstance(dims, int) else dims
     factors, most = options.get("factors") or 1, max(1, len(dims)) if isinstance(dims, list | tuple) else 1
     if not isinstance(factors, int) or factors > most:
-        raise _wrong("factors", factors, f"{most}, as many as dim_per_factor has sizes")
+        refused.append(_wrong("factors", factors, f"{most}, as many as dim_per_factor has sizes"))
+        factors = most
     values["source_vocab_sizes"] = (sizes,) * factors if isinstance(sizes, int) else sizes
     values["dialect"] = dialect_of(options)
     if "translation_strategy" not in options:
         values["search"] = own.old_search
     untold = options.get(_OWN, {})
     if not isinstance(untold, Mapping) or not untold.keys() <= set(_UNTOLD):
-        raise _wrong(_OWN, untold, f"an object with some of {', '.join(_UNTOLD)}")
+        refused.append(_wrong(_OWN, untold, f"an object with some of {', '.join(_UNTOLD)}"))
+        untold = {}
     values |= {**untold, **known}
     for name in ("embedding_size", "state_size", "source_vocab_sizes", "target_vocab_size"):
         if not values.get(name):
-            raise errors.InputValueError(
-                f"Config: {' or '.join((name, *LEGACY[name]))} is missing, expected in the options of a Nematus model; "
-                "add it"
+            refused.append(
+                errors.InputValueError(
+                    f"Config: {' or '.join((name, *LEGACY[name]))} is missing, expected in the options of a Nematus "
+                    "model; add it"
+                )
             )
-    return Config(**values, options=dict(options))
+            values[name] = (1,) if name == "source_vocab_sizes" else 1  # so that the others are read
+    return _config(refused, values, options)
+
+
+def _config(refused: list[ValueError], values: Mapping[str, Any], options: Mapping[str, Any]) -> Config:
+    """The config of these values; an error that says all that is refused."""
+    try:
+        config = Config(**values, options=dict(options))
+    except errors.InputValueError as error:
+        raise _together([*refused, error]) from None
+    if refused:
+        raise _together(refused)
+    return config
 
 
 def write(config: Config, *, theano: bool = False) -> dict[str, Any]:
@@ -362,16 +399,16 @@ def dialect_of(options: Mapping[str, Any]) -> Dialect:
     return "tensorflow-v0.3" if old & options.keys() and not new & options.keys() else "tensorflow"
 
 
-def _check_theano(options: Mapping[str, Any]) -> None:
-    """Raise ValueError if the options are of a model of Theano Nematus that this package does not support."""
+def _refused_of_theano(options: Mapping[str, Any]) -> Iterator[ValueError]:
+    """An error for every option of a model of Theano Nematus that this package does not support."""
     for name, values in _THEANO_ONLY.items():
         if name in options and options[name] not in values:
             fix = "this part of Theano Nematus is not ported"
-            raise errors.out_of_domain("Config", name, options[name], repr(values[0]), fix)
+            yield errors.out_of_domain("Config", name, options[name], repr(values[0]), fix)
     depth, both = options.get("enc_depth") or 1, options.get("enc_depth_bidirectional")
     if both is not None and both != depth:
-        raise _wrong("enc_depth_bidirectional", both, f"the enc_depth of {depth}")
+        yield _wrong("enc_depth_bidirectional", both, f"the enc_depth of {depth}")
     version = options.get("model_version")
     if "embedding_size" not in options and options.get("use_dropout") and not version:
         want = "0.1 or later where use_dropout is set (older models rescale at test time)"
-        raise _wrong("model_version", version, want)
+        yield _wrong("model_version", version, want)

@@ -57,10 +57,6 @@ def fields(options: Mapping[str, Any]) -> dict[str, Any]:
     model = options["model_name"]
     if model not in _MODELS:
         raise errors.not_a_choice("Config", "model_name", model, _MODELS)
-    for name, (choices, default) in (_PORTED | (_PORTED_RNN if model == "rnnsearch" else {})).items():
-        got, want = options.get(name, default), " or ".join(map(repr, choices))
-        if got not in choices:
-            raise errors.out_of_domain("Config", name, got, want, "this part of zero is not ported")
     values = {name: options.get(option, default) for name, (option, default) in _table(model).items()}
     for name, value in values.items():
         if name == "masked_score":
@@ -71,6 +67,15 @@ def fields(options: Mapping[str, Any]) -> dict[str, Any]:
     kind = "rnn" if model == "rnnsearch" else "transformer"
     rela = model == "transformer_rela"
     return {"dialect": "zero", "search": "zero", "model_type": kind, "relu_attention": rela, **values}
+
+
+def refused(options: Mapping[str, Any]) -> Iterator[ValueError]:
+    """An error for every option of a model whose value this package does not support."""
+    of_model = _PORTED_RNN if options["model_name"] == "rnnsearch" else {}
+    for name, (choices, default) in (_PORTED | of_model).items():
+        got, want = options.get(name, default), " or ".join(map(repr, choices))
+        if got not in choices:
+            yield errors.out_of_domain("Config", name, got, want, "this part of zero is not ported")
 
 
 def options(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from nematus_models import FACTORS, KINDS, TRANSFORMERS, batch, config_of, rando
 
 from rmsnorm import nematus
 from rmsnorm.nematus.centring import to_rms_norm
-from rmsnorm.nematus.config import LEGACY, read, write
+from rmsnorm.nematus.config import LEGACY, Config, read, write
 from rmsnorm.nematus.convert import TARGETS
 from rmsnorm.nematus.names import check, variables
 from rmsnorm.nematus.numpy import RNNSearch
@@ -260,3 +260,28 @@ def test_bytes_of_another_machine_are_swapped(tmp_path: Path) -> None:
     model = nematus.load(tmp_path)
     same(parameters, model.parameters)
     assert all(array.dtype.isnative for array in model.parameters.values())
+
+
+def test_all_that_is_refused_is_in_one_message() -> None:
+    theano = {"dim": 4, "dim_word": 0, "n_words": 5, "encoder": "lstm", "decoder": "gru", "weight_normalisation": True}
+    of_zero = {"model_name": "rnnsearch", "cell": "lstm", "caencoder": True, "layer_norm": False, "hidden_size": -1}
+    fields = {"source_vocab_sizes": (4,), "target_vocab_size": 3}
+    for make, names in (
+        (
+            lambda: read(theano),
+            ["encoder is", "decoder is", "weight_normalisation is", "embedding_size", "n_words_src"],
+        ),
+        (lambda: read(of_zero, norm="rms", **fields), ["cell is", "caencoder is", "layer_norm is", "state_size is"]),
+        (lambda: Config(embedding_size=0, state_size=-1, **fields), ["embedding_size is", "state_size is"]),
+        (
+            lambda: Config(embedding_size=4, state_size=4, **fields, dim_per_factor=(2,), search="zero"),
+            ["dim_per_factor is (2,)", "search is"],
+        ),
+    ):
+        with pytest.raises(ValueError, match="Config: ") as caught:
+            make()
+        message = str(caught.value)
+        assert "\n" not in message
+        for name in names:
+            assert message.count(name) == 1, message
+        assert message.count("; and ") == len(names) - 1

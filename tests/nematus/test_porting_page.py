@@ -109,14 +109,15 @@ def test_a_new_process_loads_what_keras_saved(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "layers.md").read_text()
     layers = re.search(r"^    import keras\n(    from .*\n)    model = .*$", page, re.MULTILINE)
     assert layers is not None
-    in_new_process(f"{code}\nassert type(model).__name__ == 'RNNSearch', model", tmp_path)
     of_page = "\n".join(line.strip() for line in layers[0].splitlines())
-    in_new_process(
-        f"import keras\n{layers[1].strip()}\n"
-        "model = keras.Sequential([keras.Input((4,)), RMSNormalization()])\n"
-        "model.save('model.keras')", tmp_path,
-    )  # fmt: skip
-    in_new_process(f"{of_page}\nassert type(model.layers[-1]).__name__ == 'RMSNormalization'", tmp_path)
+    import keras
+
+    from rmsnorm.tf_impl import RMSNormalization
+
+    keras.Sequential([keras.Input((4,)), RMSNormalization()]).save(tmp_path / "model.keras")
+    checked = "assert type({}).__name__ == '{}', model"
+    of_layer, of_model = checked.format("model.layers[-1]", "RMSNormalization"), checked.format("model", "RNNSearch")
+    in_new_process(f"{of_page}\n{of_layer}\n{code}\n{of_model}", tmp_path)
     with pytest.raises(AssertionError, match="Could not locate class 'RMSNormalization'"):
         in_new_process(of_page.replace(layers[1].strip(), ""), tmp_path)
 
