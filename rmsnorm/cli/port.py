@@ -1,4 +1,4 @@
-"""``rmsnorm port info``, ``nematus``, ``zero``, ``translate``, ``score`` and ``norms``."""
+"""``rmsnorm port info``, ``nematus``, ``zero``, ``translate``, ``score``, ``norms`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -56,6 +56,10 @@ NORMS_EPILOG: Final = (
     "Examples:\n\n    rmsnorm port norms model.npz --source dev.bpe.de --target dev.bpe.en\n\n"
     "Exit status: 0 said which, 1 the difference may be chance, 2 bad usage, or files that are damaged or do not fit "
     "each other."
+)
+VERIFY_EPILOG: Final = (
+    "Examples:\n\n    rmsnorm port verify ported/ --backend numpy\n\n"
+    "Exit status: 0 held, 1 not held, 2 bad usage, or files that are damaged or missing."
 )
 _NORMS: Final = {"none": "no norm", "layer": "LayerNorm", "rms": "RMSNorm", "prms": "pRMSNorm"}
 
@@ -194,9 +198,40 @@ def _convert(
         console.print(Text("other numbers: nothing is written", style="red"))
         raise typer.Exit(DIFFERS)
     console.print(f"{len(result.model.parameters)} parameters in {result.model.path}")
+    folder_of = result.model.path.parent
+    console.print(f"rmsnorm port verify {folder_of} computes its proof again, on any machine", soft_wrap=True)
     if to == "keras":  # soft_wrap: the lines can be copied as they are
         console.print("load it in a new process with\n    import keras, rmsnorm.nematus.tf")
         console.print(f"    model = keras.models.load_model({str(result.model.path)!r})", soft_wrap=True)
+
+
+@app.command(epilog=VERIFY_EPILOG)
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that rmsnorm port nematus or zero wrote.")],
+    backend: Backend = None,
+) -> None:
+    """Compute the proof of a conversion again: a sentence, its translation and two scores, in float64.
+
+    The conversion wrote them into proof.json of the folder, as the golden computed them.
+    """
+    from rmsnorm.nematus import proof
+
+    model = _load(folder, None, None)
+    key = _backend("rmsnorm port verify", backend)
+    with _aside():
+        verdict = proof.verify(folder, key, model.config, model.parameters)
+    console = screen.console(highlight=False)
+    same = verdict.now.output == verdict.expected.output
+    words = f"the same {len(verdict.now.output)} words" if same else "other words"
+    scores = ", ".join(f"{score:.10g}" for score in verdict.expected.scores)
+    numbers = f"{words}; -log p {scores}: max error {verdict.error:.2g}, at most {verdict.bound:.2g} is rounding"
+    if verdict.is_held:
+        console.print(f"held in {key}: {numbers}", soft_wrap=True)
+        return
+    console.print(Text(f"not held in {key}: {numbers}", style="red"), soft_wrap=True)
+    console.print(f"expected {verdict.expected.output}, now {verdict.now.output}; the model is another one than that "
+                  "which was converted, or the backend has a mistake", soft_wrap=True)  # fmt: skip
+    raise typer.Exit(DIFFERS)
 
 
 @app.command(epilog=TRANSLATE_EPILOG)
@@ -388,8 +423,7 @@ def _opened(
     from rmsnorm.nematus.dialects import rules
     from rmsnorm.nematus.vocabulary import vocabularies
 
-    default = "numpy" if FRAMEWORKS["torch"].missing else "torch"
-    key = framework(command, backend or default, "backend").key
+    key = _backend(command, backend)
     files = (dictionary[:-1], dictionary[-1]) if dictionary else ()
     words = vocabularies(model, *files, scoring=scoring)
     config = model.config
@@ -397,6 +431,11 @@ def _opened(
         config = config.replace(label_smoothing=0.0)
     with _aside():
         return ArrayModel(key, config, model.parameters), words
+
+
+def _backend(command: str, name: str | None) -> str:
+    """The key of the backend of this name, or of the usual one."""
+    return framework(command, name or ("numpy" if FRAMEWORKS["torch"].missing else "torch"), "backend").key
 
 
 def _warning_of_unknown(lines: Iterable[str], sources: Sequence[Any]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from rmsnorm.nematus import proof
 from rmsnorm.nematus.backends import ArrayModel
 from rmsnorm.nematus.centring import to_rms_norm
 from rmsnorm.nematus.checkpoints.converted import save_flax, save_keras, save_safetensors
@@ -19,6 +20,7 @@ from rmsnorm.nematus.checkpoints.original import save_tensorflow, save_theano
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.dialects import rules
 from rmsnorm.nematus.model import Model, load
+from rmsnorm.nematus.proof import BOUND, wide
 
 
 class Target(NamedTuple):
@@ -38,9 +40,6 @@ TARGETS: Final = {
     "theano": Target("model.npz", save_theano, "numpy"),
 }
 
-# Two float64 computations of the same logits differ by rounding errors of about 1e-13 of the largest logit. The
-# smallest known mistake, a bias in the wrong place of an untrained model, changes them by 1e-7.
-BOUND: Final = 1e-10
 SENTENCES: Final = 4
 
 
@@ -76,12 +75,12 @@ def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm:
         raise FileExistsError(f"port: {out} exists, expected a new or an empty folder; name another")
     if not out.parent.is_dir():
         raise FileNotFoundError(f"port: {out.parent} is not a folder, expected one to make {out.name} in; make it")
-    config, parameters, wide = source.config, source.parameters, _wide(source.parameters)
-    wanted = ArrayModel("numpy", config, wide).logits(*_sentences(config))
+    config, parameters, exact = source.config, source.parameters, wide(source.parameters)
+    wanted = ArrayModel("numpy", config, exact).logits(*_sentences(config))
     if rms_norm:
-        config, wide = to_rms_norm(config, wide)
+        config, exact = to_rms_norm(config, exact)
         dtype = next(iter(parameters.values())).dtype
-        parameters = {name: array.astype(dtype) for name, array in wide.items()}
+        parameters = {name: array.astype(dtype) for name, array in exact.items()}
     temporary = out.parent / f".{out.name}.{os.getpid()}"
     temporary.mkdir()
     try:
@@ -97,22 +96,20 @@ def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm:
             logits = ArrayModel(target.framework, result.config, parameters).logits(*_sentences(config))
             return abs(logits - wanted).max().item()
 
-        error = change(_wide(result.parameters))
-        exact = change(wide) if rms_norm else error
+        error = change(wide(result.parameters))
+        largest = change(exact) if rms_norm else error
         lost = tuple(str(w.message) for w in caught if issubclass(w.category, UserWarning))
         there = replace(result, config=result.config.replace(folder=str(out)), path=out / target.file)
-        conversion = Conversion(there, exact, error, abs(wanted).max().item(), lost)
+        conversion = Conversion(there, largest, error, abs(wanted).max().item(), lost)
         if conversion.is_exact:
+            x, mask, y = _sentences(config)
+            proof.write(temporary, result.config, result.parameters, x[:, mask[:, 0] > 0, :1], y[:, :1])
             if out.exists():
                 out.rmdir()
             temporary.rename(out)
         return conversion
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _wide(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: array.astype(np.float64) for name, array in parameters.items()}
 
 
 def _sentences(config: Config) -> tuple[Any, Any, Any]:

@@ -208,3 +208,48 @@ def test_the_targets_are_those_of_the_table() -> None:
     shown = run("nematus", "model", "out", "--to", "onnx", status=2)
     assert "to is 'onnx', expected" in shown
     assert re.findall(r"'(\w+)'", shown.split("expected")[1]) == list(converting.TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "to"),
+    [("layer", "torch"), ("factors", "numpy"), ("deep v0.4", "theano"), ("transformer tied decoder", "tf")],
+)
+def test_a_proof_holds_until_the_model_is_another_one(kind: str, to: str, tmp_path: Path) -> None:
+    if kind.startswith("transformer"):
+        skip_without(to)
+        config = config_of(kind)
+        nematus.save_safetensors(tmp_path / "model.safetensors", config, random_parameters(config, "float32"))
+    else:
+        saved(tmp_path, kind)
+    out = tmp_path / "out"
+    shown = run("nematus", tmp_path, out, "--to", to)
+    assert f"rmsnorm port verify {out} computes its proof again" in shown
+    moved = out.rename(tmp_path / "moved")
+    for backend in ("numpy", *(["torch"] if not frameworks.FRAMEWORKS["torch"].missing else [])):
+        shown = run("verify", moved, "--backend", backend)
+        assert f"held in {backend}: the same" in shown
+        error, bound = (float(shown.split(word)[1].split()[0].rstrip(",")) for word in ("max error", "at most"))
+        assert error <= 1e-12 < bound
+    path = moved / "proof.json"
+    written, proof = path.read_text(), json.loads(path.read_text())
+    path.write_text(json.dumps({**proof, "scores": [proof["scores"][0] + 1e-6, proof["scores"][1]]}))
+    shown = run("verify", moved, "--backend", "numpy", status=1)
+    assert "not held in numpy: the same" in shown
+    assert "max error 1e-06" in shown
+    path.write_text(json.dumps({**proof, "output": [*proof["output"][::-1], 1]}))
+    assert "not held in numpy: other words" in run("verify", moved, "--backend", "numpy", status=1)
+    path.write_text(written)
+    model = nematus.load(moved)
+    name = max(model.parameters, key=lambda name: model.parameters[name].size)
+    tuned = {**model.parameters, name: model.parameters[name] * np.float32(1.001)}
+    converting.TARGETS[to].save(moved / converting.TARGETS[to].file, model.config, tuned)
+    assert "not held in numpy" in run("verify", moved, "--backend", "numpy", status=1)
+
+
+def test_no_proof(tmp_path: Path) -> None:
+    saved(tmp_path)
+    shown = run("verify", tmp_path, status=2)
+    assert "proof.json is missing, expected the proof that rmsnorm port writes" in shown
+    for text in ("[]", "{}", '{"source": [[]], "beam_size": 1}', '{"source": 3}'):
+        (tmp_path / "proof.json").write_text(text)
+        assert "proof.json is something else, expected the proof" in run("verify", tmp_path, status=2)
