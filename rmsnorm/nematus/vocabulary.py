@@ -167,12 +167,15 @@ def copied(config: Config, folder: Path) -> Config:
         elif path.resolve() != (folder / name).resolve():
             # Options from outside may name any file: only words that were read are written.
             write_entries(folder / name, read_entries(path, config.dialect), config.dialect)
-    if not names:
-        return config
+    return with_names(config, names).replace(folder=str(folder)) if names else config
+
+
+def with_names(config: Config, names: list[str]) -> Config:
+    """The config whose options name these dictionaries."""
     named: dict[str, Any] = {"dictionaries": names, "source_dicts": names[:-1], "target_dict": names[-1]}
     if rules(config).own_options:
         named = dict(zip(filter(config.options.get, _ZERO_FILES), names, strict=True))
-    return config.replace(options={**config.options, **named}, folder=str(folder))
+    return config.replace(options={**config.options, **named})
 
 
 def count_unknown(sentence: str, factors: Sequence[Vocabulary]) -> tuple[int, int]:
