@@ -18,7 +18,10 @@ from rmsnorm.version import VERSION
 
 Axis: TypeAlias = int | Sequence[int]
 Shape: TypeAlias = tuple[Any, ...]  # of int, None for an unknown size, or symbols of a compiler
-_FIELDS = ("eps", "eps_position", "statistic", "scale_offset", "norm", "product", "result")  # of a call's text
+_FIELDS = (  # of a call's text
+    "eps", "eps_position", "statistic", "scale_offset", "norm", "product", "result", "gate", "gate_function",
+    "gate_position",
+)  # fmt: skip
 
 
 class Roundings(NamedTuple):
@@ -119,7 +122,7 @@ class Call:
 
     @property
     def text(self) -> str:
-        """All of a call without a gate, whose axes are in the order of kernels, but shape, dtype of x, and k.
+        """All of a call whose axes are in the order of kernels, but shape, dtype of x, and k.
 
         Programs of other frameworks hold it, so it has no double quotes, which a language may want to escape.
         """
@@ -127,6 +130,7 @@ class Call:
         return text_of(
             len(self.axes), len(self.feature_axes), len(self.shape) - 1 - self.feature_axes[-1], self.eps,
             variant.eps_position, variant.statistic, variant.scale_offset, self.norm, self.product, self.result,
+            self.gate, variant.gate_function, variant.gate_position,
         )  # fmt: skip
 
     @staticmethod
@@ -139,10 +143,11 @@ class Call:
             variant=Variant(
                 name="", eps=fields["eps"], eps_position=fields["eps_position"], statistic=fields["statistic"],
                 scale_offset=fields["scale_offset"], partial=None if k is None else Fraction(int(k), int(n)),
+                gate_function=fields["gate_function"], gate_position=fields["gate_position"],
             ),
             shape=tuple(shape), axes=axes, feature_axes=tuple(range(end - fields["features"], end)), eps=fields["eps"],
             x=dtype, sum=dtype, norm=fields["norm"], product=fields["product"], result=fields["result"],
-            inverse_rms=dtypes.arithmetic(dtype),
+            inverse_rms=dtypes.arithmetic(dtype), gate=fields["gate"],
         )  # fmt: skip
 
     @property

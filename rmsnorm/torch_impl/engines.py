@@ -61,10 +61,10 @@ def engine_of(context: Context) -> tuple[Engine, str]:
     """The engine of a call, and why it is that one."""
     if context.is_exported:
         return Engine.ONNX, "the program is for other runtimes"
-    if context.joins_gate:
-        return Engine.GATE_BESIDE, "a compiler joins the gate with the operations beside it"
     if context.has_operator:
         return Engine.OPERATOR, "a compiler, torch.func or a mode sees one node"
+    if context.joins_gate:
+        return Engine.GATE_BESIDE, "kernels for GPUs have no gate, and the norm may have an operator"
     if context.is_transformed:
         return Engine.OPERATIONS, "a compiler or torch.func takes the operations apart"
     if context.has_plan:
@@ -74,7 +74,7 @@ def engine_of(context: Context) -> tuple[Engine, str]:
 
 def context_of(call: Call, tensors: Tensors) -> Context:
     """The context of a call that something watches."""
-    has_operator = call.gate is None and operators.serve(call, *tensors[:5])
+    has_operator = operators.serve(call, *tensors)
     return Context(onnx.is_exported(), is_transformed(), call.gate is not None, has_operator, False)
 
 

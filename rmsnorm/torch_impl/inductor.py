@@ -23,10 +23,11 @@ from rmsnorm.torch_impl.rounding import dtype_name
 @lru_cache(maxsize=4096)
 def _planned(device: torch.device, shape: torch.Size, key: str) -> kernels.Repeated | gpu.Plan | None:
     """What the kernels of a device need, which is there at every call; None if they cannot compute it."""
-    x, scale, bias, *text = json.loads(key)
+    x, scale, bias, gate, *text = json.loads(key)
     g, b = (None if p is None else (torch.Size(p[0]), _dtype(p[1])) for p in (scale, bias))
-    call, plan = kernels.planned(device, shape, _dtype(x), g and g[1], b and b[1], *text)
-    return plan if device.type == "cuda" else kernels.repeated(None, call, plan, shape, _dtype(x), g, b)
+    z = None if gate is None else _dtype(gate)
+    call, plan = kernels.planned(device, shape, _dtype(x), g and g[1], b and b[1], z, *text)
+    return plan if device.type == "cuda" else kernels.repeated(None, call, plan, shape, _dtype(x), g, b, z)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -34,42 +35,47 @@ def _dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _forward(key: str, x: Tensor, scale: Tensor | None, bias: Tensor | None, with_inverse_rms: bool) -> Any:
+def _forward(
+    key: str, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None, with_inverse_rms: bool
+) -> Any:
     """The results of the operator, in a compiled program that uses no h, and perhaps no 1 / rho."""
     plan = _planned(x.device, x.shape, key)
     if plan is None:
-        return torch.ops.rmsnorm.forward(x, None, scale, bias, None, *json.loads(key)[3:])
+        return torch.ops.rmsnorm.forward(x, None, scale, bias, None, gate, *json.loads(key)[4:])
     if isinstance(plan, gpu.Plan):
         return gpu.forward(plan, x, None, scale, bias, None)
-    y, inverse_rms = plan.forward(x, scale, bias, None, with_inverse_rms)
+    y, inverse_rms = plan.forward(x, scale, bias, gate, with_inverse_rms)
     return y, None, inverse_rms
 
 
-def _backward(key: str, dy: Tensor, h: Tensor, inverse_rms: Tensor, scale: Tensor | None, bias: Tensor | None) -> Any:
+def _backward(
+    key: str, dy: Tensor, h: Tensor, inverse_rms: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None
+) -> Any:
     """The results of the operator; None for the gradient of a parameter that is None."""
     plan = _planned(h.device, h.shape, key)
     if plan is None:
-        return torch.ops.rmsnorm.backward(dy, None, h, inverse_rms, scale, bias, None, *json.loads(key)[3:])
+        return torch.ops.rmsnorm.backward(dy, None, h, inverse_rms, scale, bias, None, gate, *json.loads(key)[4:])
     if isinstance(plan, gpu.Plan):
-        return gpu.backward(plan, dy, h, scale, None if bias is None else bias.dtype, None, inverse_rms, None)
-    return plan.backward(dy, h, scale, inverse_rms)[:3]
+        return *gpu.backward(plan, dy, h, scale, None if bias is None else bias.dtype, None, inverse_rms, None), None
+    return plan.backward(dy, h, scale, inverse_rms, bias, gate)
 
 
 def _write_forward(node: Any, write_line: Callable[[str], None]) -> None:
-    (x, residual, scale, bias, mask, *text), _ = node.unflatten_args(node.inputs, node.constant_args)
+    (x, residual, scale, bias, mask, gate, *text), _ = node.unflatten_args(node.inputs, node.constant_args)
     _, h, inverse_rms = _used(node)
-    served = residual is None and mask is None and not h and _have_no_gaps(x, scale, bias)
-    key = _key(x, scale, bias, text)
-    _write(node, write_line, served and key, x, scale, bias, inverse_rms)
+    served = residual is None and mask is None and not h and _have_no_gaps(x, scale, bias, gate)
+    key = _key(x, scale, bias, gate, text)
+    _write(node, write_line, served and key, x, scale, bias, gate, inverse_rms)
 
 
 def _write_backward(node: Any, write_line: Callable[[str], None]) -> None:
-    (dy, dh, h, inverse_rms, scale, bias, mask, *text), _ = node.unflatten_args(node.inputs, node.constant_args)
-    _, dscale, dbias = _used(node)
-    served = dh is None and mask is None and _have_no_gaps(dy, h, inverse_rms, scale)
-    served = served and dscale <= (scale is not None) and dbias <= (bias is not None)
-    key = _key(h, scale, bias, text)
-    _write(node, write_line, served and key, dy, h, inverse_rms, scale, bias)
+    (dy, dh, h, inverse_rms, scale, bias, mask, gate, *text), _ = node.unflatten_args(node.inputs, node.constant_args)
+    _, *used = _used(node)
+    served = dh is None and mask is None and _have_no_gaps(dy, h, inverse_rms, scale, gate)
+    served = served and all(is_used <= (t is not None) for is_used, t in zip(used, (scale, bias, gate), strict=True))
+    served = served and (gate is None or _have_no_gaps(bias))  # whose numbers count then
+    key = _key(h, scale, bias, gate, text)
+    _write(node, write_line, served and key, dy, h, inverse_rms, scale, bias, gate)
 
 
 def _used(node: Any) -> tuple[bool, ...]:
@@ -89,11 +95,12 @@ def _have_no_gaps(*tensors: Any) -> bool:
     return True
 
 
-def _key(x: Any, scale: Any, bias: Any, text: list[Any]) -> str | None:
+def _key(x: Any, scale: Any, bias: Any, gate: Any, text: list[Any]) -> str | None:
     """The text from which ``_planned`` knows a call, apart from the shape of x; None if there are symbols in it."""
     try:
         parameters = [p and (list(map(int, p.get_size())), dtype_name(p.get_dtype())) for p in (scale, bias)]
-        return json.dumps([dtype_name(x.get_dtype()), *parameters, *text])
+        z = None if gate is None else dtype_name(gate.get_dtype())
+        return json.dumps([dtype_name(x.get_dtype()), *parameters, z, *text])
     except TypeError:
         return None
 

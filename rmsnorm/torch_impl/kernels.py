@@ -61,10 +61,12 @@ def are_readable(x: Tensor, *others: Tensor | None) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def planned(device: Any, shape: Any, dtype: Any, scale: Any, bias: Any, text: str, k: Any) -> tuple[Call, Any]:
+def planned(
+    device: Any, shape: Any, dtype: Any, scale: Any, bias: Any, gate: Any, text: str, k: Any
+) -> tuple[Call, Any]:
     """The call that has this text, and its plan."""
     call = Call.from_text(text, shape, dtype_name(dtype), k)
-    return call, plan(device, call, *(None if p is None else dtype_name(p) for p in (scale, bias)))
+    return call, plan(device, call, *(None if p is None else dtype_name(p) for p in (scale, bias, gate)))
 
 
 def forward(

@@ -1,7 +1,7 @@
 """The kernels as operators of PyTorch: one node each in a program that is compiled, exported or otherwise traced.
 
     rmsnorm::forward    y, h = x + residual, 1 / rho
-    rmsnorm::backward   dx + dh, dscale, dbias
+    rmsnorm::backward   dx + dh, dscale, dbias, dgate
 
 They compute where the last axes are normalised. A result that is not there (h without a residual, the
 gradient of a parameter that is None) is a tensor of no elements, as a schema has no optional results. Derivatives of
@@ -30,13 +30,13 @@ TYPES: Final = (Tensor, Parameter, *private.TRACED)  # others, a DTensor say, do
 
 LIBRARY: Final = torch.library.Library("rmsnorm", "DEF")
 LIBRARY.define(
-    "forward(Tensor x, Tensor? residual, Tensor? scale, Tensor? bias, Tensor? mask, str text, SymInt? k) "
-    "-> (Tensor y, Tensor h, Tensor inverse_rms)",
+    "forward(Tensor x, Tensor? residual, Tensor? scale, Tensor? bias, Tensor? mask, Tensor? gate, "
+    "str text, SymInt? k) -> (Tensor y, Tensor h, Tensor inverse_rms)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 LIBRARY.define(
     "backward(Tensor dy, Tensor? dh, Tensor h, Tensor inverse_rms, Tensor? scale, Tensor? bias, Tensor? mask, "
-    "str text, SymInt? k) -> (Tensor dx, Tensor dscale, Tensor dbias)",
+    "Tensor? gate, str text, SymInt? k) -> (Tensor dx, Tensor dscale, Tensor dbias, Tensor dgate)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 _forward, _backward = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
@@ -46,7 +46,7 @@ _has_kernels, _is_usable = constant(lambda: cpu.is_available()), constant(gpu_ro
 
 
 def serve(call: Call, x: Tensor | None, residual: Tensor | None, *others: Tensor | None) -> bool:
-    """Whether the operators can compute a call without a gate on these tensors, once its axes are last."""
+    """Whether the operators can compute a call on these tensors, once its axes are in order."""
     present = [t for t in (x, residual, *others) if t is not None]
     own = axes_last(call)
     if (
@@ -61,27 +61,29 @@ def serve(call: Call, x: Tensor | None, residual: Tensor | None, *others: Tensor
     if all(t.is_cpu for t in present):
         return _has_kernels()
     formats = (dtype_name(t.dtype) for t in present if t.dtype != torch.bool)
-    return all(t.is_cuda for t in present) and gpu.supports(own, *formats) and _is_usable(present[0].device)
+    is_on_gpu = call.gate is None and all(t.is_cuda for t in present)
+    return is_on_gpu and gpu.supports(own, *formats) and _is_usable(present[0].device)
 
 
 def forward(
     call: Call, plan: Any, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None,
-    bias: Tensor | None, mask: Tensor | None, gate: None,
+    bias: Tensor | None, mask: Tensor | None, gate: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """y, h = x + residual (None without one) and 1 / rho in float64."""
-    x, residual, mask = moved(call, x, residual, mask)
-    y, h, inverse_rms = _forward(x, residual, scale, bias, mask, *_arguments(axes_last(call)))
+    x, residual, mask, gate = moved(call, x, residual, mask, gate)
+    y, h, inverse_rms = _forward(x, residual, scale, bias, mask, gate, *_arguments(axes_last(call)))
     y, h, inverse_rms = moved_back(call, y, None if residual is None else h, inverse_rms)
     return y, h, inverse_rms
 
 
 def backward(
     call: Call, dy: Tensor, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
-    inverse_rms: Tensor, dh: Tensor | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """dx + dh in T, dscale and dbias in the dtypes of the parameters."""
-    dx, dscale, dbias = _backward(dy, dh, h, inverse_rms, scale, bias, mask, *_arguments(call))
-    return dx, None if scale is None else dscale, None if bias is None else dbias
+    inverse_rms: Tensor, dh: Tensor | None, gate: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """dx + dh in T; dscale, dbias and dgate in the dtypes of the parameters and the gate."""
+    dx, *others = _backward(dy, dh, h, inverse_rms, scale, bias, mask, gate, *_arguments(call))
+    dscale, dbias, dgate = (None if p is None else d for p, d in zip((scale, bias, gate), others, strict=True))
+    return dx, dscale, dbias, dgate
 
 
 def _arguments(call: Call) -> tuple[str, Any]:
@@ -103,22 +105,22 @@ def dtype_of(tensor: Tensor | None) -> torch.dtype | None:
 
 @untraced
 def _run_forward(
-    x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, *text: Any
+    x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
+    gate: Tensor | None, *text: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    others = dtype_of(scale), dtype_of(bias)
-    call, plan = kernels.planned(x.device, x.shape, x.dtype, *others, *text)
-    y, h, inverse_rms = kernels.forward(call, plan, True, x, residual, scale, bias, mask)
+    call, plan = kernels.planned(x.device, x.shape, x.dtype, *map(dtype_of, (scale, bias, gate)), *text)
+    y, h, inverse_rms = kernels.forward(call, plan, True, x, residual, scale, bias, mask, gate)
     return y, x.new_empty(0) if h is None else h, inverse_rms
 
 
 @untraced
 def _run_backward(
     dy: Tensor, dh: Tensor | None, h: Tensor, inverse_rms: Tensor, scale: Tensor | None, bias: Tensor | None,
-    mask: Tensor | None, *text: Any,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    others = dtype_of(scale), dtype_of(bias)
-    call, plan = kernels.planned(h.device, h.shape, h.dtype, *others, *text)
-    return present(h, *kernels.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh)[:3])
+    mask: Tensor | None, gate: Tensor | None, *text: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    call, plan = kernels.planned(h.device, h.shape, h.dtype, *map(dtype_of, (scale, bias, gate)), *text)
+    results = kernels.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh, gate)
+    return present(h, *results)
 
 
 def present(like: Tensor, *tensors: Tensor | None) -> Any:
@@ -132,7 +134,7 @@ def in_order(like: Tensor, *tensors: Tensor | None) -> Any:
 
 
 def _forward_types(
-    x: Tensor, residual: Tensor | None, scale: Any, bias: Any, mask: Any, text: str, k: Any
+    x: Tensor, residual: Tensor | None, scale: Any, bias: Any, mask: Any, gate: Any, text: str, k: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     inductor.register()
     private.decompose_in_exports(_forward, _plain_forward)
@@ -145,10 +147,13 @@ def _forward_types(
 
 def _backward_types(
     dy: Tensor, dh: Any, h: Tensor, inverse_rms: Any, scale: Tensor | None, bias: Tensor | None, mask: Any,
-    text: str, k: Any,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    gate: Tensor | None, text: str, k: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
     private.decompose_in_exports(_backward, _plain_backward)
-    return present(h, *(None if p is None else p.new_empty(p.shape) for p in (h, scale, bias)))
+    results: tuple[Tensor, ...] = present(
+        h, *(None if p is None else p.new_empty(p.shape) for p in (h, scale, bias, gate))
+    )
+    return results
 
 
 class _Forward(torch.autograd.Function):
@@ -159,31 +164,31 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, residual, scale, bias, mask, *ctx.text = inputs
+        x, residual, scale, bias, mask, gate, *ctx.text = inputs
         _, h, inverse_rms = output
-        ctx.save_for_backward(x if residual is None else h, scale, bias, mask, inverse_rms)
-        ctx.save_for_forward(x, residual, scale, bias, mask)
+        ctx.save_for_backward(x if residual is None else h, scale, bias, mask, gate, inverse_rms)
+        ctx.save_for_forward(x, residual, scale, bias, mask, gate)
         ctx.mark_non_differentiable(*((h, inverse_rms) if residual is None else (inverse_rms,)))
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, _: Any) -> tuple[Any, ...]:
-        h, scale, bias, mask, inverse_rms = ctx.saved_tensors
-        dx, dscale, dbias = dh, None, None
+        h, scale, bias, mask, gate, inverse_rms = ctx.saved_tensors
+        dx, dscale, dbias, dgate = dh, None, None, None
         if dy is not None:
-            dx, dscale, dbias = _backward(dy, dh, h, inverse_rms, scale, bias, mask, *ctx.text)
+            dx, dscale, dbias, dgate = _backward(dy, dh, h, inverse_rms, scale, bias, mask, gate, *ctx.text)
             dx = laid_out(dx, h)
-        _, needs_residual, needs_scale, needs_bias, *rest = ctx.needs_input_grad
+        _, needs_residual, needs_scale, needs_bias, _, needs_gate, *rest = ctx.needs_input_grad
         return (
-            dx, dx if needs_residual else None, dscale if needs_scale else None, dbias if needs_bias else None,
-            *(None for _ in rest),
+            dx, dx if needs_residual else None, dscale if needs_scale else None, dbias if needs_bias else None, None,
+            laid_out(dgate, gate) if needs_gate else None, *(None for _ in rest),
         )  # fmt: skip
 
     @staticmethod
-    def jvp(ctx: Any, dx: Any, dresidual: Any, dscale: Any, dbias: Any, *_: Any) -> Any:
+    def jvp(ctx: Any, dx: Any, dresidual: Any, dscale: Any, dbias: Any, _: Any, dgate: Any, *__: Any) -> Any:
         x, *others = ctx.saved_tensors
         call = call_of(x, *ctx.text)
-        return *tangents(call, (x, *others, None), (dx, dresidual, dscale, dbias, None)), None
+        return *tangents(call, (x, *others), (dx, dresidual, dscale, dbias, dgate)), None
 
 
 def tangents(call: Call, tensors: Sequence[Any], moves: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
@@ -212,44 +217,46 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        dy, dh, h, _, scale, bias, mask, *ctx.text = inputs
-        ctx.save_for_backward(dy, dh, h, scale, bias, mask)
-        ctx.save_for_forward(dy, dh, h, scale, bias, mask)
-        _, dscale, dbias = output
-        ctx.mark_non_differentiable(*(t for t, p in ((dscale, scale), (dbias, bias)) if p is None))
+        dy, dh, h, _, scale, bias, mask, gate, *ctx.text = inputs
+        ctx.save_for_backward(dy, dh, h, scale, bias, mask, gate)
+        ctx.save_for_forward(dy, dh, h, scale, bias, mask, gate)
+        _, *others = output
+        pairs = zip(others, (scale, bias, gate), strict=True)
+        ctx.mark_non_differentiable(*(result for result, primal in pairs if primal is None))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-        dy, dh, h, scale, bias, mask = ctx.saved_tensors
-        function, primals = _plain(ctx, dy, dh, h, scale, bias, mask)
+        function, primals, found = _plain(ctx)
         _, pull_back = torch.func.vjp(function, *primals)
         rest = iter(pull_back(cotangents))
-        ddy, ddh, dx, dscale = (None if p is None else next(rest) for p in (dy, dh, h, scale))
-        return ddy, ddh, dx, None, dscale, *(None for _ in range(2 + len(ctx.text)))
+        ddy, ddh, dx, dscale, dbias, dgate = (next(rest) if is_there else None for is_there in found)
+        return ddy, ddh, dx, None, dscale, dbias, None, dgate, *(None for _ in ctx.text)
 
     @staticmethod
-    def jvp(ctx: Any, ddy: Any, ddh: Any, dx: Any, _: Any, dscale: Any, *__: Any) -> Any:
-        dy, dh, h, scale, bias, mask = ctx.saved_tensors
-        function, primals = _plain(ctx, dy, dh, h, scale, bias, mask)
-        pairs = zip((dy, dh, h, scale), (ddy, ddh, dx, dscale), strict=True)
-        tangents = tuple(torch.zeros_like(p) if t is None else t for p, t in pairs if p is not None)
+    def jvp(
+        ctx: Any, ddy: Any, ddh: Any, dx: Any, _: Any, dscale: Any, dbias: Any, __: Any, dgate: Any, *___: Any
+    ) -> Any:
+        function, primals, found = _plain(ctx)
+        moves = (t for t, is_there in zip((ddy, ddh, dx, dscale, dbias, dgate), found, strict=True) if is_there)
+        tangents = tuple(torch.zeros_like(p) if t is None else t for p, t in zip(primals, moves, strict=True))
         results, pull_back = torch.func.vjp(function, *primals)
         _, push_forward = torch.func.vjp(pull_back, tuple(map(torch.zeros_like, results)))  # which is linear
         (moved,) = push_forward(tangents)
-        return tuple(t if p else None for t, p in zip(moved, (True, scale is not None, bias is not None), strict=True))
+        _, _, _, *parameters = found
+        return tuple(t if is_there else None for t, is_there in zip(moved, (True, *parameters), strict=True))
 
 
-def _plain(
-    ctx: Any, dy: Any, dh: Any, h: Any, scale: Any, bias: Any, mask: Any
-) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The gradients as a function of those of dy, dh, h and scale that are not None, and these."""
+def _plain(ctx: Any) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[bool, ...]]:
+    """The gradients as a function of those of dy, dh, h, scale, bias and gate that are there; these; which they are."""
+    *tensors, mask, gate = ctx.saved_tensors
+    every = *tensors, gate
 
     def gradients(*primals: Tensor) -> Any:
         rest = iter(primals)
-        v, vh, x, g = (None if p is None else next(rest) for p in (dy, dh, h, scale))
-        return _plain_backward(v, vh, x, None, g, bias, mask, *ctx.text)
+        v, vh, x, g, b, z = (None if p is None else next(rest) for p in every)
+        return _plain_backward(v, vh, x, None, g, b, mask, z, *ctx.text)
 
-    return gradients, tuple(p for p in (dy, dh, h, scale) if p is not None)
+    return gradients, tuple(p for p in every if p is not None), tuple(p is not None for p in every)
 
 
 def differentiated(function: Any, plain: Callable[..., Any], run_on_cpu: Callable[..., Any]) -> Callable[..., Any]:
@@ -269,45 +276,48 @@ def differentiated(function: Any, plain: Callable[..., Any], run_on_cpu: Callabl
     return run
 
 
-def _plain_forward(x: Any, residual: Any, scale: Any, bias: Any, mask: Any, *text: Any) -> Any:
+def _plain_forward(x: Any, residual: Any, scale: Any, bias: Any, mask: Any, gate: Any, *text: Any) -> Any:
     call = call_of(x, *text)
     h = add(x, residual, call.x)
-    y, inverse_rms = operations.forward(call, h, scale, bias, mask)
+    y, inverse_rms = operations.forward(call, h, scale, bias, mask, gate)
     return in_order(x, y, None if residual is None else h, inverse_rms.detach())
 
 
-def _plain_backward(dy: Any, dh: Any, h: Any, inverse_rms: Any, scale: Any, bias: Any, mask: Any, *text: Any) -> Any:
+def _plain_backward(
+    dy: Any, dh: Any, h: Any, inverse_rms: Any, scale: Any, bias: Any, mask: Any, gate: Any, *text: Any
+) -> Any:
     call = call_of(h, *text)
-    dx, dscale, dbias, _ = operations.gradients(call, dy, h, scale, bias, mask, dh)
-    return in_order(h, cast(dx, call.x), dscale, dbias)
+    dx, *others = operations.gradients(call, dy, h, scale, bias, mask, dh, gate)
+    return in_order(h, cast(dx, call.x), *others)
 
 
 def _batched_forward(info: Any, in_dims: Any, *arguments: Any) -> Any:
     """More rows; plain operations where a parameter is batched, too."""
-    x, residual, scale, bias, mask, *text = arguments
-    x, residual, scale, bias = _with_batches(info, in_dims[:4], x, residual, scale, bias)
+    x, residual, scale, bias, mask, gate, *text = arguments
+    dims = (*in_dims[:4], in_dims[5])
+    x, residual, scale, bias, gate = _with_batches(info, dims, x, residual, scale, bias, gate)
     mask = _mask_first(mask, in_dims[4], x)
     if in_dims[2] is None and in_dims[3] is None:
         _, _, scale, bias, *_ = arguments
-        return _forward(x, residual, scale, bias, mask, *text), (0, None if residual is None else 0, 0)
+        return _forward(x, residual, scale, bias, mask, gate, *text), (0, None if residual is None else 0, 0)
     call = _call_on_batch(x, text)
     h = add(x, residual, call.x)
-    y, inverse_rms = operations.forward(call, h, scale, bias, mask)
+    y, inverse_rms = operations.forward(call, h, scale, bias, mask, gate)
     return present(x, y, None if residual is None else h, inverse_rms), (0, None if residual is None else 0, 0)
 
 
 def _batched_backward(info: Any, in_dims: Any, *arguments: Any) -> Any:
     """More rows; plain operations where a parameter has gradients, which each element of the batch has of its own."""
-    dy, dh, h, inverse_rms, scale, bias, mask, *text = arguments
-    dy, dh, h, inverse_rms, gain = _with_batches(info, in_dims[:5], dy, dh, h, inverse_rms, scale)
-    mask = _mask_first(mask, in_dims[6], h)
+    dy, dh, h, inverse_rms, scale, bias, mask, gate, *text = arguments
+    dims = (*in_dims[:6], in_dims[7])
+    dy, dh, h, inverse_rms, scale, bias, gate = _with_batches(info, dims, dy, dh, h, inverse_rms, scale, bias, gate)
+    mask, batched = _mask_first(mask, in_dims[6], h), (0, *(None if t is None else 0 for t in (scale, bias, gate)))
     if scale is None and bias is None:
-        return _backward(dy, dh, h, inverse_rms, None, None, mask, *text), (0, None, None)
+        return _backward(dy, dh, h, inverse_rms, None, None, mask, gate, *text), batched
     call = _call_on_batch(h, text)
     # an outer derivative goes through 1 / rho
-    dx, dscale, dbias, _ = operations.gradients(call, dy, h, gain, bias, mask, dh)
-    dims = (0, None if scale is None else 0, None if bias is None else 0)
-    return in_order(h, cast(dx, call.x), dscale, dbias), dims
+    dx, *others = operations.gradients(call, dy, h, scale, bias, mask, dh, gate)
+    return in_order(h, cast(dx, call.x), *others), batched
 
 
 def _with_batches(info: Any, in_dims: Any, *tensors: Tensor | None) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Norms in groups and with a gate: eager calls by the kernels, traced ones by the operators beside the gate."""
+"""Norms in groups and with a gate: eager calls by the kernels, traced ones by the operators."""
 
 from __future__ import annotations
 
@@ -76,10 +76,9 @@ def test_every_derivative_is_that_of_plain_operations(function: str, position: s
 @pytest.mark.sample(1)
 @pytest.mark.slow
 def test_compiled_programs(dtype: Any) -> None:
-    """With gradients, also for unknown sizes, rows with gaps and no rows. The gate is in float32 there."""
+    """With gradients, also for unknown sizes, rows with gaps and no rows: the bits of eager calls."""
     compiled = torch.compile(rms_norm, fullgraph=True, dynamic=True)
     options = {"variant": variant(), **GROUPS}
-    unit = 2.0**-8 if dtype == BF16 else 2.0**-22
     for count in (3, 5, 0):
         tensors, dy = problem(dtype, count)
         results = []
@@ -90,8 +89,7 @@ def test_compiled_programs(dtype: Any) -> None:
             results.append(((ungated, *gradients[0]), (y, *gradients[1])))
         (wanted, wanted_gated), (got, got_gated) = results
         assert all(map(torch.equal, got, wanted))
-        for result, want in zip(got_gated, wanted_gated, strict=True):
-            assert not want.numel() or (result - want).abs().max() <= 2 * unit * want.abs().max()
+        assert all(map(torch.equal, got_gated, wanted_gated))
     x = randn(3, 2, 12, dtype=dtype)[..., ::2]
     assert torch.equal(compiled(x, **options), rms_norm(x, **options))
 
@@ -107,8 +105,7 @@ def test_one_node_each() -> None:
     program = make_fx(step)(*tensors)
     ours = [node.target for node in program.graph.nodes if getattr(node.target, "namespace", "") == "rmsnorm"]
     assert ours == [FORWARD, BACKWARD]
-    for result, want in zip(program(*tensors), step(*tensors), strict=True):
-        assert (result - want).abs().max() <= NEAR
+    assert all(map(torch.equal, program(*tensors), step(*tensors)))
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
@@ -156,9 +153,12 @@ def test_the_operators_compute_groups_without_kernels(
     ((*_, settings, k),) = (node.args for node in program.graph.nodes if node.target is FORWARD)
 
     def run(count: int) -> list[Any]:
-        y, _, inverse_rms = FORWARD(x[:count], None, scale, None, mask, settings, k)
-        dx, dscale, *_ = BACKWARD(dy[:count], None, x[:count], inverse_rms, scale, None, mask, settings, k)
-        return [y, inverse_rms, dx, dscale]
+        y, _, inverse_rms = FORWARD(x[:count], None, scale, None, mask, None, settings, k)
+        return [
+            y,
+            inverse_rms,
+            *BACKWARD(dy[:count], None, x[:count], inverse_rms, scale, None, mask, None, settings, k)[:2],
+        ]
 
     assert [t.shape for t in run(0)] == [(0, 2, 6), (0, 2, 1), (0, 2, 6), (2, 6)]
     wanted = run(3)

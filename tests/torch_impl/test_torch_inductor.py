@@ -70,14 +70,14 @@ def test_a_program_calls_the_operators_for_what_it_cannot_plan() -> None:
     """A residual, a mask, and results that a program uses although they have no elements."""
     x, residual, scale = randn(4, 6), randn(4, 6), randn(6)
     graph = make_fx(RMSNorm(6))(x).graph
-    (settings,) = (node.args[5:] for node in graph.nodes if node.target is torch.ops.rmsnorm.forward.default)
+    (settings,) = (node.args[6:] for node in graph.nodes if node.target is torch.ops.rmsnorm.forward.default)
     assert not {'"', "\\"} & set(settings[0])  # the C++ that Inductor writes has strings without escapes
 
     def function(x: Any, residual: Any, scale: Any) -> Any:
         y, h = rms_norm(x, scale, residual=residual)
         masked = rms_norm(x, scale, mask=residual > 0)
-        results = torch.ops.rmsnorm.forward.default(x, None, scale, None, None, *settings)
-        gradients = torch.ops.rmsnorm.backward.default(x, None, y, results[2], None, None, None, *settings)
+        results = torch.ops.rmsnorm.forward.default(x, None, scale, None, None, None, *settings)
+        gradients = torch.ops.rmsnorm.backward.default(x, None, y, results[2], None, None, None, None, *settings)
         return y, h, masked, *results, *gradients
 
     want = function(x, residual, scale)
@@ -98,9 +98,9 @@ def test_a_call_in_a_program_is_planned_for_the_device_of_its_tensors() -> None:
     """The kernels for the CPU would read the address of a tensor on another device as one of theirs."""
     layer = RMSNorm(6)
     graph = make_fx(layer)(randn(4, 6)).graph
-    (settings,) = (node.args[5:] for node in graph.nodes if node.target is torch.ops.rmsnorm.forward.default)
-    key = json.dumps(["float32", [[6], "float32"], None, *settings])
+    (settings,) = (node.args[6:] for node in graph.nodes if node.target is torch.ops.rmsnorm.forward.default)
+    key = json.dumps(["float32", [[6], "float32"], None, None, *settings])
     x, scale = torch.ones(4, 6, device="meta"), torch.ones(6, device="meta")
-    y, _, inverse_rms = torch.ops.rmsnorm.forward.default.in_program(key, x, scale, None, True)
-    dx, dscale, _ = torch.ops.rmsnorm.backward.default.in_program(key, y, x, inverse_rms, scale, None)
+    y, _, inverse_rms = torch.ops.rmsnorm.forward.default.in_program(key, x, scale, None, None, True)
+    dx, dscale, *_ = torch.ops.rmsnorm.backward.default.in_program(key, y, x, inverse_rms, scale, None, None)
     assert all(tensor.is_meta for tensor in (y, inverse_rms, dx, dscale))

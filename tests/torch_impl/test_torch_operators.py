@@ -39,13 +39,14 @@ F64 = torch.float64
 DECOMPOSES = pytest.mark.needs("torch>=2.9", "before it nobody can ask whether run_decompositions traces")
 # Float64, on numbers of the size of 1: some 60 operations and sums over 6 elements, on either side
 NEAR = 2.0**-53 * 2 * (60 + 6) * 2**4
+GATE = {"gate": None, "gate_function": "silu", "gate_position": "after"}
 
 
-def settings(dtype: Any, position: str = "inside", k: int | None = None) -> Any:
+def settings(dtype: Any, position: str = "inside", k: int | None = None, gate: str | None = None) -> Any:
     name = str(dtype).removeprefix("torch.")
     fields = {"axes": 1, "features": 1, "after": 0, "eps": 1e-3, "eps_position": position}
     fields |= {"statistic": "mean_square", "scale_offset": 0.5}
-    return json.dumps({**fields, "norm": None, "product": name, "result": name}), k
+    return json.dumps({**fields, "norm": None, "product": name, "result": name, **GATE, "gate": gate}), k
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, F64])
@@ -54,13 +55,20 @@ def test_opcheck(dtype: Any) -> None:
     x, residual, dy = (randn(3, 6, dtype=dtype, seed=seed).requires_grad_() for seed in range(3))
     scale, bias = (randn(6, dtype=dtype, seed=seed).requires_grad_() for seed in (3, 4))
     mask, inverse_rms = randn(3, 6) > 0, randn(3, 1, dtype=F64).abs()
-    for arguments in ((x, None, scale, None, None), (x, residual, scale, bias, mask), (x, None, None, None, None)):
-        torch.library.opcheck(FORWARD, (*arguments, *settings(dtype, k=4)))
+    gate, own = randn(3, 6, dtype=dtype, seed=5).requires_grad_(), str(dtype).removeprefix("torch.")
+    wide = "float32" if own == "bfloat16" else own
+    plain, gated = settings(dtype, k=4), settings(dtype, k=4, gate=wide)
     for arguments in (
-        (dy, None, x, inverse_rms, scale, bias, None),
-        (dy, residual, x, inverse_rms, None, None, mask),
+        (x, None, scale, None, None, None, *plain), (x, residual, scale, bias, mask, None, *plain),
+        (x, None, None, None, None, None, *plain), (x, residual, scale, bias, mask, gate, *gated),
+    ):  # fmt: skip
+        torch.library.opcheck(FORWARD, arguments)
+    for arguments in (
+        (dy, None, x, inverse_rms, scale, bias, None, None, *plain),
+        (dy, residual, x, inverse_rms, None, None, mask, None, *plain),
+        (dy, residual, x, inverse_rms, scale, bias, mask, gate, *gated),
     ):
-        torch.library.opcheck(BACKWARD, (*arguments, *settings(dtype, k=4)))
+        torch.library.opcheck(BACKWARD, arguments)
 
 
 @pytest.mark.parametrize("position", ["inside", "outside", "clamp"])
@@ -70,7 +78,7 @@ def test_every_derivative_of_the_operator(position: str) -> None:
     scale, bias = (randn(3, dtype=F64, seed=seed).requires_grad_() for seed in (2, 3))
 
     def call(x: Any, residual: Any, scale: Any, bias: Any) -> Any:
-        y, h, _ = FORWARD(x, residual, scale, bias, None, *settings(F64, position))
+        y, h, _ = FORWARD(x, residual, scale, bias, None, None, *settings(F64, position))
         return y, h
 
     leaves = (x, residual, scale, bias)
@@ -86,7 +94,7 @@ def test_torch_func_on_the_operator(has_scale: bool) -> None:
     x, scale = randn(2, 3, dtype=F64), randn(3, dtype=F64, seed=1) if has_scale else None
 
     def ours(x: Any) -> Any:
-        return FORWARD(x, None, scale, None, None, *settings(F64))[0].sin()
+        return FORWARD(x, None, scale, None, None, None, *settings(F64))[0].sin()
 
     def plain(x: Any) -> Any:
         return (x * (x.square().mean(-1, keepdim=True) + 1e-3).rsqrt() * (1 if scale is None else 0.5 + scale)).sin()
