@@ -62,17 +62,19 @@ inline __m256 joined(const HalfPart (&single)[parts]) {
 }
 #endif
 
+inline Part widened(HalfPart single) {
+#if defined(__AVX512F__)
+    return _mm512_cvtps_pd(single);
+#elif defined(__AVX2__)
+    return _mm256_cvtps_pd(single);
+#else
+    return __builtin_convertvector(single, Part);
+#endif
+}
+
 inline D widened(const HalfPart (&single)[parts]) {
     D r;
-    for (int i = 0; i < parts; ++i) {
-#if defined(__AVX512F__)
-        r.part[i] = _mm512_cvtps_pd(single[i]);
-#elif defined(__AVX2__)
-        r.part[i] = _mm256_cvtps_pd(single[i]);
-#else
-        r.part[i] = __builtin_convertvector(single[i], Part);
-#endif
-    }
+    for (int i = 0; i < parts; ++i) r.part[i] = widened(single[i]);
     return r;
 }
 

@@ -1,12 +1,12 @@
-// Rows with a gate after the norm, whose elements all count.
+// Gated rows whose elements all count.
 //
-//     y = n f(z),    dz = dy n f'(z),    n = h / rho * (o + scale) + bias
-//
-// The norm's own dy is dy f(z).
+//     after:   y = n f(z),           dz = dy n f'(z),     n = h / rho * (o + scale) + bias, which gets dy f(z) for its dy
+//     before:  h = x f(z),           dz = dh x f'(z),     dx = dh f(z)
 #pragma once
 
 #include "forward.h"
 #include "gate.h"
+#include "row.h"
 
 namespace rmsnorm::RMSNORM_LEVEL {
 
@@ -64,8 +64,18 @@ inline void row_of_gated_y(
         }
         fill<X, Format::f64>(c, h, p.gain, p.bias, q, norm, 0, c.n);
         by_eights(c.n, [=, &c](std::int64_t j, auto count) {
-            D v = load<Format::f64>(norm + j, count) * factor(c.function, load<Z>(z + j, count));
-            store<Y>(y + j, v, count);
+            store<Y>(y + j, gated(c.function, load<Format::f64>(norm + j, count), load<Z>(z + j, count)), count);
+        });
+    });
+}
+
+// A row of x f(z).
+template <Format X>
+inline void weigh(const Call& c, const Stored<X>* x, const std::byte* gates, double* h) {
+    with_format(c.gate, [=, &c]<Format Z>() {
+        const Stored<Z>* z = as<Stored<Z>>(gates);
+        by_eights(c.n, [=, &c](std::int64_t j, auto count) {
+            store<Format::f64>(h + j, gated(c.function, load<X>(x + j, count), load<Z>(z + j, count)), count);
         });
     });
 }
@@ -82,22 +92,20 @@ inline void factors(const Call& c, const std::byte* gates, double* f, double* sl
     });
 }
 
-// Of a row of dy writes the norm's own, and dz unless that is null. `norm` is the row of n, `slope` has room for n numbers.
-inline void gradients_of_gate(
-    const Call& c, const std::byte* dy, const std::byte* gates, const double* norm, double* own, double* slope,
-    std::byte* dgate) {
-    factors(c, gates, own, slope);
-    with_format(c.gate, [&]<Format Z>() {
-        with_narrow(c.y, [&]<Format Y>() {
-            by_eights(c.n, [=, &c](std::int64_t j, auto count) {
-                D v = load<Y>(as<Stored<Y>>(dy) + j, count), f = load<Format::f64>(own + j, count);
-                store<Format::f64>(own + j, v * f, count);
-                if (!dgate) return;
-                D n = load<Format::f64>(norm + j, count), steep = load<Format::f64>(slope + j, count);
-                store<Z>(as<Stored<Z>>(dgate) + j, n * v * steep + all_lanes(0.0), count);  // a zero becomes +0
-            });
+// A row of a b f'(z), in the format of the gate.
+inline void store_gradient(
+    Format format, const double* a, const double* b, const double* slope, std::byte* to, std::int64_t n) {
+    with_format(format, [=]<Format Z>() {
+        by_eights(n, [=](std::int64_t j, auto count) {
+            D product = load<Format::f64>(a + j, count) * load<Format::f64>(b + j, count) * load<Format::f64>(slope + j, count);
+            store<Z>(as<Stored<Z>>(to) + j, product + all_lanes(0.0), count);  // a zero becomes +0
         });
     });
+}
+
+// Whether the squares of a gated row may have left the range, if their mean is q: see `measure`.
+inline bool may_have_left(const Call& c, double q) {
+    return q > most_square || (q < least_square && c.eps < 0x1p-400);
 }
 
 }  // namespace rmsnorm::RMSNORM_LEVEL

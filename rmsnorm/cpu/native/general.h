@@ -20,6 +20,7 @@ inline void fill_row(const Row& row, const double* gain, const double* bias, dou
     }
 }
 
+// The groups from `first` to before `last`.
 inline bool forward_general(
     const Call& c, const Forward& a, const double* parameters, std::int64_t first, std::int64_t last) {
     Groups groups(c, parameters, a.bias != nullptr, nullptr);
@@ -28,7 +29,7 @@ inline bool forward_general(
     if (!memory || !marks || !groups.has_memory()) return false;
     std::int64_t n = c.n, x_bytes = n * size_of(c.x), y_bytes = n * size_of(c.y);
     double *h = memory.get(), *y = h + n, *z = y + n, *f = z + n, *own = f + n;
-    for (std::int64_t i = first * c.groups; i < last * c.groups; ++i) {
+    for (std::int64_t i = first; i < last; ++i) {
         const std::byte* x = a.x + place(c, i, a.x_step, x_bytes);
         if (a.residual) {
             with_format(c.x, [&]<Format X>() {
@@ -123,8 +124,7 @@ inline bool backward_general(
     std::int64_t n = c.n, x_bytes = n * size_of(c.x), y_bytes = n * size_of(c.y);
     double *h = memory.get(), *v = h + n, *centred = v + n, *dx = centred + n;
     double *z = dx + n, *f = z + n, *slope = f + n, *own = slope + n;  // own: x, or dy, before f(z)
-    std::fill_n(sums, a.dbias ? 2 * c.features : c.features, 0.0);
-    for (std::int64_t i = first * c.groups; i < last * c.groups; ++i) {
+    for (std::int64_t i = first; i < last; ++i) {
         load_any(c.x, a.h + place(c, i, a.h_step, x_bytes), h, n);
         load_any(c.y, a.dy + i * y_bytes, v, n);
         Row row(c, h, counted(c, a.mask, i, marks.get()));

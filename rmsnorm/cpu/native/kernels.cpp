@@ -8,11 +8,11 @@ namespace RMSNORM_LEVEL {
 
 // Whether a row is read to float64 before anything else.
 bool needs_rows(const Call& c, const Mask& mask) {
-    return mask.data || c.variance || c.gate_before || c.x == Format::f64 || c.y == Format::f64;
+    return mask.data || c.variance || c.x == Format::f64 || c.y == Format::f64;
 }
 
 bool forward(const Call& c, const Forward& a, const double* parameters, std::int64_t first, std::int64_t last) {
-    if (needs_rows(c, a.mask)) return forward_general(c, a, parameters, first, last);
+    if (needs_rows(c, a.mask)) return forward_general(c, a, parameters, first * c.groups, last * c.groups);
     return with_narrow(c.x, [&]<Format X>() {
         return with_narrow(c.y, [&]<Format Y>() { return forward_plain<X, Y>(c, a, parameters, first, last); });
     });
@@ -20,9 +20,11 @@ bool forward(const Call& c, const Forward& a, const double* parameters, std::int
 
 bool backward(
     const Call& c, const Backward& a, const double* parameters, double* sums, std::int64_t first, std::int64_t last) {
-    if (needs_rows(c, a.mask) || c.scale == Format::f64) return backward_general(c, a, parameters, sums, first, last);
+    std::fill_n(sums, a.dbias ? 2 * c.features : c.features, 0.0);
+    if (needs_rows(c, a.mask) || c.scale == Format::f64)
+        return backward_general(c, a, parameters, sums, first * c.groups, last * c.groups);
+    if (a.gate) return backward_gated(c, a, parameters, sums, first, last);
     return with_narrow(c.x, [&]<Format X>() {
-        if (a.gate) return backward_plain<X, Format::f64>(c, a, parameters, sums, first, last);
         return with_narrow(c.y, [&]<Format Y>() { return backward_plain<X, Y>(c, a, parameters, sums, first, last); });
     });
 }

@@ -1,8 +1,7 @@
-// Rows without a mask, whose statistic is the mean square of their first k elements, with a gate after the norm or without one.
+// Rows without a mask, whose statistic is the mean square of their first k elements, with a gate or without one.
 #pragma once
 
-#include "backward.h"
-#include "gated.h"
+#include "general.h"
 
 namespace rmsnorm::RMSNORM_LEVEL {
 
@@ -12,9 +11,9 @@ template <Format X, Format Y>
 bool forward_plain(const Call& c, const Forward& a, const double* parameters, std::int64_t first, std::int64_t last) {
     constexpr std::int64_t most = 8;
     Groups groups(c, parameters, a.bias != nullptr, nullptr);
-    Rows norm = a.gate ? new_rows(c, 1) : nullptr;
-    if (!groups.has_memory() || (a.gate && !norm)) return false;
     std::int64_t n = c.n, many = std::clamp<std::int64_t>(2048 / n, 1, most);
+    Rows memory = a.gate ? new_rows(c, many) : nullptr;  // of h with a gate before the norm, of n with one after it
+    if (!groups.has_memory() || (a.gate && !memory)) return false;
     for (std::int64_t start = first * c.groups; start < last * c.groups; start += many) {
         std::int64_t count = std::min(many, last * c.groups - start);
         const Stored<X>* rows[most];
@@ -27,16 +26,26 @@ bool forward_plain(const Call& c, const Forward& a, const double* parameters, st
                 add_rows<X>(rows[b], as<Stored<X>>(a.residual) + i * n, h, n);
                 rows[b] = h;
             }
-            rho[b] = sum_of_squares<X>(rows[b], c.k) / static_cast<double>(c.k);
+            if (c.gate_before) {
+                double* h = memory.get() + b * n;
+                weigh<X>(c, rows[b], a.gate + place(c, i, a.gate_step, n * size_of(c.gate)), h);
+                rho[b] = sum_of_squares<Format::f64>(h, c.k) / static_cast<double>(c.k);
+                if (may_have_left(c, rho[b])) return forward_general(c, a, parameters, start, last * c.groups);
+            } else {
+                rho[b] = sum_of_squares<X>(rows[b], c.k) / static_cast<double>(c.k);
+            }
         }
         for (std::int64_t b = 0; b < count; ++b) rho[b] = rho_of(c, rho[b], c.k);
         for (std::int64_t b = 0; b < count && a.inverse_rms; ++b) a.inverse_rms[start + b] = 1 / rho[b];
         for (std::int64_t b = 0; b < count && a.y; ++b) {
             std::int64_t i = start + b;
             Stored<Y>* y = as<Stored<Y>>(a.y) + i * n;
-            if (a.gate) {
+            if (c.gate_before) {
+                const Group& p = groups.at(i);
+                fill<Format::f64, Y>(c, memory.get() + b * n, p.gain, p.bias, Quotient(rho[b], c.scale != Format::f64), y, 0, n);
+            } else if (a.gate) {
                 const std::byte* gate = a.gate + place(c, i, a.gate_step, n * size_of(c.gate));
-                row_of_gated_y<X, Y>(c, groups.at(i), groups.are_moderate(), rows[b], rho[b], gate, norm.get(), y);
+                row_of_gated_y<X, Y>(c, groups.at(i), groups.are_moderate(), rows[b], rho[b], gate, memory.get(), y);
             } else {
                 row_of_y<X, Y>(c, groups.at(i), groups.are_moderate(), rows[b], rho[b], y);
             }
@@ -45,70 +54,116 @@ bool forward_plain(const Call& c, const Forward& a, const double* parameters, st
     return true;
 }
 
-// Y is the format of dy; with a gate that of the norm's own.
+// A row of dx, which may be null, and what it adds to dscale and dbias, which may be null. `factor` is 1 / rho.
+template <Format X, Format Y>
+inline bool gradients_of_row(
+    const Call& c, const Group& group, bool are_moderate, const Stored<X>* h, const Stored<Y>* dy, const Stored<X>* dh,
+    double factor, Stored<X>* dx, double* dbias) {
+    std::int64_t n = c.n, k = c.k;
+    const double* gain = group.gain;
+    double* dscale = group.dscale;
+    if (dbias) {
+        by_eights(n, [=](std::int64_t j, auto count) {
+            store<Format::f64>(dbias + j, load<Format::f64>(dbias + j, count) + load<Y>(dy + j, count), count);
+        });
+    }
+    D f = all_lanes(factor);
+    double inner = factor * sum_over(n, [=](D total, std::int64_t j, auto count) {
+        D product = load<Y>(dy + j, count) * load<X>(h + j, count);  // is exact
+        D sum = fma(product, f, load<Format::f64>(dscale + j, count));
+        store<Format::f64>(dscale + j, sum, count);
+        return fma(product, load<Format::f64>(gain + j, count), total);
+    });
+    if (!dx) return true;
+    double length = 0;
+    if (c.position == Position::outside) {
+        length = sum_over(k, [=](D total, std::int64_t j, auto count) {
+            D v = load<X>(h + j, count) * f;
+            return fma(v, v, total);
+        });
+    }
+    double share = slope_of(c, k, factor, length) * inner / static_cast<double>(k), step = factor * share;
+    bool again = is_along<X, Y>(h, dy, gain, step, k);
+    bool single = X == Format::bf16 && Y == Format::bf16 && are_moderate && !dh && k == n && 0x1p-20 < factor &&
+                  factor < 0x1p20 && std::fabs(share) < 0x1p20;
+    if constexpr (X == Format::bf16 && Y == Format::bf16) {
+        if (single) again |= fill_gradient_single(h, dy, gain, group.single, factor, share, step, dx, n);
+    }
+    if (!single) {
+        again |= fill_gradient<X, Y>(h, dy, dh, gain, factor, step, dx, 0, k);
+        if (k < n) fill_gradient<X, Y>(nullptr, dy, dh, gain, factor, 0.0, dx, k, n);
+    }
+    return !again || settle<X, Y>(c, h, dy, dh, gain, nullptr, dx);
+}
+
 template <Format X, Format Y>
 bool backward_plain(
     const Call& c, const Backward& a, const double* parameters, double* sums, std::int64_t first, std::int64_t last) {
-    Groups groups(c, parameters, a.gate && a.bias, sums);
-    Rows memory = a.gate ? new_rows(c, 3) : nullptr;
-    if (!groups.has_memory() || (a.gate && !memory)) return false;
-    std::int64_t n = c.n, k = c.k;
-    std::fill_n(sums, a.dbias ? 2 * c.features : c.features, 0.0);
+    Groups groups(c, parameters, false, sums);
+    if (!groups.has_memory()) return false;
+    std::int64_t n = c.n;
     bool succeeds = true;
     for (std::int64_t i = first * c.groups; i < last * c.groups; ++i) {
         const Stored<X>* h = as<Stored<X>>(a.h + place(c, i, a.h_step, n * size_of(X)));
         const Stored<X>* dh = a.dh ? as<Stored<X>>(a.dh) + i * n : nullptr;
         Stored<X>* dx = a.dx ? as<Stored<X>>(a.dx) + i * n : nullptr;
         const Group& group = groups.at(i);
-        const double* gain = group.gain;
-        double *dscale = group.dscale, *dbias = group.dbias;
-        double rho = a.inverse_rms && !a.gate ? 0 : rho_of(c, sum_of_squares<X>(h, k) / static_cast<double>(k), k);
-        double factor = a.inverse_rms ? a.inverse_rms[i] : 1 / rho;
-        const Stored<Y>* dy = as<Stored<Y>>(a.dy) + i * n;
-        if constexpr (Y == Format::f64) {
-            if (a.gate) {
-                double *norm = memory.get(), *own = norm + n;
-                Quotient q(rho, true);
-                if (a.dgate) fill<X, Y>(c, h, gain, group.bias, q, norm, 0, n);
-                const std::byte* gate = a.gate + place(c, i, a.gate_step, n * size_of(c.gate));
-                std::byte* dgate = a.dgate ? a.dgate + i * n * size_of(c.gate) : nullptr;
-                gradients_of_gate(c, a.dy + i * n * size_of(c.y), gate, norm, own, own + n, dgate);
-                dy = own;
-            }
-        }
-        if (a.dbias) {
-            by_eights(n, [=](std::int64_t j, auto count) {
-                store<Format::f64>(dbias + j, load<Format::f64>(dbias + j, count) + load<Y>(dy + j, count), count);
-            });
-        }
-        D f = all_lanes(factor);
-        double inner = factor * sum_over(n, [=](D total, std::int64_t j, auto count) {
-            D product = load<Y>(dy + j, count) * load<X>(h + j, count);  // is exact
-            D sum = fma(product, f, load<Format::f64>(dscale + j, count));
-            store<Format::f64>(dscale + j, sum, count);
-            return fma(product, load<Format::f64>(gain + j, count), total);
-        });
-        double length = 0;
-        if (c.position == Position::outside) {
-            length = sum_over(k, [=](D total, std::int64_t j, auto count) {
-                D v = load<X>(h + j, count) * f;
-                return fma(v, v, total);
-            });
-        }
-        double share = slope_of(c, k, factor, length) * inner / static_cast<double>(k), step = factor * share;
+        double factor = a.inverse_rms ? a.inverse_rms[i]
+                                      : 1 / rho_of(c, sum_of_squares<X>(h, c.k) / static_cast<double>(c.k), c.k);
+        succeeds &= gradients_of_row<X, Y>(
+            c, group, groups.are_moderate(), h, as<Stored<Y>>(a.dy) + i * n, dh, factor, dx, a.dbias ? group.dbias : nullptr);
         groups.add(i, a.dbias);
-        if (!dx) continue;
-        bool again = is_along<X, Y>(h, dy, gain, step, k);
-        bool single = X == Format::bf16 && Y == Format::bf16 && groups.are_moderate() && !dh && k == n &&
-                      0x1p-20 < factor && factor < 0x1p20 && std::fabs(share) < 0x1p20;
-        if constexpr (X == Format::bf16 && Y == Format::bf16) {
-            if (single) again |= fill_gradient_single(h, dy, gain, group.single, factor, share, step, dx, n);
+    }
+    return succeeds;
+}
+
+// The same with a gate. A row is read to float64 once.
+inline bool backward_gated(
+    const Call& c, const Backward& a, const double* parameters, double* sums, std::int64_t first, std::int64_t last) {
+    constexpr Format W = Format::f64;
+    Groups groups(c, parameters, a.bias != nullptr, sums);
+    Rows memory = new_rows(c, 6);
+    if (!groups.has_memory() || !memory) return false;
+    std::int64_t n = c.n, x_bytes = n * size_of(c.x), gate_bytes = n * size_of(c.gate);
+    double *x = memory.get(), *v = x + n, *f = v + n, *slope = f + n, *other = slope + n, *dx = other + n;
+    bool needs_dx = a.dx || (a.dgate && c.gate_before), succeeds = true;
+    for (std::int64_t i = first * c.groups; i < last * c.groups; ++i) {
+        const Group& group = groups.at(i);
+        load_any(c.x, a.h + place(c, i, a.h_step, x_bytes), x, n);
+        load_any(c.y, a.dy + i * n * size_of(c.y), v, n);
+        factors(c, a.gate + place(c, i, a.gate_step, gate_bytes), f, slope);
+        double* h = x;
+        if (c.gate_before) {
+            h = other;
+            for (std::int64_t j = 0; j < n; ++j) h[j] = x[j] * f[j];
         }
-        if (!single) {
-            again |= fill_gradient<X, Y>(h, dy, dh, gain, factor, step, dx, 0, k);
-            if (k < n) fill_gradient<X, Y>(nullptr, dy, dh, gain, factor, 0.0, dx, k, n);
+        double q = sum_of_squares<W>(h, c.k) / static_cast<double>(c.k), rho = rho_of(c, q, c.k);
+        if (c.gate_before && may_have_left(c, q)) {
+            succeeds &= backward_general(c, a, parameters, sums, i, i + 1);
+            continue;
         }
-        if (again) succeeds &= settle<X, Y>(c, h, dy, dh, gain, nullptr, dx);
+        std::byte* dgate = a.dgate ? a.dgate + i * gate_bytes : nullptr;
+        if (!c.gate_before) {
+            if (dgate) {
+                fill<W, W>(c, x, group.gain, group.bias, Quotient(rho, true), other, 0, n);
+                store_gradient(c.gate, other, v, slope, dgate, n);
+            }
+            for (std::int64_t j = 0; j < n; ++j) v[j] *= f[j];
+        }
+        succeeds &= gradients_of_row<W, W>(
+            c, group, false, h, v, nullptr, 1 / rho, needs_dx ? dx : nullptr, a.dbias ? group.dbias : nullptr);
+        groups.add(i, a.dbias);
+        if (c.gate_before) {
+            if (dgate) store_gradient(c.gate, dx, x, slope, dgate, n);
+            for (std::int64_t j = 0; j < n && a.dx; ++j) dx[j] *= f[j];
+        }
+        if (!a.dx) continue;
+        if (a.dh) {
+            load_any(c.x, a.dh + i * x_bytes, v, n);
+            for (std::int64_t j = 0; j < n; ++j) dx[j] += v[j];
+        }
+        for (std::int64_t j = 0; j < n; ++j) dx[j] += 0.0;  // a zero becomes +0
+        store_any(c.x, a.dx + i * x_bytes, dx, n);
     }
     return succeeds;
 }
