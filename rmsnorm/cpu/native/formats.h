@@ -45,7 +45,7 @@ inline T* as(std::byte* from) {
 }
 
 #if defined(__AVX2__)
-inline void split(__m256 eight, HalfPart (&single)[parts]) {
+RMSNORM_INLINE void split(__m256 eight, HalfPart (&single)[parts]) {
 #if defined(__AVX512F__)
     single[0] = eight;
 #else
@@ -53,7 +53,7 @@ inline void split(__m256 eight, HalfPart (&single)[parts]) {
 #endif
 }
 
-inline __m256 joined(const HalfPart (&single)[parts]) {
+RMSNORM_INLINE __m256 joined(const HalfPart (&single)[parts]) {
 #if defined(__AVX512F__)
     return single[0];
 #else
@@ -62,7 +62,7 @@ inline __m256 joined(const HalfPart (&single)[parts]) {
 }
 #endif
 
-inline Part widened(HalfPart single) {
+RMSNORM_INLINE Part widened(HalfPart single) {
 #if defined(__AVX512F__)
     return _mm512_cvtps_pd(single);
 #elif defined(__AVX2__)
@@ -72,13 +72,13 @@ inline Part widened(HalfPart single) {
 #endif
 }
 
-inline D widened(const HalfPart (&single)[parts]) {
+RMSNORM_INLINE D widened(const HalfPart (&single)[parts]) {
     D r;
     for (int i = 0; i < parts; ++i) r.part[i] = widened(single[i]);
     return r;
 }
 
-inline HalfPart to_single(Part wide) {
+RMSNORM_INLINE HalfPart to_single(Part wide) {
 #if defined(__AVX512F__)
     return _mm512_cvtpd_ps(wide);
 #elif defined(__AVX2__)
@@ -90,7 +90,7 @@ inline HalfPart to_single(Part wide) {
 
 // Eight numbers from memory, as float64.
 template <Format F>
-inline D load(const Stored<F>* from) {
+RMSNORM_INLINE D load(const Stored<F>* from) {
     if constexpr (F == Format::f64) {
         return load_plain(from);
     } else {
@@ -138,7 +138,7 @@ constexpr Grid grid_of(Format format) {
 //
 // A large number is added and subtracted again. It is so large that the last place of the sum is that of the format.
 template <Format F>
-inline D rounded(D d) {
+RMSNORM_INLINE D rounded(D d) {
     if constexpr (F == Format::none || F == Format::f64) {
         return d;
     } else if constexpr (F == Format::f32) {
@@ -159,7 +159,7 @@ inline D rounded(D d) {
     }
 }
 
-inline D rounded(D d, Format format) {
+RMSNORM_INLINE D rounded(D d, Format format) {
     switch (format) {
         case Format::f16: return rounded<Format::f16>(d);
         case Format::bf16: return rounded<Format::bf16>(d);
@@ -170,7 +170,7 @@ inline D rounded(D d, Format format) {
 
 // Eight float32 that are numbers of a shorter format, to memory.
 template <Format F>
-inline void store_exact(std::uint16_t* to, const HalfPart (&single)[parts]) {
+RMSNORM_INLINE void store_exact(std::uint16_t* to, const HalfPart (&single)[parts]) {
 #if defined(__AVX2__)
     __m256 eight = joined(single);
     __m128i words;
@@ -207,7 +207,7 @@ template <Format F>
 // To 16 bits they go by float32. Two roundings are not one only if the first makes a number that is in the middle between
 // two of the format. Such numbers are rounded from float64 again, and so are NaN and, of float16, subnormal ones.
 template <Format F>
-inline void store(Stored<F>* to, const D& d) {
+RMSNORM_INLINE void store(Stored<F>* to, const D& d) {
     if constexpr (F == Format::f64) {
         store_plain(to, d);
     } else {
@@ -264,7 +264,7 @@ inline void copy_first(T* to, const T* from, int count) {
 }
 
 template <Format F>
-inline D load_first(const Stored<F>* from, int count) {
+RMSNORM_INLINE D load_first(const Stored<F>* from, int count) {
 #if defined(__AVX512F__)
     __mmask8 mask = static_cast<__mmask8>((1 << count) - 1);
     D r;
@@ -287,7 +287,7 @@ inline D load_first(const Stored<F>* from, int count) {
 }
 
 template <Format F>
-inline void store_first(Stored<F>* to, D d, int count) {
+RMSNORM_INLINE void store_first(Stored<F>* to, D d, int count) {
     Stored<F> eight[lanes];
     store<F>(eight, d);
     copy_first(to, eight, count);

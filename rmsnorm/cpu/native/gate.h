@@ -17,10 +17,10 @@ constexpr double rounds = 1.5 * 0x1p52;  // a sum with it has no fraction
 constexpr double below_one = 1 - 0x1p-51, above_one = 1 + 0x1p-51;
 constexpr double gate_end = 0x1p16;  // for z below its negative f(z) is 0, as in the golden
 
-inline Part choose(Bits mask, Part yes, Part no) { return mask ? yes : no; }
+RMSNORM_INLINE Part choose(Bits mask, Part yes, Part no) { return mask ? yes : no; }
 
 // exp(size) = fraction * 2^whole, to an ulp. The last bits of `sum` are `whole`.
-inline void exponential(Part size, Part& fraction, Part& sum) {
+RMSNORM_INLINE void exponential(Part size, Part& fraction, Part& sum) {
     auto f = [](Part a, Part b, double c) { return fma(a, b, all(c)); };
     sum = fma(size, all(1.4426950408889634), all(rounds));
     Part whole = sum - rounds;
@@ -39,7 +39,7 @@ inline void exponential(Part size, Part& fraction, Part& sum) {
 }
 
 // exp(size), between exp(-708) and exp(708).
-inline Part power_of(Part size) {
+RMSNORM_INLINE Part power_of(Part size) {
     size = choose(size > last_exponent, all(last_exponent), size);  // NaN stays
     size = choose(size < -last_exponent, all(-last_exponent), size);
     Part fraction, sum;
@@ -48,7 +48,7 @@ inline Part power_of(Part size) {
 }
 
 // f(z) and, if `slope` is not null, f'(z).
-inline D factor(Function function, D z, D* slope = nullptr) {
+RMSNORM_INLINE D factor(Function function, D z, D* slope = nullptr) {
     D f;
     for (int i = 0; i < parts; ++i) {
         Part x = z.part[i], power = power_of(-x), share = 1.0 / (1.0 + power);
@@ -79,7 +79,7 @@ inline D factor(Function function, D z, D* slope = nullptr) {
 constexpr double moderate_gate = 34.0;  // up to it 1 + exp(-z) is above 1
 
 // n f(z), in fewer steps where z is moderate.
-inline D gated(Function function, D n, D z) {
+RMSNORM_INLINE D gated(Function function, D n, D z) {
     D result;
     for (int i = 0; i < parts; ++i) {
         Part x = z.part[i], fraction, sum;
@@ -96,7 +96,7 @@ inline D gated(Function function, D n, D z) {
 //
 // These are 3 for the exponential (1 for its argument, 1.5 for the last two steps of the polynomial), one each for the
 // sum, the quotient and the product, of which the exponential's errors count where it is not much less than 1.
-inline Float factor(Function function, Float z) {
+RMSNORM_INLINE Float factor(Function function, Float z) {
     constexpr float last = 80.0f, rounding = 1.5f * 0x1p23f;
     auto f = [](Float a, Float b, float c) { return fma(a, b, all_singles(c)); };
     Float size = -z;

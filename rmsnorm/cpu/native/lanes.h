@@ -12,6 +12,9 @@
 #include <arm_neon.h>
 #endif
 
+// For what takes or returns registers: a call would pass them through memory.
+#define RMSNORM_INLINE [[gnu::always_inline]] inline
+
 namespace rmsnorm::RMSNORM_LEVEL {
 
 #if defined(__AVX512F__)
@@ -36,7 +39,7 @@ struct D {
 };
 
 #define RMSNORM_OPERATOR(op)                                          \
-    inline D operator op(D a, D b) {                                  \
+    RMSNORM_INLINE D operator op(D a, D b) {                          \
         D r;                                                          \
         for (int i = 0; i < parts; ++i) r.part[i] = a.part[i] op b.part[i]; \
         return r;                                                     \
@@ -47,15 +50,15 @@ RMSNORM_OPERATOR(*)
 RMSNORM_OPERATOR(/)
 #undef RMSNORM_OPERATOR
 
-inline Part all(double number) { return number - Part{}; }  // also of -0
+RMSNORM_INLINE Part all(double number) { return number - Part{}; }  // also of -0
 
-inline D all_lanes(double number) {
+RMSNORM_INLINE D all_lanes(double number) {
     D r;
     for (int i = 0; i < parts; ++i) r.part[i] = all(number);
     return r;
 }
 
-inline Part fma(Part a, Part b, Part c) {
+RMSNORM_INLINE Part fma(Part a, Part b, Part c) {
 #if defined(__AVX512F__)
     return _mm512_fmadd_pd(a, b, c);
 #elif defined(__AVX2__)
@@ -70,7 +73,7 @@ inline Part fma(Part a, Part b, Part c) {
 }
 
 // a * b + c in one rounding.
-inline D fma(D a, D b, D c) {
+RMSNORM_INLINE D fma(D a, D b, D c) {
     D r;
     for (int i = 0; i < parts; ++i) r.part[i] = fma(a.part[i], b.part[i], c.part[i]);
     return r;
@@ -78,24 +81,24 @@ inline D fma(D a, D b, D c) {
 
 // Registers go to and from memory one by one: a copy of them all would pass through memory once more.
 template <class Register, class T>
-inline void load_parts(Register (&parts_)[parts], const T* from) {
+RMSNORM_INLINE void load_parts(Register (&parts_)[parts], const T* from) {
     for (int i = 0; i < parts; ++i) std::memcpy(&parts_[i], from + i * native, sizeof(Register));
 }
 
 template <class Register, class T>
-inline void store_parts(T* to, const Register (&parts_)[parts]) {
+RMSNORM_INLINE void store_parts(T* to, const Register (&parts_)[parts]) {
     for (int i = 0; i < parts; ++i) std::memcpy(to + i * native, &parts_[i], sizeof(Register));
 }
 
-inline D load_plain(const double* from) {
+RMSNORM_INLINE D load_plain(const double* from) {
     D r;
     load_parts(r.part, from);
     return r;
 }
 
-inline void store_plain(double* to, const D& d) { store_parts(to, d.part); }
+RMSNORM_INLINE void store_plain(double* to, const D& d) { store_parts(to, d.part); }
 
-inline D magnitude(D d) {
+RMSNORM_INLINE D magnitude(D d) {
     for (auto& part : d.part) part = (Part)((Bits)part & 0x7fffffffffffffff);
     return d;
 }
@@ -119,10 +122,10 @@ typedef std::int32_t Word __attribute__((vector_size(8 * native)));
 typedef std::uint32_t Unsigned __attribute__((vector_size(8 * native)));
 constexpr int singles = 2 * native;  // lanes of float32 in a register
 
-inline Float all_singles(float number) { return number - Float{}; }
-inline Float magnitude(Float x) { return (Float)((Word)x & 0x7fffffff); }
+RMSNORM_INLINE Float all_singles(float number) { return number - Float{}; }
+RMSNORM_INLINE Float magnitude(Float x) { return (Float)((Word)x & 0x7fffffff); }
 
-inline Float fma(Float a, Float b, Float c) {
+RMSNORM_INLINE Float fma(Float a, Float b, Float c) {
 #if defined(__AVX512F__)
     return _mm512_fmadd_ps(a, b, c);
 #elif defined(__AVX2__)
@@ -136,7 +139,7 @@ inline Float fma(Float a, Float b, Float c) {
 #endif
 }
 
-inline bool any(Word marks) {
+RMSNORM_INLINE bool any(Word marks) {
 #if defined(__AVX512F__)
     return _mm512_movepi32_mask((__m512i)marks) != 0;
 #elif defined(__AVX2__)
@@ -150,7 +153,7 @@ inline bool any(Word marks) {
 #endif
 }
 
-inline bool any(HalfBits marks) {
+RMSNORM_INLINE bool any(HalfBits marks) {
 #if defined(__AVX512F__)
     return _mm256_movemask_ps((__m256)marks) != 0;
 #elif defined(__AVX2__)
@@ -162,7 +165,7 @@ inline bool any(HalfBits marks) {
 #endif
 }
 
-inline bool any(Bits marks) {
+RMSNORM_INLINE bool any(Bits marks) {
 #if defined(__AVX512F__)
     return _mm512_movepi64_mask((__m512i)marks) != 0;
 #elif defined(__AVX2__)

@@ -18,7 +18,7 @@ constexpr int forward_units = 5;
 constexpr int gated_units = 16;
 
 template <Format F>
-inline Float load_singles(const Stored<F>* from) {
+RMSNORM_INLINE Float load_singles(const Stored<F>* from) {
     Float r;
     if constexpr (F == Format::f32) {
         std::memcpy(&r, from, sizeof r);
@@ -47,7 +47,7 @@ inline Float load_singles(const Stored<F>* from) {
 }
 
 // The nearest bfloat16, to even, of finite numbers that are 0 or above 2^-126; as float32.
-inline Float cut(Float x) {
+RMSNORM_INLINE Float cut(Float x) {
 #if defined(__AVX512BF16__)
     return (Float)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x)), 16);
 #else
@@ -57,7 +57,7 @@ inline Float cut(Float x) {
 }
 
 template <Format F>
-inline void store_singles(Stored<F>* to, Float x) {
+RMSNORM_INLINE void store_singles(Stored<F>* to, Float x) {
     if constexpr (F == Format::f32) {
         std::memcpy(to, &x, sizeof x);
     } else {
@@ -78,27 +78,27 @@ inline void store_singles(Stored<F>* to, Float x) {
 }
 
 // Whether the part that rounding to bfloat16 cuts off is within so many units of one half.
-inline Word is_near(Float x, int units) {
+RMSNORM_INLINE Word is_near(Float x, int units) {
     Unsigned rest = ((Unsigned)x & 0xffff) - static_cast<std::uint32_t>(0x8000 - units);
     return (Word)(rest <= static_cast<std::uint32_t>(2 * units));
 }
 
 // Whether a number is below 2^-80 and not 0.
-inline Word is_tiny(Float x) {
+RMSNORM_INLINE Word is_tiny(Float x) {
     Unsigned below = ((Unsigned)x & 0x7fffffff) - 1;  // 0 becomes the largest number
     return (Word)(below < static_cast<std::uint32_t>((127 - 80) << 23));
 }
 
 // Whether it is below 2^-80, also 0: for where the exact number may have been multiplied by more than 1 after it underflowed.
-inline Word is_tiny_or_zero(Float x) { return magnitude(x) < 0x1p-80f; }
+RMSNORM_INLINE Word is_tiny_or_zero(Float x) { return magnitude(x) < 0x1p-80f; }
 
 // Whether the two ends of an interval round to different numbers.
-inline Word is_split(Float middle, Float error) {
+RMSNORM_INLINE Word is_split(Float middle, Float error) {
     Unsigned high = ((Unsigned)(middle + error) + 0x8000) >> 16, low = ((Unsigned)(middle - error) + 0x8000) >> 16;
     return (Word)(high != low);
 }
 
 // Whether a size is not between 2^-80 and 2^80: 0, infinite or NaN, too.
-inline Word is_far_out(Float size) { return ~((size > 0x1p-80f) & (size < 0x1p80f)); }
+RMSNORM_INLINE Word is_far_out(Float size) { return ~((size > 0x1p-80f) & (size < 0x1p80f)); }
 
 }  // namespace rmsnorm::RMSNORM_LEVEL

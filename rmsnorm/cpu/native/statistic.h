@@ -21,32 +21,38 @@ struct Eight {
     constexpr operator int() const { return lanes; }
 };
 
-// Calls body(j, count) for each eight elements of n, and for the rest, with how many there are.
+// Calls body(j, count), which is one more eight of a sum, or the last elements.
+template <class Body, class Count, class... Sum>
+[[gnu::noinline]] auto call_once(Body& body, std::int64_t j, Count count, Sum... sum) {
+    return body(sum..., j, count);
+}
+
+// Calls body(j, count) for each eight elements of n, and for the rest, with how many there are. The loop has the body in it.
 template <class Body>
-inline void by_eights(std::int64_t n, Body body) {
+[[gnu::flatten]] inline void by_eights(std::int64_t n, Body body) {
     std::int64_t j = 0;
     for (; j + lanes <= n; j += lanes) body(j, Eight{});
-    if (j < n) body(j, static_cast<int>(n - j));
+    if (j < n) call_once(body, j, static_cast<int>(n - j));
 }
 
 // Eight numbers, or the first ones of a row's end and zeros.
 template <Format F>
-inline D load(const Stored<F>* from, Eight) { return load<F>(from); }
+RMSNORM_INLINE D load(const Stored<F>* from, Eight) { return load<F>(from); }
 template <Format F>
-inline D load(const Stored<F>* from, int count) {
+RMSNORM_INLINE D load(const Stored<F>* from, int count) {
     return count == lanes ? load<F>(from) : load_first<F>(from, count);
 }
 
 template <Format F>
-inline void store(Stored<F>* to, const D& d, Eight) { store<F>(to, d); }
+RMSNORM_INLINE void store(Stored<F>* to, const D& d, Eight) { store<F>(to, d); }
 template <Format F>
-inline void store(Stored<F>* to, const D& d, int count) {
+RMSNORM_INLINE void store(Stored<F>* to, const D& d, int count) {
     count == lanes ? store<F>(to, d) : store_first<F>(to, d, count);
 }
 
 // The sum over a row of what body(sum of a lane, j, count) adds; element j is in lane j % 8 of total j / 8 % 4.
 template <class Body>
-inline double sum_over(std::int64_t n, Body body) {
+[[gnu::flatten]] inline double sum_over(std::int64_t n, Body body) {
     Sum sum, most;  // two, so that the totals of the loop stay in registers
     std::int64_t j = 0;
     for (; j + 4 * lanes <= n; j += 4 * lanes) {
@@ -54,10 +60,10 @@ inline double sum_over(std::int64_t n, Body body) {
     }
     if (j == n) return most.value();
     sum = most;
-    for (int i = 0; j + lanes <= n; j += lanes, ++i) sum.total[i] = body(sum.total[i], j, Eight{});
+    for (int i = 0; j + lanes <= n; j += lanes, ++i) sum.total[i] = call_once(body, j, Eight{}, sum.total[i]);
     if (j < n) {
         int i = static_cast<int>(j / lanes % 4);
-        sum.total[i] = body(sum.total[i], j, static_cast<int>(n - j));
+        sum.total[i] = call_once(body, j, static_cast<int>(n - j), sum.total[i]);
     }
     return sum.value();
 }
