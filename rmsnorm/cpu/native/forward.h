@@ -52,7 +52,7 @@ inline void fill_as(
 }
 
 template <Format X, Format Y>
-inline void fill(
+[[gnu::noinline]] void fill(
     const Call& c, const Stored<X>* h, const double* gain, const double* bias, Quotient q, Stored<Y>* y,
     std::int64_t from, std::int64_t to) {
     auto as = [&]<Rounding R>() {

@@ -48,30 +48,41 @@ inline void fill_gated(
     }
 }
 
-// A row of y. `norm` has room for n numbers.
-template <Format X, Format Y>
-inline void row_of_gated_y(
-    const Call& c, const Group& p, bool are_moderate, const Stored<X>* h, double rho, const std::byte* gates, double* norm,
-    Stored<Y>* y) {
-    Quotient q(rho, c.scale != Format::f64);
-    with_format(c.gate, [&]<Format Z>() {
+// A row of n f(z).
+template <Format Y>
+[[gnu::noinline]] void fill_product(const Call& c, const double* norm, const std::byte* gates, Stored<Y>* y) {
+    with_format(c.gate, [=, &c]<Format Z>() {
         const Stored<Z>* z = as<Stored<Z>>(gates);
-        if constexpr (may_be_single<X, Y> && Y == Format::bf16 && Z != Format::f64) {
-            if (!p.bias && are_moderate && 0x1p-20 < rho && rho < 0x1p20 && c.k == c.n) {
-                if (c.norm == Format::none) return fill_gated<X, Z, false>(c, h, p.gain, p.single, q, z, y);
-                if (c.norm == Format::bf16) return fill_gated<X, Z, true>(c, h, p.gain, p.single, q, z, y);
-            }
-        }
-        fill<X, Format::f64>(c, h, p.gain, p.bias, q, norm, 0, c.n);
         by_eights(c.n, [=, &c](std::int64_t j, auto count) {
             store<Y>(y + j, gated(c.function, load<Format::f64>(norm + j, count), load<Z>(z + j, count)), count);
         });
     });
 }
 
+// A row of y. `norm` has room for n numbers.
+template <Format X, Format Y>
+inline void row_of_gated_y(
+    const Call& c, const Group& p, bool are_moderate, const Stored<X>* h, double rho, const std::byte* gates, double* norm,
+    Stored<Y>* y) {
+    Quotient q(rho, c.scale != Format::f64);
+    if constexpr (may_be_single<X, Y> && Y == Format::bf16) {
+        bool is_cut = c.norm == Format::bf16;
+        if ((is_cut || c.norm == Format::none) && c.gate != Format::f64 && !p.bias && are_moderate && 0x1p-20 < rho &&
+            rho < 0x1p20 && c.k == c.n) {
+            return with_narrow(c.gate, [&]<Format Z>() {
+                const Stored<Z>* z = as<Stored<Z>>(gates);
+                if (is_cut) return fill_gated<X, Z, true>(c, h, p.gain, p.single, q, z, y);
+                fill_gated<X, Z, false>(c, h, p.gain, p.single, q, z, y);
+            });
+        }
+    }
+    fill<X, Format::f64>(c, h, p.gain, p.bias, q, norm, 0, c.n);
+    fill_product<Y>(c, norm, gates, y);
+}
+
 // A row of x f(z).
 template <Format X>
-inline void weigh(const Call& c, const Stored<X>* x, const std::byte* gates, double* h) {
+[[gnu::noinline]] void weigh(const Call& c, const Stored<X>* x, const std::byte* gates, double* h) {
     with_format(c.gate, [=, &c]<Format Z>() {
         const Stored<Z>* z = as<Stored<Z>>(gates);
         by_eights(c.n, [=, &c](std::int64_t j, auto count) {
@@ -81,7 +92,7 @@ inline void weigh(const Call& c, const Stored<X>* x, const std::byte* gates, dou
 }
 
 // f(z) and, if `slope` is not null, f'(z) of a row. A loop of its own: the constants of the exponential fill the registers.
-inline void factors(const Call& c, const std::byte* gates, double* f, double* slope) {
+[[gnu::noinline]] inline void factors(const Call& c, const std::byte* gates, double* f, double* slope) {
     with_format(c.gate, [=, &c]<Format Z>() {
         const Stored<Z>* z = as<Stored<Z>>(gates);
         by_eights(c.n, [=, &c](std::int64_t j, auto count) {
@@ -93,7 +104,7 @@ inline void factors(const Call& c, const std::byte* gates, double* f, double* sl
 }
 
 // A row of a b f'(z), in the format of the gate.
-inline void store_gradient(
+[[gnu::noinline]] inline void store_gradient(
     Format format, const double* a, const double* b, const double* slope, std::byte* to, std::int64_t n) {
     with_format(format, [=]<Format Z>() {
         by_eights(n, [=](std::int64_t j, auto count) {

@@ -17,11 +17,11 @@ namespace rmsnorm::RMSNORM_LEVEL {
 using Marks = std::unique_ptr<std::uint8_t[]>;
 inline Marks new_marks(const Call& c) { return Marks(new (std::nothrow) std::uint8_t[c.n]); }
 
-inline void load_any(Format format, const std::byte* from, double* to, std::int64_t n) {
+[[gnu::noinline]] inline void load_any(Format format, const std::byte* from, double* to, std::int64_t n) {
     with_format(format, [=]<Format F>() { load_row<F>(as<Stored<F>>(from), to, n); });
 }
 
-inline void store_any(Format format, std::byte* to, const double* from, std::int64_t n) {
+[[gnu::noinline]] inline void store_any(Format format, std::byte* to, const double* from, std::int64_t n) {
     with_format(format, [=]<Format F>() { store_row<F>(as<Stored<F>>(to), from, n); });
 }
 

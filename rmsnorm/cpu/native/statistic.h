@@ -69,7 +69,7 @@ template <class Body>
 }
 
 template <Format X>
-inline double sum_of_squares(const Stored<X>* h, std::int64_t k) {
+[[gnu::noinline]] double sum_of_squares(const Stored<X>* h, std::int64_t k) {
     return sum_over(k, [=](D total, std::int64_t j, auto count) {
         D v = load<X>(h + j, count);
         return fma(v, v, total);
@@ -77,7 +77,7 @@ inline double sum_of_squares(const Stored<X>* h, std::int64_t k) {
 }
 
 template <Format X>
-inline void add_rows(const Stored<X>* x, const Stored<X>* residual, Stored<X>* h, std::int64_t n) {
+[[gnu::noinline]] void add_rows(const Stored<X>* x, const Stored<X>* residual, Stored<X>* h, std::int64_t n) {
     by_eights(n, [=](std::int64_t j, auto count) {
         store<X>(h + j, load<X>(x + j, count) + load<X>(residual + j, count), count);
     });
