@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # In a folder of its own, for processes of its own: imported after TensorFlow it ends the process.
 TRITON := 'triton==3.9.0; sys_platform == "linux"'
 
-.PHONY: check quick test test-all versions times mutants native experiments gpu-check gpu-rehearsal fuzz sanitize levels lint types docs format clean
+.PHONY: check quick test test-all versions times mutants native experiments gpu-check gpu-rehearsal fuzz sanitize levels lint types docs wheel format clean
 
 check: $(VENV)/ready
 	$(BIN)/rmsnorm selftest --backend numpy --backend torch --backend tf --backend flax
@@ -129,6 +129,12 @@ $(DOCS_VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(DOCS_VENV)
 	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -C wheel.cmake=false -e '.[docs]'
 	touch $@
+
+# A wheel with the kernels, in dist/, for this Python and this kind of processor; the last line is its path and its size.
+wheel: | $(BIN)/python
+	rm -f dist/rmsnorm-*.whl
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@for wheel in dist/rmsnorm-*.whl; do echo "$$wheel: $$(wc -c < $$wheel) bytes"; done
 
 format: $(LINT_VENV)/ready
 	$(LINT_VENV)/bin/ruff check --fix .

@@ -1,4 +1,6 @@
-"""Builds the package by scikit-build-core, which compiles the kernels as CMakeLists.txt says, with two additions.
+"""Builds the package by scikit-build-core, which compiles the kernels as CMakeLists.txt says, with three additions.
+
+A build prints what it does, which pip shows with -v. The metadata alone compiles nothing.
 
 Where they cannot be compiled, as without a compiler, the package is built without them: it works by plain operations.
 
@@ -12,6 +14,7 @@ import base64
 import hashlib
 import sysconfig
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -23,11 +26,18 @@ FAILED = "rmsnorm: the kernels could not be compiled, see above. This package wo
 
 
 def build_wheel(folder: str, settings: dict[str, Any] | None = None, metadata: str | None = None) -> str:
-    try:
+    if (settings or {}).get("wheel.cmake") == "false":
+        print("rmsnorm: builds the package without its kernels, as wheel.cmake is false", flush=True)
         return scikit.build_wheel(folder, settings, metadata)
+    print("rmsnorm: compiles the kernels for each level of this kind of processor, in half a minute", flush=True)
+    start = time.monotonic()
+    try:
+        name = scikit.build_wheel(folder, settings, metadata)
     except (SystemExit, Exception) as error:  # scikit-build-core exits where CMake or the compiler fails
-        print(error, FAILED, sep="\n")
-    return scikit.build_wheel(folder, {**(settings or {}), "wheel.cmake": "false"})
+        print(error, FAILED, sep="\n", flush=True)
+        return scikit.build_wheel(folder, {**(settings or {}), "wheel.cmake": "false"})
+    print(f"rmsnorm: {name} has the kernels, compiled in {time.monotonic() - start:.0f} s", flush=True)
+    return name
 
 
 def get_requires_for_build_editable(settings: dict[str, Any] | None = None) -> list[str]:

@@ -26,8 +26,8 @@ def absolute(readme: str, url: str, tag: str) -> str:
 
 def urls(url: str) -> str:
     """The section of pyproject.toml."""
-    entries = {"Repository": url, "Documentation": f"{url}/blob/main/docs/index.md", "Issues": f"{url}/issues",
-               "Changelog": f"{url}/blob/main/CHANGELOG.md"}  # fmt: skip
+    entries = {"Documentation": f"{url}/blob/main/docs/index.md", "Changelog": f"{url}/blob/main/CHANGELOG.md",
+               "Source": url, "Issues": f"{url}/issues"}  # fmt: skip
     return "\n[project.urls]\n" + "".join(f'{name} = "{address}"\n' for name, address in entries.items())
 
 

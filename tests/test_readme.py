@@ -53,7 +53,8 @@ def test_links_of_a_release_are_addresses():
     assert "](https://host/owner/rmsnorm/raw/v1/docs/images/torch.svg)" in released
     assert not re.findall(r"\]\((?!https?://)([^)]+)\)", released)
     table = tomllib.loads((ROOT / "pyproject.toml").read_text() + links.urls("https://host/owner/rmsnorm"))
-    assert table["project"]["urls"]["Repository"] == "https://host/owner/rmsnorm"
+    assert table["project"]["urls"]["Source"] == "https://host/owner/rmsnorm"
+    assert {"Documentation", "Changelog"} < set(table["project"]["urls"])
 
 
 def test_the_package_says_that_it_is_typed():
