@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from commands import rmsnorm
 from snippets import run, snippets
 
 ROOT = Path(__file__).parent.parent
@@ -25,16 +26,51 @@ def test_snippets_run(snippet, capsys, tmp_path, monkeypatch):
 
 
 def test_it_is_read_in_a_few_minutes():
-    assert len(README.splitlines()) <= 120, "move a part of it to a page of docs/, and link to that"
+    assert len(README.splitlines()) <= 75, "move a part of it to a page of docs/, and link to that"
+
+
+def test_replace_prints_what_stands_below_it(capsys, tmp_path):
+    (snippet,) = [snippet for snippet in SNIPPETS if "dry_run" in snippet]
+    run(snippet, {"__name__": "readme"}, tmp_path)
+    assert capsys.readouterr().out.splitlines() == re.findall("^# (.*)$", snippet, re.MULTILINE)
+
+
+def test_identify_prints_the_lines_that_stand_here(tmp_path):
+    """Its table is as wide as its longest line, so spaces do not count, nor what "..." stands for."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    target, lines = re.search(r"^    \$ rmsnorm identify (\S+)\n((?:    .*\n)+)", README, re.MULTILINE).groups()
+    printed = [" ".join(line.split()) for line in rmsnorm("identify", target, COLUMNS="1000").stdout.splitlines()]
+    for line in lines.splitlines():
+        shown = " ".join(line.removesuffix(" ...").split())
+        assert [full for full in printed if full == shown or (line.endswith(" ...") and full.startswith(shown))], shown
 
 
 def test_lines_that_do_not_run_here_stand_on_the_pages_that_say_more():
     """The commands and the user's test: tests run those pages."""
     lines = re.findall(r"^ {4} *((?:rmsnorm|def|rmsnorm_parity)\b.*?) *(?:#.*)?$", README, re.MULTILINE)
-    names = ("coming-from.md", "porting.md", "ci.md")
-    pages = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in names)
-    assert len(lines) == 8
+    pages = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("porting.md", "ci.md"))
+    assert len(lines) == 3
     assert [line for line in lines if line not in pages] == []
+
+
+def test_the_versions_are_those_of_the_project():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    floors = [*project["dependencies"], *extras["torch"], *extras["tf"], *extras["flax"]]
+    lowest = {"Python": project["requires-python"].removeprefix(">="), **dict(line.split(">=") for line in floors)}
+    named = re.search("It needs (.*?), or newer", README).group(1).replace(" and ", ", ").split(", ")
+    packages = {"NumPy": "numpy", "PyTorch": "torch", "Keras": "keras", "TensorFlow": "tensorflow", "JAX": "jax"}
+    titles = {"Python": "Python", **packages, "Flax": "flax"}
+    assert named == [f"{title} {lowest[name]}" for title, name in titles.items()]
+
+
+def test_times_stand_on_the_page_of_performance():
+    page = " ".join((ROOT / "docs" / "performance.md").read_text(encoding="utf-8").split())
+    ours, others = re.search(r"forward: (\d+ ms); (LayerNorm .*?) All in", README).groups()
+    layer_norm, builtin = re.findall(r"\d+ to \d+", others)
+    wanted = f"4096x4096 in float32 took {ours}, LayerNorm {layer_norm} and the built-in RMSNorm {builtin};"
+    assert wanted in page
 
 
 def test_the_two_commands_are_targets():
@@ -50,7 +86,7 @@ def test_links_of_a_release_are_addresses():
     links = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(links)
     released = links.absolute(README, "https://host/owner/rmsnorm", "v1")
-    assert "](https://host/owner/rmsnorm/raw/v1/docs/images/torch.svg)" in released
+    assert "](https://host/owner/rmsnorm/blob/v1/docs/gpu.md)" in released
     assert not re.findall(r"\]\((?!https?://)([^)]+)\)", released)
     table = tomllib.loads((ROOT / "pyproject.toml").read_text() + links.urls("https://host/owner/rmsnorm"))
     assert table["project"]["urls"]["Source"] == "https://host/owner/rmsnorm"
