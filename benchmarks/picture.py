@@ -33,7 +33,7 @@ def main(path: Path) -> None:
         axis.grid(True, color="0.9")
         axis.label_outer()
     figure.axes[0].set_ylabel("GB/s (higher is better)")
-    figure.axes[0].legend(frameon=False)
+    figure.axes[1].legend(frameon=False)
     winner = "rmsnorm" if min(ratios) > 1 else "torch.nn.RMSNorm" if max(ratios) < 1 else "Neither"
     figure.suptitle(
         f"{winner} is faster in every shape: {min(ratios):.1f} to {max(ratios):.0f} times\n"

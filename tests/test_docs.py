@@ -108,6 +108,13 @@ def test_the_site_has_every_page():
     assert sorted(listed) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 
 
+def test_marks_of_tests_are_short_and_behind_their_sentences():
+    for page in (ROOT / "README.md", *DOCS.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        assert "[test](" not in text, f"{page.name}: write it as [✓](path 'name')"
+        assert not re.search(r"\[✓\]\([^)]*\)[.:;,]", text), f"{page.name}: a [✓] stands behind the full stop"
+
+
 def broken_links(page: Path) -> Iterator[str]:
     """Links of a page to files, headings and definitions that do not exist."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
@@ -168,7 +175,7 @@ def test_the_site_links_to_a_definition_and_labels_cells():
     spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
-    place = SimpleNamespace(url="support/", file=SimpleNamespace(src_uri="support.md"))
+    place = SimpleNamespace(url="numbers/", file=SimpleNamespace(src_uri="numbers.md"))
 
     def written(markdown):
         return hooks.on_page_markdown(markdown, page=place, config={"docs_dir": str(DOCS)})
@@ -179,6 +186,11 @@ def test_the_site_links_to_a_definition_and_labels_cells():
     assert address == "tests/test_docs.py"
     assert Path(__file__).read_text().splitlines()[int(line) - 1] == "def test_pictures_are_described():"
     assert f'id="line-{line}"' in hooks.source(Path(__file__))
+    mark = "[✓](../tests/test_docs.py 'test_pictures_are_described')"
+    assert re.fullmatch(r'It is so\.<sup class="test"><a .*>✓</a></sup>', written(f"It is so.\n  {mark}"))
+    assert written(f"| so | {mark} |").startswith('| so | <sup class="test">')
+    place.file.src_uri = "support.md"
+    assert written(f"| so | {mark} {mark} |").count("<sup") == 0
     with pytest.raises(ValueError, match="does not define test_nothing"):
         written("[x](../tests/test_docs.py 'test_nothing')")
     table = "<table><thead><tr><th></th><th>A</th></tr></thead><tbody><tr><td>1</td><td>2</td></tr></tbody></table>"
