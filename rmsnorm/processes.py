@@ -1,4 +1,8 @@
-"""Worker processes. Each writes JSON objects, one on a line. If one crashes or hangs, the others continue."""
+"""Worker processes, each of which calls one function. If one crashes or hangs, the others continue.
+
+``call`` is the parent's side. ``answer`` is the worker's: it reads a job as JSON from its standard input, calls the
+function, and writes JSON objects, one on a line: the messages of the function, then its result.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,9 +26,9 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from typing import Any, Final
 
+from rmsnorm.errors import InputError
+
 _READER_END: Final = 10.0  # seconds; the reader takes so long only where a child of the process has the pipe open
-
-
 _PARENT: Final = "RMSNORM_PARENT"
 _PR_SET_PDEATHSIG: Final = 1  # of prctl
 _POLL: Final = 1.0  # seconds
@@ -109,9 +114,19 @@ def messenger() -> Callable[..., None]:
     return write
 
 
-def job_of_worker() -> tuple[Any, Callable[..., None]]:
-    """The job of this worker, and the function that writes a message."""
-    return json.load(sys.stdin), messenger()
+def answer() -> None:
+    """The program of a worker that ``call`` starts."""
+    job, write = json.load(sys.stdin), messenger()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    module, _, name = sys.argv[1].partition(":")
+    try:
+        result = getattr(import_module(module), name)(job, write)
+    except InputError as error:
+        write(status="refused", message=str(error))
+    except Exception:
+        write(mistake=traceback.format_exc())
+    else:
+        write(result=result)
 
 
 def end_by_exception() -> None:
@@ -172,25 +187,44 @@ class Worker:
     results: int = 0
 
 
+def call(worker: Worker, function: str, job: Any, *, patience: float) -> Iterator[Mapping[str, Any]]:
+    """Calls ``module:function`` in a process of its own, and yields its messages. The last one has its ``result``.
+
+    Without a result, the process ended before: the worker says how. Ctrl-C ends it, and then it is ``stopped``.
+
+    function: called with the job and with a function that writes a message. An InputError of it is ``refused``, and
+        another exception is raised as a RuntimeError with its text: a mistake of this package.
+    job, result: values that JSON has.
+    patience: as of ``messages``.
+    """
+    command = [sys.executable, "-c", "from rmsnorm.processes import answer; answer()", function]
+    try:
+        yield from messages(worker, command, patience=patience, job=job)
+    except KeyboardInterrupt:
+        stop(worker)
+
+
 def messages(
-    worker: Worker, command: Sequence[str], patience: Callable[[], float], *, job: Any = None
+    worker: Worker, command: Sequence[str], *, patience: float, job: Any = None
 ) -> Iterator[Mapping[str, Any]]:
     """Runs the command of a worker, and yields its messages to its end; it is killed where the caller stops before.
 
-    Messages with ``hello`` or ``status`` also set the fields of the worker. One that is silent for longer than
-    ``patience()`` seconds is killed, and has hung. One that writes anything else after its first message has crashed.
+    Messages with ``hello`` or ``status`` also set the fields of the worker. One that writes anything else after its
+    first message has crashed.
 
+    patience: seconds of silence after which it is killed, and has hung; a message with ``patience`` sets it anew, and
+        says in ``doing`` what may take so long.
     job: written to its standard input as JSON.
     """
-    began, began_to_speak = time.monotonic(), False
+    began, began_to_speak, doing = time.monotonic(), False, "its start"
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         process = start(command, stderr=errors, stdin=None if job is None else subprocess.PIPE)
         try:
             with reading(process) as next_line:
                 if process.stdin is not None:
-                    with process.stdin as pipe:
+                    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # its end says what went wrong
                         json.dump(job, pipe)
-                while (line := next_line(patience())) is not None:
+                while (line := next_line(patience)) is not None:
                     message = _message(line)
                     if message is None:
                         if began_to_speak and line.endswith("\n"):
@@ -198,20 +232,21 @@ def messages(
                             break
                         continue
                     began_to_speak = True
+                    patience, doing = message.get("patience", patience), message.get("doing", doing)
                     if "mistake" in message:
                         raise RuntimeError(message["mistake"])
                     worker.results += "records" in message
                     if "hello" in message:
                         worker.version, worker.device = message["hello"], message["device"]
-                    elif "status" in message:
-                        worker.status, worker.message = message["status"], message.get("message", "")
+                    elif "status" in message or ("result" in message and worker.status == "running"):
+                        worker.status, worker.message = message.get("status", "done"), message.get("message", "")
                         if worker.status == "done" and worker.results != worker.asked:
                             lost = f"{worker.results} results came, expected {worker.asked}"
                             worker.status, worker.message = "crashed", lost
                     worker.seconds = time.monotonic() - began
                     yield message
                 else:
-                    code = process.wait(timeout=min(patience(), threading.TIMEOUT_MAX))
+                    code = process.wait(timeout=min(patience, threading.TIMEOUT_MAX))
             if worker.status == "running":
                 errors.seek(0)
                 printed = [line.strip() for line in errors if line.strip()]
@@ -221,32 +256,9 @@ def messages(
                     f"{reason}; {printed[-1] if printed else 'no output'}",
                 )
         except (queue.Empty, subprocess.TimeoutExpired):
-            worker.status, worker.message = "hung", ""
+            worker.status, worker.message = "hung", f"{doing} took more than {patience:g} s"
         finally:
             worker.seconds = time.monotonic() - began
-
-
-def follow(
-    worker: Worker,
-    command: Sequence[str],
-    take: Callable[[Mapping[str, Any]], None],
-    *,
-    patience: float,
-    silence: Callable[[], str],
-    job: Any = None,
-) -> None:
-    """Runs the command of a worker to its end, or to Ctrl-C. Kills it after ``patience`` seconds without output.
-
-    ``take`` is called with every message. ``silence`` is what is said of a worker without output, such as how far it
-    came. ``job`` is as for ``messages``.
-    """
-    try:
-        for message in messages(worker, command, lambda: patience, job=job):
-            take(message)
-    except KeyboardInterrupt:  # what is finished counts
-        stop(worker)
-    if worker.status == "hung" and not worker.message:
-        worker.message = silence()
 
 
 def stop(worker: Worker) -> None:

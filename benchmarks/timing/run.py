@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rmsnorm.processes import Worker, follow, messenger
+from rmsnorm.processes import Worker, messages, messenger, stop
 
 PATIENCE: Final = 900.0  # seconds without output after which a worker counts as hung
 
@@ -46,20 +46,17 @@ def run(
     """
     state = BenchRun(name, asked=asked)
 
-    def take(message: Mapping[str, Any]) -> None:
-        state.cores = message.get("cores", state.cores)
-        if "records" in message:
-            state.cells += 1
-            state.records += message["records"]
-        on_progress(state)
-
-    follow(
-        state,
-        command,
-        take,
-        patience=patience,
-        silence=lambda: f"no output for {patience:g} s after {state.cells} cells",
-    )
+    try:
+        for message in messages(state, command, patience=patience):
+            state.cores = message.get("cores", state.cores)
+            if "records" in message:
+                state.cells += 1
+                state.records += message["records"]
+            on_progress(state)
+    except KeyboardInterrupt:  # what is finished counts
+        stop(state)
+    if state.status == "hung":
+        state.message = f"no output for {patience:g} s after {state.cells} cells"
     return state
 
 

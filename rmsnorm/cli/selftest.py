@@ -52,7 +52,7 @@ def selftest(
     """
     from rmsnorm.parity import report
     from rmsnorm.parity.cases import select
-    from rmsnorm.parity.run import NO_LARGE, run, worker_command
+    from rmsnorm.parity.run import NO_LARGE, job_of, run
 
     chosen = backends(backend, _COMMAND)
     variants = choices("variant", variant, tuple(PRESETS), _COMMAND) if variant else ()
@@ -63,8 +63,8 @@ def selftest(
     if list_:
         screen.console().print(_listing(variants, types, brief))
         return
-    commands = {
-        name: worker_command(
+    jobs = {
+        name: job_of(
             name,
             variants=variants,
             dtypes=types,
@@ -73,12 +73,10 @@ def selftest(
         )
         for name in chosen
     }
-    totals = {
-        name: sum(1 for _ in select(variants, types, brief=brief, large=name not in NO_LARGE)) for name in commands
-    }
+    totals = {name: sum(1 for _ in select(variants, types, brief=brief, large=name not in NO_LARGE)) for name in jobs}
     with progress() as bars:
         tasks: dict[str, TaskID] = {name: bars.add_task(name, total=total) for name, total in totals.items()}
-        slowest_first = {name: commands[name] for name in sorted(commands, key=_SLOWEST_FIRST.index)}
+        slowest_first = {name: jobs[name] for name in sorted(jobs, key=_SLOWEST_FIRST.index)}
         runs = run(
             slowest_first,
             asked=totals,

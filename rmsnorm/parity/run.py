@@ -1,52 +1,51 @@
 """Runs the comparison. Each backend has a process of its own, so one that crashes, hangs or is absent stops no other.
 
-A worker (``python -m rmsnorm.parity.run NAME ...``) writes one JSON object on each line: first its version, then the
-records of one case after the other, then that it is done.
+A worker (``compare_backend``) writes its version, then the records of one case after the other.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import queue
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from rmsnorm import errors
 from rmsnorm.parity.comparison import Comparison, Run, labelled
-from rmsnorm.processes import follow, messenger, stop
+from rmsnorm.processes import call, stop
 
 NO_LARGE: Final = ("numpy",)  # backends that make a matrix for each row, as the paper does
-PATIENCE: Final = 240.0  # seconds without output after which a worker counts as hung
+PATIENCE: Final = 240.0  # seconds that a case may take
+_FUNCTION: Final = "rmsnorm.parity.run:compare_backend"
 
 
 def run(
-    commands: Mapping[str, Sequence[str]],
+    jobs: Mapping[str, Mapping[str, Any]],
     *,
     asked: Mapping[str, int],
+    function: str = _FUNCTION,
     patience: float = PATIENCE,
     workers: int = 2,
     on_progress: Callable[[Run], None] = lambda run: None,
 ) -> list[Run]:
-    """Run worker commands, several at a time, and gather their records.
+    """Compare backends, several at a time, each in a process of its own, and gather their records.
 
     Args:
-        commands: by the name of the backend, as ``worker_command`` makes them.
+        jobs: by the name of the backend, as ``job_of`` makes them.
         asked: the number of cases of each backend: one whose process reports another number has crashed.
-        patience: seconds without output after which a worker is killed and reported as hung.
-        workers: how many commands run at a time.
+        function: what each process calls with its job.
+        patience: seconds of a case after which a worker is killed and reported as hung.
+        workers: how many run at a time.
         on_progress: called after every case and once at the end of a backend.
 
     Returns:
-        One Run for every command, in their order.
+        One Run for every job, in their order.
     """
-    runs = {name: Run(name, asked=asked.get(name, 0)) for name in commands}
+    runs = {name: Run(name, asked=asked.get(name, 0)) for name in jobs}
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for name in commands:
+    for name in jobs:
         waiting.put(name)
 
     def drain() -> None:
@@ -55,7 +54,7 @@ def run(
                 name = waiting.get_nowait()
             except queue.Empty:
                 return
-            _follow(runs[name], commands[name], patience, on_progress)
+            _follow(runs[name], function, jobs[name], patience, on_progress)
 
     threads = [threading.Thread(target=drain, daemon=True) for _ in range(max(1, workers))]
     for thread in threads:
@@ -70,61 +69,59 @@ def run(
     return list(runs.values())
 
 
-def worker_command(
+def job_of(
     backend: str,
     *,
     variants: Sequence[str] = (),
     dtypes: Sequence[str] = (),
     device: str = "cpu",
     brief: bool = False,
-) -> list[str]:
-    """The command line of a worker."""
+) -> dict[str, Any]:
+    """The job of a worker."""
     options = {"variants": list(variants), "dtypes": list(dtypes), "device": device, "brief": brief}
-    return [sys.executable, "-m", "rmsnorm.parity.run", backend, json.dumps(options)]
+    return {"backend": backend, **options}
 
 
-def _follow(state: Run, command: Sequence[str], patience: float, on_progress: Callable[[Any], None]) -> None:
-    def take(message: Mapping[str, Any]) -> None:
-        if "records" in message:
-            state.cases += 1
-            state.records += [Comparison(**record) for record in message["records"]]
-        if state.status == "done":
-            state.conclude()
-        on_progress(state)
-
-    follow(
-        state,
-        command,
-        take,
-        patience=patience,
-        silence=lambda: f"no output for {patience:g} s after {state.cases} cases",
-    )
+def _follow(
+    state: Run, function: str, job: Mapping[str, Any], patience: float, on_progress: Callable[[Run], None]
+) -> None:
+    try:
+        for message in call(state, function, job, patience=patience):
+            if "records" in message:
+                state.cases += 1
+                state.records += [Comparison(**record) for record in message["records"]]
+            on_progress(state)
+    except RuntimeError as error:  # a mistake of this package: the other backends go on
+        state.status, state.message = "crashed", str(error).strip().splitlines()[-1]
+    if state.status == "done":
+        state.conclude()
     on_progress(state)
 
 
-def _work(backend: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def compare_backend(job: Mapping[str, Any], write: Callable[..., None]) -> None:
+    """Compare the backend of the job with the golden, and write the records of each case."""
+    keep_what_jax_compiles()
     from rmsnorm.parity.backends import open_backend
     from rmsnorm.parity.cases import make, select
     from rmsnorm.parity.differences import differences
     from rmsnorm.parity.judge import judge
 
+    backend = job["backend"]
     try:
-        version, implementation = open_backend(backend, options["device"])
+        version, implementation = open_backend(backend, job["device"])
     except ModuleNotFoundError as error:
-        yield {"status": "absent", "message": str(error)}
+        write(status="absent", message=str(error))
         return
-    except errors.InputError as error:
-        yield {"status": "refused", "message": str(error)}
-        return
-    yield {"hello": version, "device": options["device"]}
-    asked = tuple(options["variants"]), tuple(options["dtypes"])
-    for case, variant, dtype in select(*asked, brief=options["brief"], large=backend not in NO_LARGE):
+    write(hello=version, device=job["device"])
+    asked = tuple(job["variants"]), tuple(job["dtypes"])
+    selected = select(*asked, brief=job["brief"], large=backend not in NO_LARGE)
+    for case, variant, dtype in selected:
+        write(doing=f"the case {case.name!r} of {variant} in {dtype}")
         data = make(case, variant, dtype)
         comparisons = judge(implementation, data)
         if backend == "numpy" and dtype == "float64":
             comparisons += differences(data)
-        yield {"records": [asdict(record) for record in labelled(comparisons, variant, dtype, case.name)]}
-    yield {"status": "done"}
+        write(records=[asdict(record) for record in labelled(comparisons, variant, dtype, case.name)])
 
 
 def keep_what_jax_compiles() -> None:
@@ -133,15 +130,3 @@ def keep_what_jax_compiles() -> None:
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
-
-
-def main() -> None:
-    write = messenger()
-    keep_what_jax_compiles()
-    backend, options = sys.argv[1], json.loads(sys.argv[2])
-    for message in _work(backend, options):
-        write(**message)
-
-
-if __name__ == "__main__":
-    main()

@@ -96,7 +96,7 @@ def test_a_disagreement_exits_with_1(tmp_path):
             "every = processes.messenger\n"
             "def messenger():\n"
             "    write, count = every(), iter(range(99))\n"
-            "    return lambda **message: write(**message) if next(count) != 1 else None\n"
+            "    return lambda **message: write(**message) if next(count) != 2 else None\n"
             "processes.messenger = messenger\n",
             "results came, expected",
         ),
