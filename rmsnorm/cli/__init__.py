@@ -28,7 +28,7 @@ class _Commands(TyperGroup):
         except errors.InputError as error:
             raise unusable(_beginning_with(ctx.invoked_subcommand or "", str(error))) from None
         except OSError as error:  # a full disk, a file that cannot be read
-            raise unusable(errors.of_system("rmsnorm", error)) from None
+            raise unusable(_beginning_with(ctx.invoked_subcommand or "", errors.of_system("rmsnorm", error))) from None
         except MemoryError as error:
             raise unusable(
                 f"rmsnorm: there is too little memory ({error or 'no more is left'}); ask for less"

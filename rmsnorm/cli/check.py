@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from rmsnorm import PRESETS, dtypes, screen
+from rmsnorm.cli.callables import TARGET_HELP, Compiled, Device, Framework, Gradients, GroupSize, Init, opening
 from rmsnorm.cli.reports import Json, Junit, check_folders, write_reports
-from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, choices, end_of_check, unusable
+from rmsnorm.cli.usage import choices, end_of_check, unusable
 
 _COMMAND: Final = "rmsnorm check"
 _more = partial(typer.Option, rich_help_panel="What must hold, too")
@@ -19,6 +20,7 @@ EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm check my_norm:norm --variant llama\n\n"
     "    rmsnorm check my_norm.py:norm --variant llama --eps 1e-5 --dtype bfloat16 --junit parity.xml\n\n"
+    "    rmsnorm check my_norm.py:Norm --init dim=64\n\n"
     "    rmsnorm check model.onnx --json parity.json\n\n"
     "Exit status: 0 everything agrees, 1 the target differs, crashed, hung or was stopped, 2 wrong usage, or no "
     "comparison was made."
@@ -28,10 +30,7 @@ EPILOG: Final = (
 def check(
     target: Annotated[
         str | None,
-        typer.Argument(
-            help="module:attribute or file.py:attribute of a function, a layer or its class; an .onnx file.",
-            show_default=False,
-        ),
+        typer.Argument(help=f"{TARGET_HELP}.", show_default=False),
     ] = None,
     variant: Annotated[
         list[str] | None, typer.Option(help="What it should be, such as llama.", show_default="standard")
@@ -45,10 +44,12 @@ def check(
             help=f"Dtype of x: {', '.join(dtypes.FLOATS)}. Repeatable.", show_default="float16, bfloat16, float32"
         ),
     ] = None,
-    framework: Annotated[
-        str | None, typer.Option(help=f"Framework of a function's arrays: {BACKEND_NAMES}.", show_default="guessed")
-    ] = None,
-    device: Annotated[str, typer.Option(help=f"Where it runs: {' or '.join(DEVICES)}.")] = "cpu",
+    init: Init = None,
+    framework: Framework = None,
+    group_size: GroupSize = None,
+    compiled: Compiled = False,
+    gradients: Gradients = True,
+    device: Device = "cpu",
     edges: Annotated[
         bool,
         _more("--edges", help="It may not refuse x of no rows, no columns, 66,001 columns, and one mask for all rows."),
@@ -80,7 +81,7 @@ def check(
         )
     from rmsnorm.parity.worker import check_apart
 
-    choices("device", [device], DEVICES, _COMMAND)
+    options = opening(_COMMAND, init, framework, device, gradients, compiled)
     names = choices("variant", variant, tuple(PRESETS), _COMMAND) if variant else ("standard",)
     if len(names) > 1:
         raise unusable(f"{_COMMAND}: --variant is given {len(names)} times, expected one for a TARGET; drop some")
@@ -89,8 +90,8 @@ def check(
     wanted = PRESETS[names[0]] if eps is None else PRESETS[names[0]].replace(eps=eps)
     with Console(stderr=True).status(f"asking {target}"):
         report = check_apart(
-            target, wanted, framework=framework, dtypes=types, device=device, edges=edges,
-            batch_invariant=batch_invariant, exhaustive=exhaustive, large=large,
+            target, wanted, dtypes=types, group_size=group_size, edges=edges, batch_invariant=batch_invariant,
+            exhaustive=exhaustive, large=large, **options,
         )  # fmt: skip
     screen.console().print(Text(report.text, style="" if report.passed else "red"))
     write_reports([report.run], json, junit)

@@ -14,22 +14,20 @@ from rich.table import Table
 from rich.text import Text
 
 from rmsnorm import errors, screen
-from rmsnorm.cli.usage import DEVICES, DIFFERS, choices, unusable
-from rmsnorm.frameworks import NAMES
+from rmsnorm.cli.callables import TARGET_HELP, Compiled, Device, Framework, Gradients, GroupSize, Init, called, opening
+from rmsnorm.cli.usage import DIFFERS, unusable
 
 if TYPE_CHECKING:
     from rmsnorm.identify import Identity
 
 _COMMAND: Final = "rmsnorm identify"
 _SIZES: Final = "sizes such as 4x64"
-_FRAMEWORKS: Final = ", ".join(NAMES)
-_called = partial(typer.Option, rich_help_panel="How it is called")
 _of_gains = partial(typer.Option, rich_help_panel="A checkpoint in place of a target")
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm identify torch.nn:RMSNorm\n\n"
     "    rmsnorm identify transformers.models.llama.modeling_llama:LlamaRMSNorm --json\n\n"
-    "    rmsnorm identify my_kernels.py:rms_norm --framework torch --init '{\"eps\": 1e-5}'\n\n"
+    "    rmsnorm identify my_kernels.py:rms_norm --framework torch --init eps=1e-5\n\n"
     "    rmsnorm identify model.onnx\n\n"
     "    rmsnorm identify --checkpoint model.safetensors --variant gemma\n\n"
     "Exit status: 0 an RMSNorm over the axes of --axis (the last ones) that is recognised and has no defect, 1 another "
@@ -41,36 +39,31 @@ EPILOG: Final = (
 def identify(
     target: Annotated[
         str | None,
-        typer.Argument(
-            help="module:attribute or file.py:attribute of a function, a layer or its class; an .onnx file."
-        ),
+        typer.Argument(help=f"{TARGET_HELP}."),
     ] = None,
-    init: Annotated[
-        str | None,
-        typer.Option(help="Arguments for its constructor, or options for a function, as JSON.", show_default="guessed"),
-    ] = None,
-    framework: Annotated[
-        str | None, typer.Option(help=f"Framework of a function's arrays: {_FRAMEWORKS}.", show_default="guessed")
-    ] = None,
+    init: Init = None,
+    framework: Framework = None,
     axis: Annotated[
         str | None, typer.Option(help="Axes that it must normalise, such as 1 or -2,-1.", show_default="the last")
     ] = None,
-    gradients: Annotated[bool, typer.Option(help="Ask for its gradients, too.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     width: Annotated[
         int | None,
-        _called(help="Size of the normalised axis.", min=1, show_default="64, or its only size"),
+        called(help="Size of the normalised axis.", min=1, show_default="64, or its only size"),
     ] = None,
     shape: Annotated[
         str | None,
-        _called(help="Shape of x, such as 4x64x8x8.", show_default="tries some"),
+        called(help="Shape of x, such as 4x64x8x8.", show_default="tries some"),
     ] = None,
     arg: Annotated[
         list[str] | None,
-        _called(help="Another argument of its call, such as condition=4x64, or scale=1:2 for a value beside 0."),
+        called(help="Another argument of its call, such as condition=4x64, or scale=1:2 for a value beside 0."),
     ] = None,
-    device: Annotated[str, _called(help=f"Where it runs: {' or '.join(DEVICES)}.")] = "cpu",
-    time_limit: Annotated[float, _called(help="Seconds for a target, without imports.", min=1.0)] = 60.0,
+    group_size: GroupSize = None,
+    compiled: Compiled = False,
+    gradients: Gradients = True,
+    device: Device = "cpu",
+    time_limit: Annotated[float, called(help="Seconds for a target, without imports.", min=1.0)] = 60.0,
     checkpoint: Annotated[
         Path | None,
         _of_gains(help="Say whether the gains in a checkpoint are w or 1 + w."),
@@ -97,30 +90,26 @@ def identify(
         return
     if variant is not None:
         raise unusable(f"{_COMMAND}: --variant is for --checkpoint; `rmsnorm check` compares a target with a variant")
-    from rmsnorm.targets.open import framework_name
-
-    choices("device", [device], DEVICES, _COMMAND)
-    if framework is not None:
-        framework_name(_COMMAND, framework)
+    options = opening(_COMMAND, init, framework, device, gradients, compiled)
     wanted = None if axis is None else _numbers("axis", axis, ",", "integers such as -2,-1")
     asked: dict[str, Any] = {
         "shape": None if shape is None else _numbers("shape", shape, "x", _SIZES),
         "axis": [-1] if wanted is None else wanted,
         "args": dict(map(_argument, arg or [])),
     }
-    options: dict[str, Any] = {"framework": framework, "width": width, "device": device, "gradients": gradients}
     from rmsnorm.identify.worker import identities
 
     assert target is not None  # noqa: S101  (checked above)
     with Console(stderr=True).status(f"asking {target}"):
-        identity = next(identities([target], time_limit=time_limit, init=_arguments(init), **asked, **options))[1]
+        identity = next(identities([target], time_limit=time_limit, width=width, **asked, **options))[1]
     if isinstance(identity, str):
-        raise unusable(identity)
+        raise errors.InputValueError(identity)
     if json:
         typer.echo(json_.dumps(identity.json, indent=2))
     else:
         _show(identity)
-    if not (identity.recognised and identity.is_over(wanted)):
+    grouped = group_size is None or identity["group_size"] == group_size
+    if not (identity.recognised and identity.is_over(wanted) and grouped):
         raise typer.Exit(DIFFERS)
 
 
@@ -142,20 +131,6 @@ def _of_checkpoint(path: Path, variant: str | None, json: bool) -> None:
         console.print(Text(found.text, style=style))
     if not found.agrees:
         raise typer.Exit(DIFFERS)
-
-
-def _arguments(init: str | None) -> dict[str, Any]:
-    if init is None:
-        return {}
-    try:
-        arguments = json_.loads(init)
-    except json_.JSONDecodeError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise unusable(
-            str(errors.out_of_domain(_COMMAND, "init", init, "a JSON object", "write it as '{\"dim\": 64}'"))
-        )
-    return arguments
 
 
 def _numbers(name: str, text: str, separator: str, want: str) -> list[int]:

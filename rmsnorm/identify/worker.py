@@ -20,7 +20,7 @@ def identities(targets: Sequence[str], *, time_limit: float, **options: Any) -> 
         targets: names, as open_target takes them.
         time_limit: in seconds, for each target, without its imports; one that takes longer is killed, and the next
             ones have a new process.
-        options: of identify.
+        options: of identify; and ``compiled``, whether what the compiler of its framework makes of it is identified.
     """
     remaining = deque(targets)
     while remaining:
@@ -46,6 +46,7 @@ def identify_job(job: dict[str, Any], write: Callable[..., None]) -> None:
     from rmsnorm.targets.target import refused_by
 
     options, limit = job["options"], job["time_limit"]
+    compiled = options.pop("compiled", False)
     asked = {"gradients": options.pop("gradients", True), "width": options.get("width"), "time_limit": limit}
     for name in job["targets"]:
         write(patience=_IMPORTS, doing="its import")
@@ -55,6 +56,7 @@ def identify_job(job: dict[str, Any], write: Callable[..., None]) -> None:
                     locate(name)
             write(patience=limit + 2, doing=f"what it was asked, in {limit:g} s at most,")
             target = open_target(name, **options)
+            target = target.compiled if compiled else target
         except errors.InputError as error:
             write(refused=str(error))
         else:

@@ -51,7 +51,8 @@ def check_job(job: dict[str, Any], write: Callable[..., None]) -> dict[str, Any]
 
     options, variant = job["options"], PRESETS[job["variant"]].replace(eps=job["eps"])
     write(patience=job["patience"], doing="opening it")
-    opened = open_target(job["target"], framework=options.pop("framework", None), device=options["device"], op="check")
+    how = {"framework": options.pop("framework", None), "init": options.pop("init", None)}
+    opened = open_target(job["target"], **how, device=options["device"], op="check")
     report = check(announced(opened, write, job["patience"]), variant, **options)
     identity = report.run.identity
     run = asdict(replace(report.run, identity=None))

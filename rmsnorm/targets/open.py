@@ -42,11 +42,9 @@ _BEYOND: Final = {
     "onnx": "numpy",
 }  # frameworks without an RMSNorm here, and whose arrays they take
 _FACTORY: Final = "or name a function without arguments that returns the layer"
-_HOW: Final = f"pass it in init, such as --init '{{{{\"{{}}\": 64}}}}', {_FACTORY}"
+_HOW: Final = f"pass it in init, such as --init {{}}=64, {_FACTORY}"
 _KNOWN: Final = "pass one of these in init"
-_OPTION: Final = (
-    "pass an option in init, such as --init '{{\"{0}\": 1}}', or the shape of an array, such as --arg {0}=4x64"
-)
+_OPTION: Final = "pass an option in init, such as --init {0}=1, or the shape of an array, such as --arg {0}=4x64"
 _NAMED: Final = "name a function of x, of (x, weight) or of (x, weight, bias) that calls it"
 _PACKAGES: Final = {name for row in FRAMEWORKS.values() for name in (row.package, row.layers)} | {
     "equinox",

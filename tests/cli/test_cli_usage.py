@@ -45,7 +45,11 @@ USAGE = [
     ("identify no_such:norm", "rmsnorm identify: no_such cannot be imported ("),
     ("variants --json --markdown", "--json and --markdown are given, expected one of them"),
     ("identify torch.nn:RMSNor", "torch.nn has no 'RMSNor'"),
-    ("identify torch.nn:RMSNorm --init {", "init is '{', expected a JSON object"),
+    (
+        "identify x:y --init {",
+        "rmsnorm identify: init is '{', expected NAME=VALUE or a JSON object; write it as dim=64",
+    ),
+    ("check x:y --init dim", "rmsnorm check: init is 'dim', expected NAME=VALUE or a JSON object; write it as dim=64"),
     ("identify", "expected a TARGET such as torch.nn:RMSNorm, or --checkpoint FILE"),
     ("identify x:y --framework caffe", "framework is 'caffe', expected 'torch'"),
     ("identify x:y --shape 4,64", "shape is '4,64', expected sizes such as 4x64"),
@@ -86,8 +90,13 @@ HELP = {
         "rmsnorm selftest --backend torch --variant llama --dtype bfloat16", "Exit status: 0 everything agrees",
     ),
     "check": (
-        "--variant --eps --dtype --framework --device --json --junit --edges --batch-invariant --exhaustive --large",
+        "--variant --eps --dtype --init --framework --group-size --compiled --no-gradients --device --json --junit "
+        "--edges --batch-invariant --exhaustive --large",
         "rmsnorm check my_norm:norm --variant llama", "Exit status: 0 everything agrees", "rmsnorm selftest",
+    ),
+    "identify": (
+        "--init --framework --group-size --compiled --no-gradients --device --axis --width --shape --arg --time-limit",
+        "rmsnorm identify torch.nn:RMSNorm", "Exit status: 0 an RMSNorm",
     ),
     "compare": (
         "--backend --op --shape --dtype --variant --device --seconds --threads --json --summary --plot", *BACKENDS,

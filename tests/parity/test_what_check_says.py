@@ -209,6 +209,52 @@ def test_the_command_checks_a_target(
     assert words in done.output
 
 
+CLASSES = """
+import torch
+
+class Norm(torch.nn.Module):
+    def __init__(self, secret, eps=1e-6, group=None):
+        super().__init__()
+        self.weight, self.eps, self.group = torch.nn.Parameter(torch.ones(secret)), eps, group
+
+    def forward(self, x):
+        h = x.float().unflatten(-1, (-1, self.group or x.shape[-1]))
+        h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + self.eps)
+        return h.flatten(-2).type_as(x) * self.weight
+
+class WithoutGradient(Norm):
+    def forward(self, x):
+        return super().forward(x.detach()) + 0 * x
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["Norm"], 2),
+        (["Norm", "--init", "secret=64"], 0),
+        (["Norm", "--init", '{"secret": 64, "eps": 1e-5}'], 1),
+        (["Norm", "--init", "secret=64", "--init", "group=16", "--group-size", "16"], 0),
+        (["Norm", "--init", "secret=64", "--init", "group=16", "--group-size", "32"], 1),
+        (["WithoutGradient", "--init", "secret=64", "--no-gradients"], 0),
+        (["WithoutGradient", "--init", "secret=64"], 1),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "identify"])
+def test_a_class_is_opened_in_the_same_way_by_both(
+    command: str, arguments: list[str], status: int, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
+    (tmp_path / "own.py").write_text(CLASSES)
+    name, *options = arguments
+    own = ["--variant", "llama", "--dtype", "float32"] if command == "check" else []
+    done = rmsnorm(command, f"{tmp_path}/own.py:{name}", *options, *own)
+    if command == "identify" and "1e-5" in str(options):
+        status = 0  # it has another eps, which is no defect
+    assert done.exit_code == status, done.output
+    assert done.stderr.startswith(f"rmsnorm {command}: ") == (status == 2)
+
+
 def test_the_json_has_the_answer_of_identify_as_data(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(NORM)
     target, file = f"{tmp_path}/own.py:norm", tmp_path / "a.json"
