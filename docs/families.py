@@ -62,7 +62,6 @@ def ask() -> dict[str, Any]:
     """What identify answers on each class, the name of its eps in the configuration, and the default of that."""
     from transformers import __version__
 
-    from rmsnorm.identify.identity import described
     from rmsnorm.identify.worker import identities
 
     targets = {f"transformers.models.{name}.modeling_{name}:{norm}": name for name, (norm, _) in FAMILIES.items()}
@@ -76,7 +75,7 @@ def ask() -> dict[str, Any]:
         config = getattr(module, FAMILIES[name][1])()
         eps = next((field for field in EPS if hasattr(config, field)), None)
         families[name] = {
-            "class": FAMILIES[name][0], "variant": described(identity).removeprefix("the variant "),
+            "class": FAMILIES[name][0], "variant": identity.described.removeprefix("the variant "),
             "field": eps, "default": None if eps is None else getattr(config, eps),
         }  # fmt: skip
     return {"transformers": __version__, "families": families}

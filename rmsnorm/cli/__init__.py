@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from rmsnorm import __version__, environment, errors
-from rmsnorm.cli import check, explain, identify, port, selftest, sweep, tables, vectors
+from rmsnorm.cli import check, explain, gains, identify, port, selftest, tables, vectors
 from rmsnorm.cli.usage import BROKEN, UNUSABLE, unusable
 from rmsnorm.processes import end_by_exception, import_triton_before_tensorflow
 
@@ -111,7 +111,7 @@ def _main(
 app.command(epilog=check.EPILOG)(check.check)
 app.command(epilog=selftest.EPILOG)(selftest.selftest)
 app.command(epilog=identify.EPILOG)(identify.identify)
-app.command(epilog=sweep.EPILOG)(sweep.sweep)
+app.command(epilog=gains.EPILOG)(gains.gains)
 app.add_typer(vectors.app)
 app.add_typer(port.app)
 app.command(epilog=explain.EPILOG)(explain.explain)

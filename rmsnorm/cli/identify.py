@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json as json_
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -22,25 +20,27 @@ if TYPE_CHECKING:
 
 _COMMAND: Final = "rmsnorm identify"
 _SIZES: Final = "sizes such as 4x64"
-_of_gains = partial(typer.Option, rich_help_panel="A checkpoint in place of a target")
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm identify torch.nn:RMSNorm\n\n"
     "    rmsnorm identify transformers.models.llama.modeling_llama:LlamaRMSNorm --json\n\n"
     "    rmsnorm identify my_kernels.py:rms_norm --framework torch --init eps=1e-5\n\n"
     "    rmsnorm identify model.onnx\n\n"
-    "    rmsnorm identify --checkpoint model.safetensors --variant gemma\n\n"
+    "    rmsnorm identify transformers.models.llama\n\n"
     "Exit status: 0 an RMSNorm over the axes of --axis (the last ones) that is recognised and has no defect, 1 another "
-    "norm or axis, a defect, or a target that raised or hung, gains that contradict --variant or tell nothing, 2 bad "
-    "usage or no such target."
+    "norm or axis, a defect, or a target that raised or hung, 2 bad usage or no such target. Of a package: 0 it has an "
+    "RMSNorm, 1 none."
 )
 
 
 def identify(
     target: Annotated[
-        str | None,
-        typer.Argument(help=f"{TARGET_HELP}."),
-    ] = None,
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help=f"{TARGET_HELP}; a package, a module or a file, for all norms in it.",
+        ),
+    ],
     init: Init = None,
     framework: Framework = None,
     axis: Annotated[
@@ -64,14 +64,6 @@ def identify(
     gradients: Gradients = True,
     device: Device = "cpu",
     time_limit: Annotated[float, called(help="Seconds for a target, without imports.", min=1.0)] = 60.0,
-    checkpoint: Annotated[
-        Path | None,
-        _of_gains(help="Say whether the gains in a checkpoint are w or 1 + w."),
-    ] = None,
-    variant: Annotated[
-        str | None,
-        _of_gains(help="The variant that the gains of --checkpoint are compared with."),
-    ] = None,
 ) -> None:
     """Find out which normalisation a callable computes: its variant, eps, roundings, gradients, with the evidence.
 
@@ -80,16 +72,9 @@ def identify(
     predict y on fresh data within the bounds of `rmsnorm check`. The target runs in a process of its own. A class is
     built with the arguments that the names in its constructor suggest (`dim`, `hidden_size`, ...).
 
-    `--checkpoint` calls nothing: it reads the gains of a safetensors file (or a folder of them), a NumPy archive, a
-    file of Keras or a checkpoint of Orbax.
+    Of a package, the classes that are named RMSNorm are identified, and other norms in its source that are one, each
+    in one line.
     """
-    if (target is None) == (checkpoint is None):
-        raise unusable(f"{_COMMAND}: expected a TARGET such as torch.nn:RMSNorm, or --checkpoint FILE")
-    if checkpoint is not None:
-        _of_checkpoint(checkpoint, variant, json)
-        return
-    if variant is not None:
-        raise unusable(f"{_COMMAND}: --variant is for --checkpoint; `rmsnorm check` compares a target with a variant")
     options = opening(_COMMAND, init, framework, device, gradients, compiled)
     wanted = None if axis is None else _numbers("axis", axis, ",", "integers such as -2,-1")
     asked: dict[str, Any] = {
@@ -99,9 +84,12 @@ def identify(
     }
     from rmsnorm.identify.worker import identities
 
-    assert target is not None  # noqa: S101  (checked above)
+    options |= {"time_limit": time_limit, "width": width, **asked}
+    if ":" not in target and not target.endswith(".onnx"):
+        _all_of(target, json, options)
+        return
     with Console(stderr=True).status(f"asking {target}"):
-        identity = next(identities([target], time_limit=time_limit, width=width, **asked, **options))[1]
+        identity = next(identities([target], **options))[1]
     if isinstance(identity, str):
         raise errors.InputValueError(identity)
     if json:
@@ -113,23 +101,23 @@ def identify(
         raise typer.Exit(DIFFERS)
 
 
-def _of_checkpoint(path: Path, variant: str | None, json: bool) -> None:
-    from rmsnorm.identify import identify_checkpoint
+def _all_of(package: str, json: bool, options: dict[str, Any]) -> None:
+    """A line for each norm of a package, when it is known; or all of them as JSON, at the end."""
+    from rmsnorm.identify.package import norms
 
-    with Console(stderr=True).status(f"reading the gains of {path}"):
-        found = identify_checkpoint(path, variant)
+    results = []
+    with Console(stderr=True).status(f"asking {package}"):
+        for name, result in norms(package, **options):
+            results.append({"target": name, "refused": result} if isinstance(result, str) else result.json)
+            if not json:
+                line = result.removeprefix("identify: ") if isinstance(result, str) else result.headline
+                typer.echo(errors.printable(line))
     if json:
-        typer.echo(json_.dumps(found.json, indent=2))
-    else:
-        table = Table("gains", "tensors", "mean", "least", "most", "below 0", "they fit", box=SIMPLE_HEAD)
-        for kind in found.kinds:
-            numbers = (f"{number:.3g}" for number in (kind.mean, kind.least, kind.most))
-            table.add_row(Text(kind.name), str(kind.count), *numbers, f"{kind.negative:.0%}", kind.fits)
-        console = screen.console()
-        console.print(table)
-        style = {True: "bold green", False: "bold red", None: ""}[found.agrees]
-        console.print(Text(found.text, style=style))
-    if not found.agrees:
+        typer.echo(json_.dumps(results, indent=2))
+    if not any(result.get("kind") == "rmsnorm" for result in results):
+        typer.echo(
+            f"{_COMMAND}: no RMSNorm is in {package}, expected a class with that in its name, or a root", err=True
+        )
         raise typer.Exit(DIFFERS)
 
 

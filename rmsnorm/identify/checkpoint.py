@@ -23,9 +23,9 @@ import numpy as np
 
 from rmsnorm import errors, tensors
 from rmsnorm.files import HDF5, PICKLE, SAFETENSORS, ZIP, check_kind, check_regular
-from rmsnorm.variants import PRESETS, Variant
+from rmsnorm.variants import PRESETS, Variant, get_variant
 
-_OP: Final = "identify"
+_OP: Final = "gains"
 _WANTED: Final = (
     "a .safetensors, .npz, .keras or .weights.h5 file, a folder of safetensors files or an Orbax checkpoint"
 )
@@ -104,7 +104,7 @@ def identify_checkpoint(path: str | os.PathLike[str], variant: str | Variant | N
         ...     print(identify_checkpoint(f"{folder}/model.npz", "gemma").text)
         gains have mean 1: with gemma's offset 1 every norm's y is 2 times as large (layers.*.input_norm.weight)
     """
-    chosen = None if variant is None else Variant.get(variant)
+    chosen = None if variant is None else get_variant(_OP, variant)
     shapes, tensor = _read(Path(path))
     groups: dict[str, list[tuple[np.ndarray[Any, Any], bool]]] = {}
     for name, shape in shapes.items():

@@ -168,7 +168,7 @@ class Identity:
 
     @property
     def cluster(self) -> str:
-        """What it computes, whatever its name: targets with the same text are one cluster of a sweep."""
+        """What it computes, whatever its name: targets that compute the same have the same text."""
         if self.kind != "rmsnorm":
             return {"layernorm": "LayerNorm", "rms_scaling": "rms_scaling", "none": self._unrecognised}[self.kind]
         gain = ", without a gain" if self["gain"] is False else ""

@@ -1,8 +1,9 @@
-"""The command identify: its report and exit status, a target that hangs, and the sweep over a package."""
+"""The command identify: its report and exit status, a target that hangs, and all norms of a package."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def test_a_limit_may_be_infinite(tmp_path):
     assert "nothing is normalised" in shown.stdout, shown.stderr
 
 
-def test_a_sweep_counts_by_what_is_computed(tmp_path, monkeypatch):
+def test_a_package_is_identified_in_a_line_for_each_norm(tmp_path, monkeypatch):
     package = tmp_path / "zoo"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -65,24 +66,30 @@ def test_a_sweep_counts_by_what_is_computed(tmp_path, monkeypatch):
         "class OddRMSNorm(torch.nn.Module):\n    def __init__(self, secret): super().__init__()\n"
         "    def forward(self, x): return x\n"
     )
-    page = tmp_path / "page.md"
     monkeypatch.syspath_prepend(tmp_path)
-    shown = rmsnorm("sweep", "zoo", "--json", "--markdown", page, path=tmp_path)
+    shown = rmsnorm("identify", "zoo", path=tmp_path)
     assert shown.exit_code == 0, shown.stderr
-    result = json.loads(shown.stdout)
-    assert [(part["count"], part["computes"]) for part in result["clusters"]] == [
-        (2, "the variant torch"), (1, "the variant x_transformers with eps 0.0, without a gain"),
-    ]  # fmt: skip
-    assert [entry["class"] for entry in result["refused"]] == ["zoo.norms:OddRMSNorm"]
-    assert "requires 'secret'" in result["refused"][0]["why"]
-    assert result["others"] == 1
-    written = page.read_text()
+    lines = shown.stdout.splitlines()
+    assert lines[:2] == [f"zoo.norms:{name}RMSNorm is RMSNorm: the variant torch" for name in "AB"]
+    assert lines[2].startswith("zoo.norms:OddRMSNorm requires 'secret'")
+    assert lines[3:] == ["zoo.norms:OtherLayerNorm is RMSNorm: the variant x_transformers with eps 0.0"]
+    shown = rmsnorm("identify", package / "norms.py", "--json", "--init", "secret=1")
+    entries = json.loads(shown.stdout)
+    assert [entry["target"].split(":")[1] for entry in entries if "refused" in entry] == ["ARMSNorm", "BRMSNorm"]
+    assert rmsnorm("identify", "zoo", "--init", "secret=1", path=tmp_path).exit_code == 1, "none can be made"
+
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    import norms
+
+    monkeypatch.setattr(norms, "version", lambda package: "1.0")
+    written = norms.page("zoo")
+    assert "# The RMSNorms of zoo 1.0" in written
+    assert "3 classes are RMSNorm or have its name." in written
     assert "`rmsnorm.conversion.replace` can replace 2 of them." in written
     assert (
         "| 2 | the variant torch | `ARMSNorm`, `BRMSNorm` | 1 yes; 1 no: its forward is not that of its class |"
         in written
     )
     assert "| `OtherLayerNorm` | yes |" in written
-    refused = rmsnorm("sweep", "no_such_package")
-    assert refused.exit_code == 2
-    assert "package 'no_such_package' is not installed" in " ".join(refused.stderr.split())
+    assert "Not called: 1.\n\n- `OddRMSNorm`: it requires 'secret'" in written

@@ -49,10 +49,10 @@ def test_every_report_is_there():
     assert [word for word in REPORTED if word not in PAGE] == []
 
 
-def test_the_counts_of_the_sweep_are_those_of_the_version_they_name():
-    """docs/identify.md is written by the command; here its total is compared with the classes in the source."""
+def test_the_counts_of_the_page_are_those_of_the_version_they_name():
+    """docs/identify.md is written by docs/norms.py; here its total is compared with the classes in the source."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    from rmsnorm.identify.sweep import find
+    from rmsnorm.identify.package import find
 
     page = (ROOT / "docs" / "identify.md").read_text()
     version = re.search(r"^# The RMSNorms of transformers (\S+)$", page, re.MULTILINE)

@@ -1,0 +1,73 @@
+"""The norms of a package: read from its source, to be built small and identified."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from rmsnorm.identify.identity import Identity
+from rmsnorm.identify.worker import identities
+from rmsnorm.targets.target import NoTarget
+
+_NAMED: Final = re.compile(r"rms_?norm", re.IGNORECASE)
+_NORM: Final = re.compile(r"Norm$")
+# the name of a class and its body, which ends at the next line without an indent
+_CLASS: Final = re.compile(r"^class (\w+)[^\n]*\n((?:(?:[ \t][^\n]*)?\n)+)", re.MULTILINE)
+_CALL: Final = re.compile(r"^[ \t]+def (?:forward|call|__call__)\b", re.MULTILINE)
+_ROOT: Final = re.compile(r"rsqrt|sqrt|-0\.5")
+
+
+def norms(package: str, **options: Any) -> Iterator[tuple[str, Identity | str]]:
+    """Each class with RMSNorm in its name, and the other norms of the package that are one, as ``identities`` has them.
+
+    Raises:
+        NoTarget: there is no such package.
+    """
+    named, others = find(package)
+    for name, result in identities([*named, *others], **options):
+        if name in named or (isinstance(result, Identity) and result.kind == "rmsnorm"):
+            yield name, result
+
+
+def find(package: str) -> tuple[list[str], list[str]]:
+    """Classes of a package, a module or a file: those named RMSNorm, and other norms with a root in their source.
+
+    Their names are those that ``open_target`` takes.
+
+    Raises:
+        NoTarget: there is no such package.
+    """
+    root = Path(package)
+    if root.suffix != ".py" or not root.is_file():
+        try:
+            spec = importlib.util.find_spec(package)
+        except (ImportError, ValueError):
+            spec = None
+        if spec is None or not spec.origin:
+            raise NoTarget(
+                f"identify: package {package!r} is not installed, expected one that can be imported; check the name "
+                "(of a function or a class, module:attribute)"
+            )
+        root = Path(spec.origin)
+    files = sorted(root.parent.rglob("*.py")) if root.name == "__init__.py" else [root]
+    named: list[str] = []
+    others: list[str] = []
+    for file in files:
+        if "test" in file.name or "tests" in file.parts:
+            continue
+        text = file.read_text(errors="ignore")
+        if "Norm" not in text and not _NAMED.search(text):
+            continue
+        parts = file.relative_to(root.parent).with_suffix("").parts if root.name == "__init__.py" else ()
+        if any(part.startswith("modular_") for part in parts):
+            continue  # transformers generates its modeling files from these
+        module = ".".join([package, *(part for part in parts if part != "__init__")])
+        for name, body in _CLASS.findall(text):
+            if _CALL.search(body) and _NAMED.search(name):
+                named.append(f"{module}:{name}")
+            elif _CALL.search(body) and _NORM.search(name) and _ROOT.search(body):
+                others.append(f"{module}:{name}")
+    return named, others
