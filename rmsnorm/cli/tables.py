@@ -107,9 +107,10 @@ def _in_full(variant: Variant) -> list[str]:
 
 
 def _families(variant: Variant) -> list[str]:
-    """The families whose norm computes that, under this name or as the preset that computes the same."""
-    labels = {"name": "", "source": "", "scale_name": ""}
-    same = {preset.name for preset in PRESETS.values() if preset.replace(**labels) == variant.replace(**labels)}
+    """The families whose norm computes that, under this name or another one of the same numbers."""
+    from rmsnorm.identify.names import aliases
+
+    same = {variant.name, *aliases(variant.name)}
     return sorted(name for name, family in families().items() if family.variant in same)
 
 

@@ -147,12 +147,16 @@ class Identity:
 
     @property
     def rows(self) -> list[Finding]:
-        """The findings, and the nearest presets where any were compared."""
+        """The findings, other names of the variant, and the nearest presets where any were compared."""
+        rows = list(self.findings)
+        others = names.also_known_as(self.variant, self.values) if self.recognised and self.variant else ()
+        if others:
+            rows.append(Finding("also known as", ", ".join(others), "presets with the same numbers"))
         if not self.nearest:
-            return list(self.findings)
+            return rows
         near = ", ".join(f"{name} {distance:.1e}" for name, distance in self.nearest[: names.SHOWN])
         evidence = "largest difference of y, as a share of the largest |y| of its row"
-        return [*self.findings, Finding("nearest", near, evidence)]
+        return [*rows, Finding("nearest", near, evidence)]
 
     @property
     def text(self) -> str:

@@ -38,7 +38,7 @@ def named(variant: Variant, presets: Iterable[Variant], *, unlike: Collection[st
 
 
 def described(variant: Variant, values: Mapping[str, Any]) -> str:
-    """The variant by its name, or by the nearest preset and the fields that differ; all of them where several fit.
+    """The variant by its name, or by the nearest preset and the fields that differ; then the others that fit.
 
     values: of all findings by their names; a field that is None there was not observed.
     """
@@ -47,8 +47,6 @@ def described(variant: Variant, values: Mapping[str, Any]) -> str:
     fields = different(variant, presets[0], observed)
     names = [preset.name for preset in presets]
     text = f"the variant {names[0]}"
-    if len(names) > 1:
-        text = f"one of {', '.join(names[:SHOWN])}"
     if fields == ["eps"]:
         text += f" with eps {variant.eps}"
     elif fields:
@@ -57,8 +55,24 @@ def described(variant: Variant, values: Mapping[str, Any]) -> str:
         family = next((name for name in _FAMILIES if different(variant, PRESETS[name], observed) == ["eps"]), None)
         if family is not None:
             text = f"the variant {family} with eps {variant.eps} (the same as the preset {names[0]})"
-    unsure = ": these cannot be told apart by what was asked" if len(names) > 1 else ""
-    return text + unsure
+    others = f" (or {', '.join(names[1:SHOWN])}, the same in what was asked)" if len(names) > 1 else ""
+    return text + others
+
+
+def aliases(name: str) -> list[str]:
+    """The other presets with the numbers of this one.
+
+    >>> aliases("standard"), aliases("llama")
+    (['gemma4', 'olmo2', 'keras'], [])
+    """
+    return [other for other in PRESETS if other != name and not different(PRESETS[other], PRESETS[name], FIELDS)]
+
+
+def also_known_as(variant: Variant, values: Mapping[str, Any]) -> list[str]:
+    """The aliases of the preset that ``described`` names, where at most its eps differs."""
+    observed = {name for name, value in values.items() if value is not None}
+    nearest = _nearest(variant, values, observed)[0]
+    return [] if set(different(variant, nearest, observed)) - {"eps"} else aliases(nearest.name)
 
 
 def written(value: Any) -> str:

@@ -308,11 +308,22 @@ def only_float32(x, weight):
     return numpy32(x, weight)
 
 
-def test_names_that_cannot_be_told_apart_are_all_said():
-    headline = identify(only_float32, framework="numpy").headline
-    assert headline.endswith(
-        "one of mlx, onnx, apex, transformer_engine, theano: these cannot be told apart by what was asked"
-    )
+def test_the_first_of_several_names_is_said_and_then_the_others():
+    identity = identify(only_float32, framework="numpy")
+    others = "(or onnx, apex, transformer_engine, theano, the same in what was asked)"
+    assert identity.headline.endswith(f"is RMSNorm: the variant mlx {others}")
+    assert not any(row.name == "also known as" for row in identity.rows)
+
+
+def test_presets_with_the_same_numbers_are_one_with_several_names():
+    def norm(x, weight):
+        y = x.astype(np.float64) / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-6)
+        return (y * weight.astype(np.float64)).astype(x.dtype)
+
+    identity = identify(norm, framework="numpy")
+    assert identity.headline.endswith("is RMSNorm: the variant standard")
+    assert [row.word for row in identity.rows if row.name == "also known as"] == ["gemma4, olmo2, keras"]
+    assert "also known as" in identity.text
 
 
 class Image(torch.nn.Module):
