@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -38,9 +39,11 @@ def run_each(
     def follow(state: BenchRun) -> None:
         if state.records:
             keep([*runs, state])
+        if shown.disable and state.cells > shown.tasks[bars[state.name]].completed:  # a file or a pipe
+            print(f"{state.name} {state.cells}/{totals[state.name]}", file=sys.stderr, flush=True)
         shown.update(bars[state.name], completed=state.cells)
 
-    with progress("cells", lines=True) as shown:
+    with progress("cells") as shown:
         bars = {name: shown.add_task(name, total=totals[name], start=False) for name in commands}
         for name, bar in bars.items():
             shown.start_task(bar)

@@ -401,7 +401,7 @@ def _run(
     if not scoring:
         counted = _warning_of_unknown(texts[0], words[0])
         texts = [list(counted) if isinstance(texts[0], list) else counted, *texts[1:]]
-    with progress("sentences", after=2.0, hidden=output is None and sys.stdout.isatty()) as bars:
+    with progress("sentences", hidden=output is None and sys.stdout.isatty()) as bars:
         bar = bars.add_task(array_model.key, total=None)
 
         def advance(done: int, total: int | None) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
-import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rmsnorm import errors, screen
 from rmsnorm.frameworks import FRAMEWORKS, NAMES
@@ -87,43 +85,13 @@ def unusable(message: str) -> typer.Exit:
     return typer.Exit(UNUSABLE)
 
 
-def progress(unit: str = "cases", *, lines: bool = False, after: float = 0.0, hidden: bool = False) -> Progress:
-    """A bar for every task on standard error. If that is a file or a pipe, a line for every step where ``lines`` is.
+def progress(unit: str = "cases", *, hidden: bool = False) -> Progress:
+    """A bar for every task on standard error, where that is a terminal. Standard output is left alone.
 
-    after: seconds before the bar appears. Standard output is left alone then: results are written to it meanwhile.
     hidden: whether there is no bar.
     """
     console = Console(stderr=True)
-    kind = _Lines if lines and not console.is_terminal else _Late if after else Progress
-    shown = kind(
+    return Progress(
         TextColumn("{task.description:>6}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn(),
-        console=console, transient=True, redirect_stdout=not after,
-        disable=hidden or (kind is not _Lines and not console.is_terminal),
+        console=console, transient=True, redirect_stdout=False, disable=hidden or not console.is_terminal,
     )  # fmt: skip
-    if isinstance(shown, _Late):
-        shown.begins = time.monotonic() + after
-    return shown
-
-
-class _Late(Progress):
-    begins = math.inf
-
-    def start(self) -> None:
-        if time.monotonic() >= self.begins:
-            super().start()
-
-    def update(self, task_id: TaskID, **options: Any) -> None:
-        super().update(task_id, **options)
-        self.start()
-
-
-class _Lines(Progress):
-    def update(self, task_id: TaskID, **options: Any) -> None:
-        before = self.tasks[task_id].completed
-        super().update(task_id, **options)
-        task = self.tasks[task_id]
-        if task.completed > before:
-            print(f"{task.description} {task.completed:g}/{task.total:g}", file=sys.stderr, flush=True)
-
-    def advance(self, task_id: TaskID, advance: float = 1) -> None:
-        self.update(task_id, advance=advance)
