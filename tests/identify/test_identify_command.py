@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from commands import rmsnorm
 
+from rmsnorm.identify.worker import identities
+
 pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
 
 
@@ -44,6 +46,23 @@ def test_a_target_that_hangs_is_ended():
     shown = run(f"{__file__}:hangs", "--time-limit", "2", "--framework", "pytorch")
     assert shown.exit_code == 1, shown.stderr
     assert "was ended: what it was asked, in 2 s at most, took more than 4 s" in " ".join(shown.stdout.split())
+
+
+@pytest.mark.parametrize("line", ["os._exit(0)", "raise SystemExit(0)"])
+def test_a_target_that_ends_its_process_is_no_success_and_the_next_ones_are_asked(line, tmp_path):
+    (tmp_path / "own.py").write_text(
+        f"import os\ncalls = []\ndef ends(x):\n    calls.append(x)\n    if len(calls) == 9: {line}\n    return x\n"
+        "def same(x):\n    return x\n"
+    )
+    names = [f"{tmp_path}/own.py:{name}" for name in ("same", "ends", "same")]
+    answers = list(identities(names, time_limit=60, framework="numpy"))
+    assert [name for name, _ in answers] == names
+    assert not any(identity.recognised for _, identity in answers)
+    assert [answers[place][1].answered for place in (0, 2)] == [True, True]
+    ended = answers[1][1]
+    words = "ended its process (exit status 0; no output)" if "_exit" in line else "SystemExit"
+    assert words in ended.text, ended.text
+    assert run(names[1], "--framework", "numpy").exit_code == 1
 
 
 def test_a_limit_may_be_infinite(tmp_path):
