@@ -86,8 +86,10 @@ RMSNORM_INLINE D gated(Function function, D n, D z) {
         exponential(-x, fraction, sum);
         Part divisor = 1.0 + (Part)((Naturals)fraction + ((Naturals)sum << 52));
         result.part[i] = (function == Function::silu ? n.part[i] * x : n.part[i]) / divisor;
-        Part size = (Part)((Bits)x & 0x7fffffffffffffff);
-        if (any(~(size <= moderate_gate))) [[unlikely]] result.part[i] = n.part[i] * factor_again(function, x);
+        Bits is_other = ~((Part)((Bits)x & 0x7fffffffffffffff) <= moderate_gate);  // also NaN
+        if (any(is_other)) [[unlikely]] {  // of which the others in the register see nothing, however many it has
+            result.part[i] = choose(is_other, n.part[i] * factor_again(function, x), result.part[i]);
+        }
     }
     return result;
 }
