@@ -20,7 +20,9 @@ from rmsnorm.parity.cases import Array, Data
 from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled
 from rmsnorm.parity.fitting import asked, expect_in_groups, fitted, in_batches, missing, together
 from rmsnorm.parity.judge import Outcome, compare, failed
+from rmsnorm.parity.quantised import check_quantised
 from rmsnorm.parity.report import Report, sentences, skips
+from rmsnorm.quantisation import Quantisation
 from rmsnorm.targets import Target, TargetError, open_target
 from rmsnorm.targets.target import WrongResult, random_state_kept
 from rmsnorm.variants import Preset, Variant, get_variant
@@ -46,6 +48,8 @@ def check(
     batch_invariant: bool = False,
     exhaustive: bool = False,
     large: bool = False,
+    quantisation: str | Quantisation | None = None,
+    reciprocal_slack: float = 0.0,
 ) -> Report:
     """Compare a function or layer with the golden: values, and gradients by its framework's automatic differentiation.
 
@@ -76,6 +80,12 @@ def check(
         exhaustive: whether y and dx of rows in which one element is each of the 65,536 numbers of float16, and of
             bfloat16, count; those whose cubes leave float32 only with ``extremes``.
         large: whether y of more than 2^31 elements counts, in the first dtype: 16 GB or more, and minutes.
+        quantisation: for a function that quantises y: a preset of ``Quantisation``, or another one. It is called as
+            f(x, scale, eps=..., residual=..., static_scale=..., global_scale=...), with the options that it takes and
+            the quantisation needs, and returns q, the scales unless they are static, g if it computes it, and h if it
+            takes a residual. uint8 is codes, one in a byte, or for E2M1 two, the first in the low half. The report is
+            a QuantisedReport. Of the other options ``framework``, ``dtypes``, ``device`` and ``init`` count.
+        reciprocal_slack: the relative error of the reciprocal of a scale, where a kernel approximates it.
 
     Raises:
         ValueError: there is no such function, variant or dtype, its width is not a multiple of ``group_size``, or no
@@ -95,6 +105,11 @@ def check(
     chosen = get_variant("check", variant)
     named = _DTYPES if dtypes is None else dtypes if isinstance(dtypes, (list, tuple)) else (dtypes,)
     named = tuple(errors.dtype_named("check", "dtype", entry) for entry in named or (None,))
+    if quantisation is not None:
+        return check_quantised(
+            function, quantisation, framework=framework, dtypes=named, device=device, init=init,
+            reciprocal_slack=reciprocal_slack,
+        )  # fmt: skip
     target = in_batches(open_target(function, framework=framework, init=init, device=device, op="check"))
     types = (target.dtypes["x"],) if dtypes is None and "x" in target.dtypes else named
     if group_size is not None and (group_size < 1 or (target.resized is None and (target.width or 0) % group_size)):

@@ -1,0 +1,574 @@
+"""Compares a function that normalises and quantises with the golden, in a chain: h, then g, the scales and the codes.
+
+Each step is judged by what the function itself returned before it, so that one scale that another order of a sum has
+moved does not make a row wrong. y is never asked for. Two kinds of cases:
+
+    unit rows      mean(x^2) is 3/4 and eps 1/4, so that 1 / rho is 1 in any order of the sum: y is x times the gain,
+                   and every scale and code is known exactly. Ties, dense grids, zeros, NaN and infinities.
+    random rows    1 / rho errs by ``slack``: where two codes are allowed then, the one that the golden has not is a
+                   tie.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import inspect
+import itertools
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from rmsnorm import dtypes as formats
+from rmsnorm import errors
+from rmsnorm.accuracy.rounding import cast
+from rmsnorm.numpy_impl import allowed, rms_norm_quantised
+from rmsnorm.parity.cases import Array
+from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled
+from rmsnorm.parity.judge import failed
+from rmsnorm.parity.report import Report
+from rmsnorm.quantisation import FORMATS, QUANTISATIONS, Quantisation, get_quantisation
+from rmsnorm.targets import Target, TargetError, open_target
+from rmsnorm.targets.bridges import Bridge, Torch
+from rmsnorm.targets.locate import locate
+from rmsnorm.variants import Variant
+
+_F32: Final = 2.0**-24  # unit roundoff
+_EPS: Final = 0.25  # of unit rows
+_SHOWN: Final = 5
+# Largest elements of a block: both sides of ties and of powers of two, where kernels were reported to differ.
+_LARGEST: Final = (
+    3.0625,
+    3.875,
+    3.765625,
+    2.03125,
+    300,
+    449,
+    480,
+    496,
+    511,
+    600,
+    8 - 2.0**-21,
+    2.0**-9 * (1 + 2.0**-22),
+)
+_STATIC: Final = (0.01, 0.013, 7 / 512, 3.0625 / 448)
+_SIZES: Final = (0.0, 2.0**-10, 2.0**-12, 1e-5, 1e-11, 1e-35, 6e-38, 1e-40)  # of all elements of y
+VERDICTS: Final = ("same", "tie", "wrong")
+
+
+class Case(NamedTuple):
+    """A call: its arrays, the options that the quantisation needs, and how far the kernel may be from exact."""
+
+    name: str
+    x: Array
+    gain: Array
+    residual: Array | None
+    eps: float
+    options: dict[str, float]
+    slack: float = 0.0
+    reciprocal_slack: float = 0.0
+
+
+@dataclass(frozen=True, repr=False)
+class QuantisedReport(Report):
+    """The result of ``check`` with a quantisation. ``variant`` is the norm before it.
+
+    Attributes:
+        quantisation: what it was compared with.
+        counts: of all codes, how many are the ``same`` as the golden's, a ``tie`` whose other code it has, or
+            ``wrong``; how many ``rows`` there were, and of how many the scale ``moved`` within what is allowed.
+        instead: the presets of which no code, scale or h is wrong, for a function that is not the one asked for.
+    """
+
+    quantisation: Quantisation = field(kw_only=True)
+    counts: Mapping[str, int] = field(kw_only=True)
+    instead: tuple[str, ...] = field(kw_only=True, default=())
+
+    @cached_property
+    def text(self) -> str:
+        """What it is, the counts, and the worst of what is wrong."""
+        run, counts = self.run, self.counts
+        numbers = ", ".join(f"{counts.get(name, 0)} {name}" for name in VERDICTS)
+        where = f"{run.name} {run.version} on {run.device}"
+        end = [
+            f"codes: {numbers}; the scale of {counts.get('moved', 0)} of {counts.get('rows', 0)} rows moved",
+            *(f"not compared: {skip.case}: {skip.reason}" for skip in run.skipped),
+        ]
+        if self.passed:
+            held = f"all {len(run.records)} comparisons of {run.cases} cases held ({where})"
+            return "\n".join([f"{self.target} is {self.quantisation.name}: {held}", *end])
+        differ = f"{len(run.failures)} of {len(run.records)} comparisons differ ({where})"
+        lines = [f"{self.target} is not {self.quantisation.name}: {differ}"]
+        lines += [_line(record) for record in run.failures[:_SHOWN]]
+        if len(run.failures) > _SHOWN:
+            lines.append(f"  and {len(run.failures) - _SHOWN} more; report.details has them all")
+        return "\n".join([*lines, run.message, *end])
+
+    @cached_property
+    def details(self) -> str:
+        """Every difference."""
+        return "\n".join([*(_line(record) for record in self.run.failures), self.run.message])
+
+
+def _line(record: Comparison) -> str:
+    return f"  {record.case!r} {formats.short(record.dtype)} {record.quantity}: {record.detail}"
+
+
+def check_quantised(
+    function: Any,
+    quantisation: str | Quantisation,
+    *,
+    framework: str | None,
+    dtypes: Sequence[str],
+    device: str,
+    init: Mapping[str, Any] | None,
+    reciprocal_slack: float,
+) -> QuantisedReport:
+    """``check`` with a quantisation, whose documentation says what the function is called with and returns."""
+    preset = get_quantisation("check", quantisation)
+    kernel = _Kernel(function, framework, device, init or {})
+    kernel.refuse(preset)
+    began, run = time.monotonic(), Run("", device=device)
+    if not kernel.takes("residual"):
+        run.skipped.append(Skip("h", "", "it takes no argument residual"))
+    counts: Counter[str] = Counter()
+    for dtype, case, comparisons, counted in _judged(kernel, preset, dtypes, reciprocal_slack):
+        run.cases += 1
+        run.records += labelled(comparisons, preset.name, dtype, case.name)
+        counts += counted
+    run.name = kernel.target.framework
+    try:
+        run.version = importlib.metadata.version(run.name)
+    except importlib.metadata.PackageNotFoundError:
+        run.version = ""
+    run.conclude()
+    instead: tuple[str, ...] = ()
+    if run.failures:
+        others = [row for row in QUANTISATIONS.values() if row != preset and not kernel.lacks(row)]
+        instead = tuple(row.name for row in others if _is(kernel, row, dtypes, reciprocal_slack))
+        run.message = f"it is {' or '.join(instead)}" if instead else "it is no preset"
+    run.seconds = time.monotonic() - began
+    norm = Variant.get("standard")
+    return QuantisedReport(kernel.name, norm, run, quantisation=preset, counts=dict(counts), instead=instead)
+
+
+def _is(kernel: _Kernel, preset: Quantisation, types: Sequence[str], reciprocal_slack: float) -> bool:
+    """Whether nothing that it returns is wrong, up to the first comparison that fails."""
+    judged = _judged(kernel, preset, types, reciprocal_slack)
+    return all(comparison.passed for _, _, comparisons, _ in judged for comparison in comparisons)
+
+
+def _judged(
+    kernel: _Kernel, preset: Quantisation, types: Sequence[str], reciprocal_slack: float
+) -> Iterator[tuple[str, Case, list[Comparison], Counter[str]]]:
+    for dtype in types:
+        for case in _cases(preset, dtype, residual=kernel.takes("residual"), always=kernel.needs_residual):
+            case = case._replace(reciprocal_slack=case.reciprocal_slack + reciprocal_slack)
+            comparisons, counts = _compare(kernel, preset, case)
+            yield dtype, case, comparisons, counts
+
+
+class _Kernel:
+    """A function of x, the gain and options, called with NumPy arrays."""
+
+    def __init__(self, function: Any, framework: str | None, device: str, init: Mapping[str, Any]) -> None:
+        function = locate(function) if isinstance(function, str) else function
+        if not callable(function) or isinstance(function, type):
+            want = "a function of x, the gain and options"
+            raise errors.wrong_type("check", "function", function, want, "wrap it in one")
+        self.name = (
+            f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__name__)}"
+        )
+        self.function = functools.partial(function, **init) if init else function
+        self.parameters: Mapping[str, inspect.Parameter] | None = None
+        with contextlib.suppress(TypeError, ValueError):  # compiled code has no signature, and is called with all
+            self.parameters = inspect.signature(self.function).parameters
+        self.options: dict[str, float] = {}
+        self.outputs: Any = None
+        self.is_open = False
+
+        def probe(x: Any, weight: Any, residual: Any = None) -> Any:
+            more = {} if residual is None else {"residual": residual}
+            if self.is_open:
+                self.outputs = self.function(x, weight, **more, **self.options)
+            return x
+
+        probe.__signature__ = inspect.signature(probe)  # type: ignore[attr-defined]
+        probe.__wrapped__ = function  # type: ignore[attr-defined]  # which shows whose arrays it takes
+        self._open: Callable[[str | None], Target] = lambda name: replace(
+            open_target(probe, framework=name, device=device, op="check"), name=self.name
+        )
+        self.target = self._open(framework)
+        self.is_chosen, self.is_open = framework is not None, True
+
+    def takes(self, name: str) -> bool:
+        parameters = self.parameters
+        any_name = parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        return any_name or name in (parameters or ())
+
+    @property
+    def needs_residual(self) -> bool:
+        parameter = (self.parameters or {}).get("residual")
+        return parameter is not None and parameter.default is parameter.empty
+
+    def lacks(self, preset: Quantisation) -> list[str]:
+        """The options of a call that it does not take."""
+        names = ["eps"] + ["static_scale"] * (preset.block == "static")
+        names += ["global_scale"] * (preset.global_scale == "given")
+        return [name for name in names if not self.takes(name)]
+
+    def refuse(self, preset: Quantisation) -> None:
+        lacks = self.lacks(preset)
+        if lacks:
+            want = f"a function f(x, scale, *, {', '.join(lacks)}) for {preset.name}"
+            raise errors.out_of_domain("check", "function", self.name, want, "write an adapter that takes them by name")
+
+    def call(self, case: Case) -> list[Array]:
+        """What it returns, as NumPy arrays.
+
+        Raises:
+            TargetError: it raised, or returned what is no array.
+        """
+        self.options = {"eps": case.eps, **case.options}
+        if not self.takes("eps"):
+            del self.options["eps"]
+        if not self.is_chosen:
+            self._choose(case)
+        return self._called(self.target, case)
+
+    def _called(self, target: Target, case: Case) -> list[Array]:
+        target.noticed.forget()
+        more = {} if case.residual is None else {"residual": case.residual}
+        target.forward(case.x, case.gain, **more)
+        if target.touched:
+            raise TargetError(f"inputs written to: {', '.join(sorted(target.touched))}")
+        outputs = self.outputs if isinstance(self.outputs, (tuple, list)) else (self.outputs,)
+        if not isinstance(outputs[0], target.bridge.array):
+            kind = target.bridge.array
+            raise TargetError(f"q is a {type(outputs[0]).__name__}, expected {kind.__module__}.{kind.__qualname__}")
+        return [_fetched(target.bridge, output) for output in outputs]
+
+    def _choose(self, case: Case) -> None:
+        """The library whose arrays it takes: the likeliest, unless it raises for these and not for others."""
+        self.is_chosen = True
+        loaded = [name for name in ("torch", "jax", "tensorflow") if name in sys.modules]
+        for name in dict.fromkeys([self.target.framework, "numpy", *loaded]):
+            target = self.target if name == self.target.framework else self._opened(name)
+            try:
+                self._called(target, case)
+            except TargetError:
+                continue
+            self.target = target
+            return
+
+    def _opened(self, name: str) -> Target:
+        self.is_open = False
+        try:
+            return self._open(name)
+        finally:
+            self.is_open = True
+
+
+def _fetched(bridge: Bridge, tensor: Any) -> Array:
+    name = str(getattr(tensor, "dtype", "")).removeprefix("torch.")
+    if isinstance(bridge, Torch) and name.startswith(("float8", "float4")):  # which NumPy gets as their bytes
+        codes = bridge.fetch(tensor.view(bridge.torch.uint8))
+        return codes if name.endswith("x2") else codes.view(getattr(ml_dtypes, name))
+    return bridge.fetch(tensor)
+
+
+# The cases.
+
+
+def _cases(preset: Quantisation, dtype: str, *, residual: bool, always: bool) -> Iterator[Case]:
+    """Those of a quantisation; with a residual where the function takes one, and in each where it must have one."""
+    for case in itertools.chain(_unit_cases(preset, dtype), _random_cases(preset, dtype, residual=residual)):
+        zeros = np.zeros_like(case.x) if always and case.residual is None else case.residual
+        yield case._replace(residual=zeros)
+
+
+def _scales(preset: Quantisation, s: float, g: float) -> dict[str, float]:
+    """The options of a call; both are numbers of float32."""
+    static = {"static_scale": float(np.float32(s))} if preset.block == "static" else {}
+    return static | ({"global_scale": float(np.float32(g))} if preset.global_scale == "given" else {})
+
+
+def _unit_cases(preset: Quantisation, dtype: str) -> Iterator[Case]:
+    block = preset.block if isinstance(preset.block, int) else 1
+    wide, narrow = math.lcm(block, 1024), math.lcm(block, 64)
+    # What is not rounded after the scale is decided exactly by the golden; float32 rounds the product once.
+    product = 0.0 if preset.round_scaled != "none" or preset.scale_format == "e8m0fnu" else _F32
+
+    def unit(name: str, gain: Any, options: dict[str, float], row: Any = (1, 1, 1, 0), slack: float = 0.0) -> Case:
+        signs = np.random.default_rng(len(gain)).choice([-1.0, 1.0], len(gain))
+        signs[: len(row)] = 1
+        x = np.resize(np.float64(row), len(gain)) * signs
+        return Case(name, _as([x, -x], dtype), _as(gain, dtype), None, _EPS, options, 0.0, slack)
+
+    for step in (1.0, 2.0**-3):
+        gain = _blocks(preset, wide, (preset.qmax * step,), _near_ties(preset, dtype) * step)
+        yield unit(f"ties, a scale of {step:g}", gain, _scales(preset, step, 1.0))
+    grid = np.outer(2.0 ** -np.arange(6), 0.5 + np.arange(128) / 256).ravel()
+    if preset.block == "static":
+        for s in _STATIC:
+            gain = _blocks(preset, wide, (1.0,), grid * 2.0 ** math.ceil(math.log2(preset.qmax * s) + 0.1))
+            yield unit(f"every y beside a scale of {s:.4g}", gain, _scales(preset, s, 1.0), slack=product)
+    for largest in () if preset.block == "static" else [(a,) for a in _LARGEST] if block == 1 else [_LARGEST]:
+        gain = _blocks(preset, wide, largest, grid, relative=True)
+        name = f"every y beside {largest[0]:.4g}" if len(largest) == 1 else "every y"
+        yield unit(name, gain, _scales(preset, 1.0, 0.7), slack=product)
+    row = (1.75, 1.25, 0.75, 0.75, 0.5, 0, 0, 0)
+    for s in (1.0, 1 / 64):
+        gain = np.resize(grid, wide) * (448 * s if preset.block == "static" else s)
+        yield unit(f"a product of 11 bits, {s:g}", gain, _scales(preset, s, 30.0), row, product)
+    for size in _SIZES:
+        gain = np.full(narrow, size)
+        if size == 0 or _as(gain, dtype)[0] != 0:
+            yield unit(f"y of {size:.3g}", gain, _scales(preset, 1.0, 1.0), slack=product)
+            yield unit(
+                f"y of {size:.3g} once", gain * (np.arange(narrow) == 1), _scales(preset, 1.0, 1.0), slack=product
+            )
+    for value in (math.nan, math.inf, -math.inf, -0.0, -1e-3, -1000.0):
+        gain = np.where(np.arange(narrow) == 1, value, 1.0)
+        yield unit(f"a gain of {value:g} in one column", gain, _scales(preset, 1.0, 1.0), slack=product)
+    x = np.tile(np.resize([1.0, -1.0, 1.0, 0.0], narrow), (5, 1))
+    x[0], x[1] = 0.0, -0.0
+    x[2:, 1] = math.nan, math.inf, -math.inf
+    gain = _as(np.full(narrow, 1.25), dtype)
+    yield Case("rows of zeros, NaN, infinity", _as(x, dtype), gain, None, _EPS, _scales(preset, 1.0, 1.0), 0.0, product)
+
+
+def _random_cases(preset: Quantisation, dtype: str, *, residual: bool) -> Iterator[Case]:
+    block = preset.block if isinstance(preset.block, int) else 1
+    for rows, least in ((32, 64), (4, 1024)):
+        n = math.lcm(block, least)
+        random = np.random.default_rng(n)
+        sizes = 10.0 ** random.uniform(-3, 2, (rows, 1))
+        x, r = (_as(sizes * random.standard_normal((rows, n)), dtype) for _ in range(2))
+        gain = _as(1 + 0.3 * random.standard_normal(n), dtype)
+        # Roundings of float32: n for the sum of squares, 3 for square, mean and eps, of which the root leaves half; the
+        # root and the reciprocal, 2 each, as they may be approximate; 1 for h, and 3 for the products of y and 1 / s.
+        slack = ((n + 3) / 2 + 8) * _F32
+        options = _scales(preset, 0.013, 371.3)
+        yield Case(f"rows of {n}", x, gain, None, 1e-3, options, slack)
+        if residual:
+            yield Case(f"rows of {n}, residual", x, gain, r, 1e-3, options, slack)
+            # x + residual loses the residual where it is rounded: rho and y of the sum are larger than those of x.
+            signs, steps = random.choice([-1.0, 1.0], x.shape), random.integers(0, 8, x.shape)
+            x, r = signs * (1 + steps / 8), signs * 0.75 * formats.unit_roundoff(dtype)
+            yield Case(f"rows of {n}, lost residual", _as(x, dtype), gain, _as(r, dtype), 1e-3, options, slack)
+
+
+def _as(values: Any, dtype: str) -> Array:
+    return cast(np.asarray(values, np.float64), dtype)
+
+
+def _near_ties(preset: Quantisation, dtype: str) -> Array:
+    """The middles between two numbers of the element, what is next to them, and what is beyond the last."""
+    if preset.element == "int8":
+        numbers = np.arange(129.0)
+    else:
+        mantissa, least, largest = FORMATS[preset.element]
+        powers = 2.0 ** np.arange(least, math.frexp(largest)[1])
+        steps = np.outer(powers, 1 + np.arange(2**mantissa) / 2**mantissa).ravel()
+        numbers = np.append(np.arange(2**mantissa) * 2.0 ** (least - mantissa), steps)
+        numbers = numbers[numbers <= largest]
+    middles, away = (numbers[1:] + numbers[:-1]) / 2, 4 * formats.unit_roundoff(dtype)
+    values = np.concatenate([middles, middles * (1 - away), middles * (1 + away)])
+    beyond = [1.01, 1.03, 464 / 448, 1.05, 1.25, 2, 8] if preset.block == "static" else []
+    return np.append(values[values <= preset.qmax], preset.qmax * np.array(beyond))
+
+
+def _blocks(preset: Quantisation, n: int, largest: Sequence[float], values: Array, *, relative: bool = False) -> Array:
+    """A gain: in each block the largest, then the next of the values; every fourth, where x is 0, has a 1 at most.
+
+    relative: the values are below 1, and times the power of two that the largest is at least.
+    """
+    size = preset.block if isinstance(preset.block, int) else n
+    gain, rest = np.zeros(n), itertools.cycle(values)
+    for start, a in zip(range(0, n, size), itertools.cycle(largest), strict=False):
+        factor = 2.0 ** (math.frexp(a)[1] - 1) if relative else 1.0
+        places = [i for i in range(start, start + size) if i % 4 != 3]
+        gain[places] = [a, *(factor * next(rest) for _ in places[1:])][: len(places)]
+    return gain
+
+
+# The judge.
+
+
+class _Outputs(NamedTuple):
+    """What a function returned: the numbers of its codes, its scales in float32, g and h."""
+
+    q: Array
+    scales: Array
+    g: Array | None
+    h: Array | None
+
+
+def _read(preset: Quantisation, case: Case, arrays: Sequence[Array]) -> _Outputs:
+    """The outputs by their place: q, scales, g where the call computes it, h where it has a residual.
+
+    Raises:
+        TargetError: one is missing, or has another shape or dtype.
+    """
+    shape, left = case.x.shape, list(arrays[1:])
+    blocks = shape[-1] // preset.block if isinstance(preset.block, int) else 1
+    own_g, has_h, is_static = preset.global_scale == "amax", case.residual is not None, preset.block == "static"
+    names = ["q", *([] if is_static else ["scales"]), *(["g"] if own_g else []), *(["h"] if has_h else [])]
+    static = np.asarray(case.options.get("static_scale", 1.0), np.float32)
+    if is_static and left and left[0].size == 1 and shape != left[0].shape:  # which a kernel need not return
+        static = left.pop(0).reshape(())
+    if len(left) != len(names) - 1:
+        raise TargetError(f"{len(arrays)} outputs, expected {', '.join(names)}; write an adapter that returns these")
+    scales = static if is_static else _numbers("scales", preset.scale_format, left.pop(0), (*shape[:-1], blocks))
+    g = left.pop(0).astype(np.float32) if own_g else None
+    q = _numbers("q", preset.element, arrays[0], shape)
+    if g is not None and g.size != 1:
+        raise TargetError(f"g is {_described(g)}, expected one number; write an adapter")
+    return _Outputs(q, scales.astype(np.float32), g, left.pop(0) if has_h else None)
+
+
+def _numbers(name: str, element: str, codes: Array, shape: tuple[int, ...]) -> Array:
+    """The numbers of an output in float64. uint8 is codes, and for E2M1 also two in a byte, the first in its low half.
+
+    A scale may also be a number in a wider dtype than its format.
+    """
+    full = f"float{4 if element.startswith('e2m1') else 8}_{element}" if element.startswith("e") else element
+    dtype = np.dtype(getattr(ml_dtypes, full, full))
+    if codes.dtype == np.uint8 and dtype.itemsize == 1:
+        if element == "e2m1fn" and codes.shape == (*shape[:-1], shape[-1] // 2):
+            codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(shape)
+        codes = np.ascontiguousarray(codes).view(dtype)
+    if codes.shape == shape[:-1] and shape[-1] == 1:
+        codes = codes[..., None]
+    wider = name == "scales" and codes.dtype in (np.float32, np.float64)
+    if codes.shape != shape or not (codes.dtype == dtype or wider):
+        or_codes = ", or its codes in uint8" if dtype.itemsize == 1 else ""
+        want = f"{errors.describe(shape, dtype.name)}{or_codes}"
+        raise TargetError(f"{name} is {_described(codes)}, expected {want}; write an adapter that returns this")
+    return codes.astype(np.float64)
+
+
+def _described(array: Array) -> str:
+    return errors.describe(array.shape, array.dtype.name)
+
+
+def _compare(kernel: _Kernel, preset: Quantisation, case: Case) -> tuple[list[Comparison], Counter[str]]:
+    known: dict[str, Any] = {"residual": case.residual, "eps": case.eps, "quantisation": preset}
+    _, scales, *rest = rms_norm_quantised(case.x, case.gain, **known | case.options)
+    try:
+        got = _read(preset, case, kernel.call(case))
+    except TargetError as error:
+        return [failed("q", str(error))], Counter()
+    comparisons, g = [], case.options.get("global_scale")
+    ends: list[Array] = [scales.astype(np.float32)] * 2
+    inexact = case.slack and preset.block != "static"
+    stored = case.x if case.residual is None else rest[-1]
+    largest = [_largest(preset, case, stored, e * (case.slack + 2.0**-40)) for e in (-1, 1)] if inexact else []
+    if got.h is not None:
+        comparisons.append(_inside("h", got.h, stored, stored))
+    if got.g is not None:
+        of_ends = [_of_amax(preset, a.max(), None)[1] for a in reversed(largest)] or [rest[0]] * 2
+        comparisons.append(_inside("g", got.g.reshape(()), *of_ends))
+        g = float(got.g.ravel()[0]) if got.g.ravel()[0] > 0 else float(rest[0])
+    if inexact:
+        ends = [_of_amax(preset, a, g)[0] for a in largest]
+    comparisons.append(_inside("scales", got.scales, *ends))
+    want = scales.astype(np.float32)
+    moved = np.any(~_between(got.scales, want, want) & _between(got.scales, *ends), axis=-1)
+    known |= {"global_scale": g} if preset.global_scale != "none" else {}
+    both = exact = allowed(case.x, case.gain, got.scales, slack=0.0, **known)
+    if case.slack or case.reciprocal_slack:
+        known["reciprocal_slack"] = case.reciprocal_slack
+        both = allowed(case.x, case.gain, got.scales, slack=case.slack, **known)
+    same, fits = (_is_code(preset, got.q, *interval) for interval in (exact, both))
+    fits |= same
+    counts = Counter(
+        same=int(np.sum(same)), tie=int(np.sum(fits & ~same)), wrong=int(np.sum(~fits)), rows=len(case.x),
+        moved=int(np.sum(moved)),
+    )  # fmt: skip
+    detail = ""
+    if counts["wrong"]:
+        index = _first(~fits)
+        low, high = (end[index] for end in both)
+        expected = f"{low:g}" if low == high or np.isnan(low) else f"{low:g} or {high:g}"
+        detail = f"{counts['wrong']} of {fits.size} codes are wrong and {counts['tie']} are ties; at {index} it is "
+        detail += f"{got.q[index]:g}, expected {expected}"
+    return [*comparisons, _comparison("q", same, fits, detail)], counts
+
+
+def _comparison(name: str, same: Array, fits: Array, detail: str) -> Comparison:
+    passed = bool(np.all(fits))
+    apart = math.inf if not passed else float(not np.all(same))
+    return Comparison(name, 0.0 if passed else math.inf, 0.0, float(np.mean(same)), 0.0, apart, passed, detail)
+
+
+def _inside(name: str, got: Array, low: Array, high: Array) -> Comparison:
+    """Whether an output is in the interval that is allowed, and of the right shape, h also of the right dtype."""
+    if got.shape != low.shape or (name == "h" and got.dtype != low.dtype):
+        return failed(name, f"{_described(got)}, expected {_described(low)}; write an adapter that returns this")
+    fits, detail = _between(got, low, high), ""
+    if not np.all(fits):
+        index = _first(~fits)
+        number, *ends = (float(array[index]) for array in (got, low, high))
+        want = f"{ends[0]!r}" if ends[0] == ends[1] or math.isnan(ends[0]) else f"from {ends[0]!r} to {ends[1]!r}"
+        detail = f"{np.sum(~fits)} of {fits.size} are wrong; at {index} it is {number!r}, expected {want}"
+    return _comparison(name, fits, fits, detail)
+
+
+def _between(got: Array, low: Array, high: Array) -> Array:
+    got, low, high = (array.astype(np.float64) for array in (got, low, high))
+    return np.asarray(((low <= got) & (got <= high)) | (np.isnan(got) & np.isnan(low)))
+
+
+def _is_code(preset: Quantisation, got: Array, low: Array, high: Array) -> Array:
+    """Whether the codes are in an interval of ``allowed``: also the sign of a zero that has one."""
+    with np.errstate(invalid="ignore"):
+        fits = _between(got, low, high)
+        if preset.overflow == "wrap":
+            fits |= (got - low) % 256 <= high - low
+        elif preset.overflow == "nan" and preset.element != "e5m2":  # which has an infinity
+            fits |= np.isnan(got) & (np.isinf(low) | np.isinf(high))
+    is_signed = preset.element != "int8" and not preset.element.endswith("fnuz")
+    zero = (got == 0) & (low == 0) & (high == 0)
+    return np.asarray(fits & ~(zero & (np.signbit(got) != np.signbit(low))) if is_signed else fits)
+
+
+def _first(wrong: Array) -> tuple[int, ...]:
+    return tuple(int(entry) for entry in np.argwhere(wrong)[0]) if wrong.ndim else ()
+
+
+def _largest(preset: Quantisation, case: Case, stored: Array, error: float) -> Array:
+    """float32(max |y|) of each block, for a 1 / rho with a relative error that is far above those of float64."""
+    x, kept, gain = (array.astype(np.float64) for array in (case.x, stored, case.gain))
+    total = x if case.residual is None else x + case.residual.astype(np.float64)
+    read = total if preset.statistic_reads == "sum" else kept
+    inverse = (1 + error) / np.sqrt(np.mean(read * read, axis=-1, keepdims=True) + case.eps)
+    gain = gain + (preset.offset != "none")
+    if preset.offset == "rounded":
+        gain = cast(gain, case.gain.dtype.name).astype(np.float64)
+    y = total if preset.values_read == "sum" else kept
+    for step in ("norm", "gain") if preset.order == "norm_first" else ("gain", "norm"):
+        y = y * (inverse if step == "norm" else gain)
+        if preset.round_norm if step == "norm" else preset.round_gain:
+            y = cast(y, case.x.dtype.name).astype(np.float64)
+    size = preset.block if isinstance(preset.block, int) else x.shape[-1]
+    sizes = cast(np.abs(y), "float32").reshape(len(x), -1, size).max(axis=2)
+    return np.asarray(np.maximum(sizes, np.float32(preset.amax_floor)))
+
+
+def _of_amax(preset: Quantisation, amax: Array, g: float | None) -> tuple[Array, ...]:
+    """The scale of each amax, and g where it is computed: those of a row of ones and this gain, in blocks of one."""
+    of_one = preset.replace(block=1, offset="none", global_scale=preset.global_scale if g is None else "given")
+    gain = np.asarray(amax, np.float32).ravel()
+    _, scales, *rest = rms_norm_quantised(np.ones_like(gain), gain, eps=0.0, quantisation=of_one, global_scale=g)
+    return scales.astype(np.float32).reshape(np.shape(amax)), *rest
