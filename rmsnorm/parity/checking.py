@@ -13,13 +13,14 @@ import numpy as np
 
 from rmsnorm import dtypes as formats
 from rmsnorm import errors
+from rmsnorm.accuracy.signed import SignedErrors
 from rmsnorm.identify import identify
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.parity import beyond
 from rmsnorm.parity.cases import Array, Data
 from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled
 from rmsnorm.parity.fitting import asked, expect_in_groups, fitted, in_batches, missing, together
-from rmsnorm.parity.judge import Outcome, compare, failed
+from rmsnorm.parity.judge import Expected, Outcome, compare, failed
 from rmsnorm.parity.quantised import check_quantised
 from rmsnorm.parity.report import Report, sentences, skips
 from rmsnorm.quantisation import Quantisation
@@ -116,14 +117,16 @@ def check(
         want = "a positive divisor of the width" if group_size > 0 else "a positive number"
         raise errors.out_of_domain("check", "group_size", group_size, want, "pass the size that the norm was made with")
     run = Run(target.framework, version=_version(target.framework), device=device)
-    began, elements = time.monotonic(), 0
+    began, elements, signed = time.monotonic(), 0, SignedErrors()
     if gradients and not target.differentiable:
         run.skipped.append(Skip("gradients", "", f"{target.framework} has no automatic differentiation"))
     for called, data in fitted(target, chosen, types, run.skipped, extremes=extremes, group_size=group_size):
         labels = (chosen.name, data.x.dtype.name, data.case.name)
         differentiated = gradients and called.differentiable
         called.noticed.forget()
-        comparisons, refused = _comparisons(called, data, group_size, gradients=differentiated, compiled=compiled)
+        comparisons, refused = _comparisons(
+            called, data, group_size, signed, gradients=differentiated, compiled=compiled
+        )
         if refused and data.case.edge and not (edges or called.returned):
             detail = next(comparison.detail for comparison in comparisons if comparison.quantity in refused)
             reason = f"x of shape {data.x.shape} is refused: {detail.partition(': ')[2] or detail}"
@@ -154,6 +157,7 @@ def check(
             run.records += labelled(comparisons, chosen.name, dtype, name)
         for name, dtype, quantity, sentence in missing(target, run, asked(target, chosen, types, extremes=extremes)):
             run.records += labelled([failed(quantity, sentence)], chosen.name, dtype, name) if elements else []
+    _biased(run, signed, chosen.name)
     run.seconds = time.monotonic() - began
     run.conclude()
     if not elements and not run.failures:
@@ -169,7 +173,7 @@ def check(
 
 
 def _comparisons(
-    target: Target, data: Data, group_size: int | None, *, gradients: bool, compiled: bool
+    target: Target, data: Data, group_size: int | None, signed: SignedErrors, *, gradients: bool, compiled: bool
 ) -> tuple[list[Comparison], set[str]]:
     """A comparison of each quantity, and those quantities for which the target raised and gave no wrong answer.
 
@@ -194,11 +198,38 @@ def _comparisons(
                 detail = f"{way}: {comparison.detail}" if way and comparison.detail else comparison.detail
                 comparisons[name] = replace(comparison, detail=detail)
                 refused = refused - {name} if answers else refused | {name}
+        if not way and data.case.data == "rows" and not data.case.is_large:  # else rows err alike
+            for name, got, want in _signed(target, data, results, expected):
+                signed.add(name, got, want)
         first = first or results
     if target.touched:
         touched = ", ".join(sorted(target.touched))
         comparisons, refused = {name: failed(name, f"inputs written to: {touched}") for name in comparisons}, set()
     return list(comparisons.values()), refused
+
+
+def _signed(
+    target: Target, data: Data, results: Mapping[str, Array], expected: Mapping[str, Expected]
+) -> Iterator[tuple[str, Array, Array]]:
+    """What a call returned, and what is expected: y, and the sum with a residual."""
+    if "y" in results:
+        yield "y", results["y"], expected["y"].value
+    if target.second is not None:
+        yield "x + residual", target.second, add(data.x, data.residual, data.call.sum)
+
+
+def _biased(run: Run, signed: SignedErrors, variant: str) -> None:
+    """Puts the mean signed errors into a run, and a failure for each that is no chance.
+
+    Where an element errs by more than one ulp, something else is wrong with x + residual; and with y where a comparison
+    fails.
+    """
+    wrong = {(record.quantity, record.dtype) for record in run.failures}
+    for (name, dtype), found in signed.summary().items():
+        run.signed.append(f"signed error of {name} in {formats.short(dtype)}: {found.text}")
+        is_other = (name, dtype) in wrong if name == "y" else found.largest > 1
+        if found.bias and not is_other:
+            run.records += labelled([failed(name, found.bias)], variant, dtype, "all rows")
 
 
 def _same(one: Array, other: Array) -> bool:

@@ -66,13 +66,15 @@ class Run(Worker):
     """All comparisons of a backend or a target.
 
     Its status is ``held``, ``differs``, ``absent``, ``refused``, ``crashed``, ``hung`` or ``stopped``. ``identity`` is
-    what ``identify`` says of a target that differs, where it says something.
+    what ``identify`` says of a target that differs, where it says something. ``signed`` has sentences on the mean
+    signed error of y, and of x + residual, in each dtype.
     """
 
     cases: int = 0
     records: list[Comparison] = field(default_factory=list)
     skipped: list[Skip] = field(default_factory=list)
     identity: Identity | None = None
+    signed: list[str] = field(default_factory=list)
 
     @property
     def failures(self) -> list[Comparison]:

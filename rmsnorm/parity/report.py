@@ -115,9 +115,9 @@ class Report:
 
     @cached_property
     def details(self) -> str:
-        """Every difference, and the whole report of ``identify``."""
+        """Every difference, the mean signed errors, and the whole report of ``identify``."""
         identity = self.run.identity
-        lines = [_difference(record) for record in self.run.failures]
+        lines = [*(_difference(record) for record in self.run.failures), *self.run.signed]
         return "\n".join([*lines, self.run.message if identity is None else identity.text])
 
     def __repr__(self) -> str:
@@ -184,7 +184,7 @@ def write_json(runs: Sequence[Run], path: Path) -> None:
         "backends": [
             {"backend": run.name, "framework_version": run.version, "device": run.device, "status": run.status,
              "message": run.message, "cases": run.cases, "seconds": round(run.seconds, 3),
-             "options": options(run), "skipped": [skip._asdict() for skip in run.skipped],
+             "options": options(run), "signed": run.signed, "skipped": [skip._asdict() for skip in run.skipped],
              "identity": None if run.identity is None else run.identity.json}
             for run in runs
         ],

@@ -1,0 +1,111 @@
+"""``check`` reports the mean signed error, and refuses results that err to one side."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from rmsnorm.accuracy.signed import SignedErrors
+from rmsnorm.numpy_impl import rms_norm
+from rmsnorm.parity import check, report
+
+
+def truncated(exact, dtype):
+    """Towards zero, of float64."""
+    near = exact.astype(dtype)
+    bits = near.view(f"u{near.dtype.itemsize}")
+    return (bits - (np.abs(near.astype(np.float64)) > np.abs(exact)).astype(bits.dtype)).view(near.dtype)
+
+
+def kernel(x, weight, residual=None, *, truncates_sum=False, truncates_y=False):
+    """In float64 but for the sum, which is stored in the dtype of x, and y."""
+    total = x.astype(np.float64) + (0 if residual is None else residual.astype(np.float64))
+    h = truncated(total, x.dtype) if truncates_sum else total.astype(x.dtype)
+    wide = h.astype(np.float64)
+    y = wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + 1e-6) * weight.astype(np.float64)
+    y = truncated(y, x.dtype) if truncates_y else y.astype(x.dtype)
+    return y if residual is None else (y, h)
+
+
+def biased(result):
+    return {(r.quantity, r.dtype): r.detail for r in result.run.failures if "biased" in r.detail}
+
+
+def test_a_sum_that_is_truncated_is_biased_and_named():
+    def truncating(x, weight, residual=None):
+        return kernel(x, weight, residual, truncates_sum=True)
+
+    result = check(truncating)
+    assert not result.passed
+    found = biased(result)
+    assert set(found) == {("x + residual", dtype) for dtype in ("float16", "bfloat16", "float32")}
+    for detail in found.values():  # half of the sums are not exact, and err by half an ulp or more
+        assert re.match(r"biased towards zero: the mean signed error is -0\.[34]", detail)
+    assert "biased towards zero" in result.text
+
+
+def test_a_y_that_is_truncated_is_within_the_bounds_of_float32_and_biased():
+    def truncating(x, weight):
+        return kernel(x, weight, truncates_y=True)
+
+    result = check(truncating, dtypes="float32")
+    assert [record.quantity for record in result.run.failures] == ["y"]
+    assert re.match("biased towards zero: the mean signed error is -0.5 ulp", result.run.failures[0].detail)
+
+
+def test_another_sum_is_wrong_and_not_called_biased():
+    def other(x, weight, residual=None):
+        y = kernel(x, weight, residual)
+        return y if residual is None else (y[0], (y[1].astype(np.float64) * 0.9).astype(x.dtype))
+
+    result = check(other)
+    assert not result.passed
+    assert not biased(result)
+
+
+def test_honest_functions_are_not_refused(tmp_path):
+    def golden(x, weight, residual=None):
+        return rms_norm(x, weight, residual=residual)
+
+    for function in (kernel, golden):
+        result = check(function)
+        assert result.passed, result.text
+        assert len(result.run.signed) == 6
+        assert "signed error of x + residual in bf16: +0 ulp" in result.details
+    report.write_json([result.run], tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["backends"][0]["signed"] == result.run.signed
+
+
+def test_a_kernel_in_float32_is_not_refused():
+    def in_float32(x, weight, residual=None):
+        h = x if residual is None else x + residual
+        wide = h.astype(np.float32)
+        inverse = np.float32(1) / np.sqrt((wide * wide).mean(-1, keepdims=True) + np.float32(1e-6))
+        y = (wide * inverse * weight.astype(np.float32)).astype(x.dtype)
+        return y if residual is None else (y, h)
+
+    result = check(in_float32)
+    assert result.passed, result.text
+
+
+@pytest.mark.parametrize(("rows", "bias"), [(15, ""), (16, "biased away from zero")])
+def test_few_rows_show_no_bias(rows, bias):
+    errors, want = SignedErrors(), np.float32([[1.5, -2.5, 0, np.inf]])
+    got = np.nextafter(want, np.float32([[9, -9, 1, np.inf]]))
+    for _ in range(rows):
+        errors.add("y", got, want)
+    found = errors.summary()["y", "float32"]
+    assert (found.mean, found.rows, found.largest) == (1.0, rows, 1.0)
+    assert found.bias.partition(":")[0] == bias
+
+
+def test_six_standard_errors_are_the_limit():
+    errors, want = SignedErrors(), np.ones((100, 1), np.float32)
+    ups = np.arange(100)[:, None]
+    for share, bias in ((10, False), (40, True)):
+        errors = SignedErrors()
+        errors.add("y", np.where(ups < share, np.nextafter(want, np.float32(2)), want), want)
+        assert bool(errors.summary()["y", "float32"].bias) == bias
