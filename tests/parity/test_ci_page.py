@@ -68,15 +68,25 @@ def test_the_workflow_runs_and_finds_a_mistake(project):
 @pytest.mark.slow
 def test_the_other_snippets_in_python_run(project):
     others = [snippet for snippet in SNIPPETS["python"] if not re.match(r"# \S+\.py\n", snippet)]
-    assert len(others) == 2
-    report, onnx = others
+    assert len(others) == 3
+    report, quantised, onnx = others
     done = run([sys.executable, "-c", report], project)
     assert done.returncode == 0, done.stdout + done.stderr
     (shown,) = re.findall(r"((?:^    .*\n)+)", PAGE.split("print(report.text)")[1], re.MULTILINE)[:1]
     printed = [_words(line) for line in done.stdout.splitlines()]
     assert [line for line in shown.splitlines() if _words(line[4:]) not in printed] == []
-    done = run([sys.executable, "-c", onnx], project)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(quantised.strip().splitlines()) == 5
+    for snippet in (quantised, onnx):
+        done = run([sys.executable, "-c", snippet], project)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_kernel_that_divides_is_refused(project):
+    path = project / "my_kernel.py"
+    path.write_text(path.read_text().replace("* torch.tensor(static_scale).reciprocal()", "/ static_scale"))
+    done = run([sys.executable, "-c", SNIPPETS["python"][4]], project)
+    assert "is not vllm.static" in done.stderr
 
 
 def test_the_commands_run(project):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from rmsnorm import Quantisation
 from rmsnorm.parity import check
+from rmsnorm.parity import report as reports
 from rmsnorm.quantisation import FORMATS, QUANTISATIONS
 
 pytestmark = pytest.mark.needs("ml_dtypes>=0.5", "which has E2M1 and E8M0")
@@ -217,3 +219,146 @@ def test_one_wrong_field_is_refused(name, changes):
 def test_every_field_has_a_mutant():
     fields = {field.name for field in dataclasses.fields(Quantisation)} - {"name", "source"}
     assert fields == {next(iter(changes)) for _, changes in MUTANTS}
+
+
+# How a function is called, and what it may return.
+
+
+STATIC, MX = Quantisation.get("vllm.static"), Quantisation.get("torchao.mx")
+
+
+def test_codes_in_bytes_and_two_in_a_byte():
+    of_static, of_fp4 = kernel(STATIC), kernel(Quantisation.get("flashinfer.fp4"))
+
+    def bytes_of(x, scale, **options):
+        return tuple(output.view(np.uint8) for output in of_static(x, scale, **options))
+
+    def pairs(x, scale, *, eps, global_scale, swapped=False):
+        q, s = of_fp4(x, scale, eps=eps, global_scale=global_scale)
+        low, high = q.view(np.uint8)[..., ::2], q.view(np.uint8)[..., 1::2]
+        low, high = (high, low) if swapped else (low, high)
+        return low | (high << 4), s.view(np.uint8)
+
+    def without_residual(x, scale, *, eps, static_scale):
+        return bytes_of(x, scale, eps=eps, static_scale=static_scale)[0]
+
+    assert check(without_residual, quantisation="vllm.static", dtypes="bfloat16").passed
+    assert check(pairs, quantisation="flashinfer.fp4", dtypes="bfloat16").passed
+    refused("flashinfer.fp4", pairs, dtypes="bfloat16", init={"swapped": True})
+
+
+def test_tensors_of_torch_with_its_float8():
+    torch = pytest.importorskip("torch")
+
+    def in_torch(x, scale, *, eps, static_scale, residual=None):
+        h = x if residual is None else x + residual
+        wide = h.float()
+        inverse = 1 / torch.sqrt((wide * wide).mean(-1, keepdim=True) + eps)
+        y = (wide * inverse).to(x.dtype) * scale
+        v = y.float() * (1 / torch.tensor(static_scale))
+        v = torch.where(v.isnan(), 448.0, v).clamp(-448, 448)
+        q = v.to(torch.float8_e4m3fn)
+        return q if residual is None else (q, h)
+
+    result = check(in_torch, quantisation=STATIC)
+    assert result.passed, result.text
+    assert result.run.name == "torch"
+    assert result.text.splitlines()[0].startswith(f"{__name__}:test_tensors_of_torch_with_its_float8")
+
+
+def test_h_is_judged_by_its_bits_and_scales_by_their_block():
+    of_static, of_mx = kernel(STATIC), kernel(MX)
+
+    def one_bit(x, scale, *, eps, static_scale, residual=None):
+        q, *h = of_static(x, scale, eps=eps, static_scale=static_scale, residual=residual)
+        return q if not h else (q, np.nextafter(h[0], h[0].dtype.type(9)))
+
+    def neighbour(x, scale, *, eps):
+        q, s = of_mx(x, scale, eps=eps)
+        return q, np.roll(s, 1, axis=-1)
+
+    assert {r.quantity for r in refused("vllm.static", one_bit, dtypes="bfloat16").run.failures} == {"h"}
+    assert {r.quantity for r in refused("torchao.mx", neighbour, dtypes="bfloat16").run.failures} == {"scales", "q"}
+
+
+def test_a_scale_that_moved_is_a_verdict_of_its_own():
+    """As in another order of the sum, with its own codes; with the codes of the other scale it is wrong."""
+    dynamic = Quantisation.get("vllm.dynamic_fp8")
+    counts = check(kernel(dynamic), quantisation=dynamic, framework="numpy").counts
+    assert 0 < counts["moved"] < counts["rows"] / 4
+
+    def moved(x, scale, *, eps):
+        q, s = kernel(dynamic)(x, scale, eps=eps)
+        return q, s * np.float32(1 + 2.0**-7)
+
+    failures = refused(dynamic, moved, dtypes="bfloat16").run.failures
+    assert {"scales", "q"} == {record.quantity for record in failures}
+    assert "expected" in failures[0].detail
+
+
+def test_what_has_another_layout_is_asked_for_an_adapter():
+    of_mx = kernel(MX)
+    with pytest.raises(ValueError, match=r"^check: function is .*, expected a function f.x, scale, \*, eps, static_s"):
+        check(lambda x, scale: x, quantisation="vllm.static")
+    with pytest.raises(ValueError, match=r"quantisation is 'vllm.dynamic', .*did you mean 'vllm.dynamic_fp8'"):
+        check(of_mx, quantisation="vllm.dynamic")
+    with pytest.raises(TypeError, match=r"function is 3 .int., expected a function of x, the gain and options"):
+        check(3, quantisation="vllm.static")
+    end = "or its codes in uint8; write an adapter"
+    layouts = {
+        rf"scales is .*\[32, 2\], expected .*\[2, 32\], {end}": lambda q, s: (q, s.T),
+        r"1 outputs, expected q, scales; write an adapter that returns these": lambda q, s: q,
+        rf"q is f32\[2, 1024\], expected .*, {end}": lambda q, s: (q.astype(F32), s),
+        r"q is a list, expected numpy.ndarray": lambda q, s: (q.tolist(), s),
+    }
+    for sentence, layout in layouts.items():
+
+        def other(x, scale, *, eps, layout=layout):
+            return layout(*of_mx(x, scale, eps=eps))
+
+        details = refused("torchao.mx", other, dtypes="bfloat16").details
+        assert re.search(sentence, details), details
+
+
+def test_an_exception_and_a_write_to_an_input_are_wrong():
+    def writes(x, scale, *, eps):
+        x[...] = 0
+        return kernel(MX)(x, scale, eps=eps)
+
+    def raises(x, scale, *, eps):
+        raise RuntimeError("no kernel for this")
+
+    assert "inputs written to: x" in refused("torchao.mx", writes, dtypes="bfloat16").details
+    assert "RuntimeError: no kernel for this" in refused("torchao.mx", raises, dtypes="bfloat16").details
+
+
+def test_a_residual_that_is_required_is_in_every_case_and_without_one_it_is_said():
+    def required(x, scale, *, eps, static_scale, residual):
+        return kernel(STATIC)(x, scale, eps=eps, static_scale=static_scale, residual=residual)
+
+    result = check(required, quantisation="vllm.static", dtypes="bfloat16")
+    assert result.passed, result.text
+    assert sum(r.quantity == "h" for r in result.run.records) == result.run.cases
+    none = check(lambda x, scale, *, eps: kernel(MX)(x, scale, eps=eps), quantisation=MX, dtypes="bfloat16")
+    assert "not compared: h: it takes no argument residual" in none.text
+
+
+def test_approximate_reciprocals_have_both_codes_of_a_tie():
+    def approximate(x, scale, *, eps, static_scale):
+        return kernel(STATIC)(x, scale, eps=eps, static_scale=F32(static_scale) * F32(1 + 2.0**-22))[0]
+
+    refused("vllm.static", approximate, dtypes="bfloat16")
+    report = check(approximate, quantisation="vllm.static", dtypes="bfloat16", reciprocal_slack=2.0**-21)
+    assert report.passed, report.text
+    assert report.counts["tie"] > 100
+
+
+def test_the_fixture_and_the_reports(rmsnorm_parity, tmp_path):
+    report = rmsnorm_parity(kernel(MX), quantisation="torchao.mx", dtypes="bfloat16", framework="numpy")
+    assert report.quantisation is MX
+    wrong = refused("torchao.mx", kernel(MX, MX.replace(scale_round="ceil")), dtypes="bfloat16")
+    with pytest.raises(pytest.fail.Exception, match=r"is not torchao\.mx"):
+        rmsnorm_parity(kernel(MX, MX.replace(scale_round="ceil")), quantisation=MX, dtypes="bfloat16")
+    reports.write_json([wrong.run], tmp_path / "a.json")
+    reports.write_junit([wrong.run], tmp_path / "a.xml")
+    assert "it is no preset" in (tmp_path / "a.xml").read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ import pytest
 from rmsnorm.accuracy.signed import SignedErrors
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.parity import check, report
+from rmsnorm.variants import Variant
 
 
 def truncated(exact, dtype):
@@ -47,13 +48,30 @@ def test_a_sum_that_is_truncated_is_biased_and_named():
     assert "biased towards zero" in result.text
 
 
-def test_a_y_that_is_truncated_is_within_the_bounds_of_float32_and_biased():
+def test_a_y_that_is_truncated_is_biased_and_in_float32_it_is_only_said():
+    """There the roundings of the arithmetic are of the same size, and may be alike in all rows."""
+
     def truncating(x, weight):
         return kernel(x, weight, truncates_y=True)
 
-    result = check(truncating, dtypes="float32")
-    assert [record.quantity for record in result.run.failures] == ["y"]
-    assert re.match("biased towards zero: the mean signed error is -0.5 ulp", result.run.failures[0].detail)
+    result = check(truncating)
+    assert set(biased(result)) == {("y", "float16"), ("y", "bfloat16")}
+    assert not any(record.dtype == "float32" for record in result.run.failures)
+    (said,) = (line for line in result.run.signed if "y in f32" in line)
+    assert re.match(r"signed error of y in f32: -0\.[45]\d* ulp", said)
+
+
+def test_a_gate_of_float32_is_not_called_biased():
+    """Its 1,155 rows of 8 elements have a mean signed error that is no chance."""
+    torch = pytest.importorskip("torch")
+
+    def gated(x, weight, gate):
+        wide = x.float()
+        y = weight.float() * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6))
+        return (y * torch.nn.functional.silu(gate.float())).to(x.dtype)
+
+    result = check(gated, Variant.get("standard"), gradients=False)
+    assert not biased(result), result.text
 
 
 def test_another_sum_is_wrong_and_not_called_biased():
