@@ -20,7 +20,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -136,7 +136,9 @@ def check_quantised(
     """``check`` with a quantisation, whose documentation says what the function is called with and returns."""
     preset = get_quantisation("check", quantisation)
     kernel = _Kernel(function, framework, device, init or {})
-    kernel.refuse(preset)
+    if lacks := kernel.lacks(preset):
+        want = f"a function f(x, scale, *, {', '.join(lacks)}) for {preset.name}"
+        raise errors.out_of_domain("check", "function", kernel.name, want, "write an adapter that takes them by name")
     began, run = time.monotonic(), Run("", device=device)
     if not kernel.takes("residual"):
         run.skipped.append(Skip("h", "", "it takes no argument residual"))
@@ -145,7 +147,7 @@ def check_quantised(
         run.cases += 1
         run.records += labelled(comparisons, preset.name, dtype, case.name)
         counts += counted
-    run.name = kernel.target.framework
+    run.name = kernel.targets[0].framework
     try:
         run.version = importlib.metadata.version(run.name)
     except importlib.metadata.PackageNotFoundError:
@@ -154,17 +156,12 @@ def check_quantised(
     instead: tuple[str, ...] = ()
     if run.failures:
         others = [row for row in QUANTISATIONS.values() if row != preset and not kernel.lacks(row)]
-        instead = tuple(row.name for row in others if _is(kernel, row, dtypes, reciprocal_slack))
+        judged = {row.name: _judged(kernel, row, dtypes, reciprocal_slack) for row in others}
+        instead = tuple(name for name, calls in judged.items() if all(c.passed for _, _, cs, _ in calls for c in cs))
         run.message = f"it is {' or '.join(instead)}" if instead else "it is no preset"
     run.seconds = time.monotonic() - began
     norm = Variant.get("standard")
     return QuantisedReport(kernel.name, norm, run, quantisation=preset, counts=dict(counts), instead=instead)
-
-
-def _is(kernel: _Kernel, preset: Quantisation, types: Sequence[str], reciprocal_slack: float) -> bool:
-    """Whether nothing that it returns is wrong, up to the first comparison that fails."""
-    judged = _judged(kernel, preset, types, reciprocal_slack)
-    return all(comparison.passed for _, _, comparisons, _ in judged for comparison in comparisons)
 
 
 def _judged(
@@ -204,11 +201,13 @@ class _Kernel:
 
         probe.__signature__ = inspect.signature(probe)  # type: ignore[attr-defined]
         probe.__wrapped__ = function  # type: ignore[attr-defined]  # which shows whose arrays it takes
-        self._open: Callable[[str | None], Target] = lambda name: replace(
-            open_target(probe, framework=name, device=device, op="check"), name=self.name
+        likely = open_target(probe, framework=framework, device=device, op="check")
+        loaded = (
+            [] if framework else ["numpy", *(name for name in ("torch", "jax", "tensorflow") if name in sys.modules)]
         )
-        self.target = self._open(framework)
-        self.is_chosen, self.is_open = framework is not None, True
+        others = [open_target(probe, framework=name, device=device) for name in loaded if name != likely.framework]
+        self.targets = [replace(target, name=self.name) for target in (likely, *others)]
+        self.is_open = True
 
     def takes(self, name: str) -> bool:
         parameters = self.parameters
@@ -226,12 +225,6 @@ class _Kernel:
         names += ["global_scale"] * (preset.global_scale == "given")
         return [name for name in names if not self.takes(name)]
 
-    def refuse(self, preset: Quantisation) -> None:
-        lacks = self.lacks(preset)
-        if lacks:
-            want = f"a function f(x, scale, *, {', '.join(lacks)}) for {preset.name}"
-            raise errors.out_of_domain("check", "function", self.name, want, "write an adapter that takes them by name")
-
     def call(self, case: Case) -> list[Array]:
         """What it returns, as NumPy arrays.
 
@@ -239,11 +232,17 @@ class _Kernel:
             TargetError: it raised, or returned what is no array.
         """
         self.options = {"eps": case.eps, **case.options}
-        if not self.takes("eps"):
-            del self.options["eps"]
-        if not self.is_chosen:
-            self._choose(case)
-        return self._called(self.target, case)
+        refusals = []
+        for target in self.targets:
+            try:
+                outputs = self._called(target, case)
+            except TargetError as error:
+                refusals.append(error)
+            else:
+                self.targets = [target]  # the likeliest library whose arrays it takes
+                return outputs
+        self.targets = self.targets[:1]
+        raise refusals[0]
 
     def _called(self, target: Target, case: Case) -> list[Array]:
         target.noticed.forget()
@@ -256,26 +255,6 @@ class _Kernel:
             kind = target.bridge.array
             raise TargetError(f"q is a {type(outputs[0]).__name__}, expected {kind.__module__}.{kind.__qualname__}")
         return [_fetched(target.bridge, output) for output in outputs]
-
-    def _choose(self, case: Case) -> None:
-        """The library whose arrays it takes: the likeliest, unless it raises for these and not for others."""
-        self.is_chosen = True
-        loaded = [name for name in ("torch", "jax", "tensorflow") if name in sys.modules]
-        for name in dict.fromkeys([self.target.framework, "numpy", *loaded]):
-            target = self.target if name == self.target.framework else self._opened(name)
-            try:
-                self._called(target, case)
-            except TargetError:
-                continue
-            self.target = target
-            return
-
-    def _opened(self, name: str) -> Target:
-        self.is_open = False
-        try:
-            return self._open(name)
-        finally:
-            self.is_open = True
 
 
 def _fetched(bridge: Bridge, tensor: Any) -> Array:
@@ -333,10 +312,8 @@ def _unit_cases(preset: Quantisation, dtype: str) -> Iterator[Case]:
     for size in _SIZES:
         gain = np.full(narrow, size)
         if size == 0 or _as(gain, dtype)[0] != 0:
-            yield unit(f"y of {size:.3g}", gain, _scales(preset, 1.0, 1.0), slack=product)
-            yield unit(
-                f"y of {size:.3g} once", gain * (np.arange(narrow) == 1), _scales(preset, 1.0, 1.0), slack=product
-            )
+            for name, values in (("", gain), (" once", gain * (np.arange(narrow) == 1))):
+                yield unit(f"y of {size:.3g}{name}", values, _scales(preset, 1.0, 1.0), slack=product)
     for value in (math.nan, math.inf, -math.inf, -0.0, -1e-3, -1000.0):
         gain = np.where(np.arange(narrow) == 1, value, 1.0)
         yield unit(f"a gain of {value:g} in one column", gain, _scales(preset, 1.0, 1.0), slack=product)
