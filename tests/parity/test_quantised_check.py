@@ -169,7 +169,7 @@ def test_another_preset_is_named(asked, computed):
 MUTANTS = [
     ("vllm.static", {"element": "e5m2"}), ("vllm.static", {"element": "e4m3fnuz", "qmax": 240.0, "qmin": -240.0}),
     ("vllm.static", {"qmax": 240.0, "qmin": -240.0}), ("vllm.dynamic_fp8", {"qmax": 240.0, "qmin": -240.0}),
-    ("onnx.qdq", {"qmin": -127.0}), ("aiter.int8", {"qmin": -127.0, "overflow": "saturate"}),
+    ("onnx.qdq", {"qmin": -127.0}),
     ("torchao.mx", {"block": 16}), ("te.nvfp4", {"block": 32}), ("vllm.dynamic_fp8", {"block": 32}),
     ("vllm.static", {"residual_rounding": "truncate"}), ("aiter.int8", {"residual_rounding": "nearest"}),
     ("vllm.static", {"statistic_reads": "sum"}), ("vllm.dynamic_fp8", {"statistic_reads": "stored"}),
@@ -179,7 +179,7 @@ MUTANTS = [
     ("vllm.static", {"round_norm": False}), ("te.mxfp8", {"round_norm": True}),
     ("vllm.static", {"round_gain": False}), ("flashinfer.static", {"round_gain": True}),
     ("vllm.static", {"offset": "exact"}), ("aiter.int8", {"amax_floor": 0.0}),
-    ("vllm.dynamic_fp8", {"amax_floor": 1e-4}), ("torchao.mx", {"amax_nan": "drop"}),
+    ("vllm.dynamic_fp8", {"amax_floor": 2.0**-8}), ("torchao.mx", {"amax_nan": "drop"}),
     ("vllm.dynamic_fp8", {"amax_nan": "keep"}), ("vllm.dynamic_fp8", {"scale": "amax * (1 / qmax)"}),
     ("aiter.int8", {"scale": "amax / qmax"}), ("vllm.dynamic_fp8", {"scale_floor": 0.0}),
     ("vllm.dynamic_fp8", {"scale_floor": 1e-10}), ("llama.q8_0", {"scale_format": "float32"}),
