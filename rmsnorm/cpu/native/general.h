@@ -1,4 +1,5 @@
-// Rows with a mask, the variance as statistic, a gate, or of float64: a row is read to float64 once.
+// Rows with a mask, with the variance as statistic, of float64, or whose squares leave the range: a row is read to float64
+// once.
 //
 // What a mask leaves out is 0 in a row, so that it adds nothing to a sum.
 #pragma once

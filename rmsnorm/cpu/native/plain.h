@@ -5,8 +5,7 @@
 
 namespace rmsnorm::RMSNORM_LEVEL {
 
-// Rows are taken by up to eight: so the roots and
-// divisions of some narrow rows are computed at once.
+// Rows are taken by up to eight: so the roots and divisions of some narrow rows are computed at once.
 template <Format X, Format Y>
 bool forward_plain(const Call& c, const Forward& a, const double* parameters, std::int64_t first, std::int64_t last) {
     constexpr std::int64_t most = 8;
