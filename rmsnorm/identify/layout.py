@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -105,14 +106,13 @@ def find_layout(target: Target, width: int, dtype: str) -> Layout:
     failure: TargetError | None = None
     for sizes in _candidates(target, width):
         try:
-            changed = _axes(target, sizes, dtype)
+            axes = normalised_axes(target, sizes, dtype) or (len(sizes) - 1,)
         except TargetError as error:
             failure = failure or error
             continue
-        axes = changed or (len(sizes) - 1,)
         count = target.x_shape[0] if target.x_shape else 16 + (16 in sizes)  # no size of another axis
         fixed = tuple(size or count for size in sizes) if any(sizes[axis] is None for axis in axes) else sizes
-        return Layout(fixed, axes, _feature_axes(target, fixed, axes))
+        return Layout(fixed, axes, feature_axes(target, fixed, axes))
     assert failure is not None  # noqa: S101  (there is always a candidate)
     raise failure
 
@@ -148,8 +148,12 @@ def _parameter_shape(target: Target, width: int) -> Shape:
     return ()
 
 
-def _axes(target: Target, sizes: tuple[int | None, ...], dtype: str) -> tuple[int, ...]:
-    """Along which axes y changes when the first, or the last, element of x does."""
+def normalised_axes(target: Target, sizes: tuple[int | None, ...], dtype: str) -> tuple[int, ...]:
+    """Along which axes y changes when the first, or the last, element of x does: none if nothing is normalised.
+
+    Raises:
+        TargetError: it takes no such x.
+    """
     shape = tuple(size or (ROWS if target.bridge.compiles else 4) for size in sizes)
     random = np.random.default_rng(1)
     base = random.uniform(0.5, 1.5, shape) * random.choice([-1, 1], shape)
@@ -166,15 +170,27 @@ def _axes(target: Target, sizes: tuple[int | None, ...], dtype: str) -> tuple[in
 def call(target: Target, x: Array, dtype: str) -> Array:
     """y in float64 for ordinary parameters in the dtype of x."""
     x = x.astype(dtype)
-    arrays = {}
+    ordinary = {argument: functools.partial(np.full, fill_value=value) for argument, value in ORDINARY.items()}
+    return target.forward(x, **parameters(target, x, **ordinary)).astype(np.float64)
+
+
+def parameters(target: Target, x: Array, **make: Callable[[Shape], Any]) -> dict[str, Array]:
+    """Those of these arguments that the target takes, made by functions of a shape, in the dtype of x.
+
+    Raises:
+        TargetError: it has none for such an x.
+    """
+    shapes = {}
     for argument in target.arguments:
-        if argument in ORDINARY:
-            shape = x.shape if argument == "gate" else target.shape_of(argument, x.shape)
-            arrays[argument] = np.full(shape, ORDINARY[argument], dtype)
-    return target.forward(x, **arrays).astype(np.float64)
+        if argument in make:
+            try:
+                shapes[argument] = x.shape if argument == "gate" else target.shape_of(argument, x.shape)
+            except Exception as error:  # a layer may refuse a number of axes in any way
+                raise TargetError(f"{target.name} has no parameters for x of shape {x.shape}") from error
+    return {argument: np.asarray(make[argument](shape)).astype(x.dtype) for argument, shape in shapes.items()}
 
 
-def _feature_axes(target: Target, sizes: tuple[int | None, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+def feature_axes(target: Target, sizes: tuple[int | None, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
     """The axes along which the gain, or the bias, runs: those of its sizes, normalised ones first, later ones first."""
     argument = next((argument for argument in ("scale", "bias") if argument in target.arguments), None)
     if argument is None:

@@ -12,7 +12,7 @@ import numpy as np
 from rmsnorm import dtypes
 from rmsnorm.accuracy.rounding import rounded
 from rmsnorm.identify.findings import Findings
-from rmsnorm.identify.layout import ORDINARY, ROWS, Layout, find_layout
+from rmsnorm.identify.layout import ORDINARY, ROWS, Layout, call, find_layout
 from rmsnorm.identify.model import Inputs
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import Target, TargetError
@@ -86,7 +86,8 @@ class Probe:
     def resized(self, width: int) -> Probe | None:
         """The probe of the same target with another size of the normalised axis, None where that is impossible."""
         target, layout = self.target, self.layout
-        if len(layout.axes) != 1 or (target.width is not None and target.resized is None):
+        of_gain = set(layout.axes) & set(layout.feature_axes)  # else its width is that of other axes
+        if len(layout.axes) != 1 or (of_gain and target.width is not None and target.resized is None):
             return None
         if target.width is not None and target.resized is not None:
             try:
@@ -186,8 +187,15 @@ class Probe:
         return np.resize(values, (count, values.shape[1]))
 
 
-def open_probe(target: Target, width: int, deadline: float, time_limit: float, findings: Findings) -> Probe:
-    """Find a shape and the dtypes that the target takes.
+def open_probe(
+    target: Target,
+    width: int,
+    deadline: float,
+    time_limit: float,
+    findings: Findings,
+    layout: Layout | None = None,
+) -> Probe:
+    """Find the layout, where it is not known, and the dtypes that the target takes.
 
     Raises:
         TargetError: it takes none.
@@ -195,14 +203,16 @@ def open_probe(target: Target, width: int, deadline: float, time_limit: float, f
     failure: TargetError | None = None
     for dtype in ("float32", "float64", "bfloat16", "float16"):
         try:
-            layout = find_layout(target, width, dtype)
+            known = layout or find_layout(target, width, dtype)
+            if layout:
+                call(target, np.ones(layout.shape(1)), dtype)
             break
         except TargetError as error:
             failure = failure or error
     else:
         assert failure is not None  # noqa: S101  (every dtype failed)
         raise failure
-    probe = Probe(target, layout, findings, deadline, time_limit, wide=dtype)
+    probe = Probe(target, known, findings, deadline, time_limit, wide=dtype)
     wide, accepts = dtype, []
     rows = np.random.default_rng(17).normal(size=(4, probe.n))
     for name in dtypes.FLOATS:

@@ -18,6 +18,7 @@ from rmsnorm.identify.gradients import solve_gate_gradient, solve_gradients
 from rmsnorm.identify.groups import grouped
 from rmsnorm.identify.held_out import Answers, ask_held_out, confirm, nearest
 from rmsnorm.identify.identity import Identity
+from rmsnorm.identify.layout import Layout
 from rmsnorm.identify.mask_and_residual import solve_mask_and_residual
 from rmsnorm.identify.model import Gate, Model
 from rmsnorm.identify.names import named
@@ -80,9 +81,14 @@ def identify(
 
 
 def identify_opened(
-    target: Target, *, width: int | None = None, gradients: bool = True, time_limit: float = TIME_LIMIT
+    target: Target,
+    *,
+    width: int | None = None,
+    gradients: bool = True,
+    time_limit: float = TIME_LIMIT,
+    layout: Layout | None = None,
 ) -> Identity:
-    """Identify a target that is open."""
+    """Identify a target that is open, with this layout of its rows where the caller knows it."""
     start = time.monotonic()
     findings = Findings()
     target.touched.clear()  # by calls that another caller made
@@ -91,7 +97,7 @@ def identify_opened(
     identity = Identity(target.name, target.framework)
     try:
         with target.evaluating():
-            probe = open_probe(target, width or target.width or WIDTH, start + time_limit, time_limit, findings)
+            probe = open_probe(target, width or target.width or WIDTH, start + time_limit, time_limit, findings, layout)
             state = State(probe, Model(Variant(name="identified")), gradients)
             for step in STEPS:
                 state = step(state)

@@ -215,13 +215,13 @@ def test_a_small_call_again_is_that_of_our_layer() -> None:
 
 def test_equal_modules_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    identify = module.identify
+    identify = module.identify_opened
 
     def record(layer: Any, **options: Any) -> Any:
         asked.append(layer)
         return identify(layer, **options)
 
-    monkeypatch.setattr(module, "identify", record)
+    monkeypatch.setattr(module, "identify_opened", record)
     layers = [LlamaRMSNorm(8, eps) for eps in (1e-6, 1e-5) for _ in range(8)]
     model = nn.ModuleList([*layers, *(nn.RMSNorm(8) for _ in range(8)), LlamaRMSNorm(6), LlamaRMSNorm(8).half()])
     report = replace(model)

@@ -181,7 +181,7 @@ class OffsetNumber(FixedFactorNorm):
         return nn.functional.normalize(x, dim=-1) * self.factor * (self.g + 1)
 
 
-class SquaredNumber(FixedFactorNorm):
+class SquaredNorm(FixedFactorNorm):
     def forward(self, x: Any) -> Any:
         return nn.functional.normalize(x, dim=-1) * self.factor * (self.g - 2).square()
 
@@ -266,15 +266,15 @@ LEFT = {
     "layer norm": (lambda: nn.LayerNorm(8), "it computes LayerNorm"),
     "batch norm": (lambda: nn.BatchNorm1d(8), "it holds weight, bias, running_mean"),
     "group norm": (lambda: nn.GroupNorm(2, 8), "it computes something else"),
-    "dropout": (lambda: Random(8), "two calls with the same x differ in training"),
+    "dropout": (lambda: Random(8), "in training, y is another one than in evaluation"),
     "counter": (lambda: Counting(8), "a call changes its calls"),
     "tuple": (lambda: PairNorm(8), "it returns a tuple of 2"),
-    "in training": (lambda: Training(8), "y of its replacement differs by 0.05 of the largest element in training"),
+    "in training": (lambda: Training(8), "in training, y is another one than in evaluation"),
     "gradient": (lambda: Detached(8), "dx of its replacement differs"),
     "factor": (lambda: Doubled(8), "y is 2 times too large"),
     "modules": (parametrized, "it has modules of its own"),
     "method": (patched, "its forward is not that of its class"),
-    "number": (lambda: SquaredNumber(8, 1), "y is not proportional to its gain, which is one number"),
+    "number": (lambda: SquaredNorm(8, 1), "y is not linear in the gain"),
     "instance norm": (lambda: nn.InstanceNorm1d(8), "it computes LayerNorm"),
 }
 

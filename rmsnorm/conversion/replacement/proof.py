@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
@@ -14,23 +13,21 @@ import numpy as np
 
 from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import of_replacement
-from rmsnorm.conversion.replacement.layout import Array, Norm, Rows, find_layout, grouped_layout, parameters
-from rmsnorm.conversion.replacement.report import (
-    REASONS,
-    NoNorm,
-    Unproven,
-    recognised,
-    recognised_gate,
-    recognised_groups,
-)
-from rmsnorm.identify import Identity, Target, TargetError, identify
+from rmsnorm.conversion.replacement.layout import Norm, find_layout, size_of_gain
+from rmsnorm.conversion.replacement.report import REASONS, NoNorm, Unproven, recognised
+from rmsnorm.identify import Identity, Target, TargetError
+from rmsnorm.identify.layout import Layout, parameters
+from rmsnorm.identify.solve import identify_opened
 from rmsnorm.targets.arguments import argument_named
+from rmsnorm.targets.bridges import Array
+from rmsnorm.targets.target import random_state_kept
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _SPECIAL: Final = (("zeros", 0.0), ("NaN", np.nan), ("infinity", np.inf), ("-infinity", -np.inf))
 _TIME: Final = 600.0  # seconds for identify
 
 
+@random_state_kept()
 def decide(
     target: Target, call: Callable[..., Any], replaced: Callable[[Norm], Target], asked: Target | None = None
 ) -> tuple[Norm, Identity]:
@@ -48,10 +45,8 @@ def decide(
     x, gate = first_parameter(call), _gate_parameter(call)
     if "gate_vector" in target.arguments or ("gate" in target.arguments and gate is None):
         raise Unproven(REASONS["rmsnorm"])
-    with target.training(False) if target.training else contextlib.nullcontext():
-        norm, identity = _identified(target, x, asked or target) if gate is None else _gated(target, x, gate)
-    for way, scope in _modes(target):
-        _same_twice(target, norm, way, scope)
+    with target.evaluating():
+        norm, identity = _identified(target, asked or target, x, gate)
     try:
         ours = replaced(norm)
     except Exception as error:  # of the layer's class, which may do anything when it is inherited from
@@ -74,23 +69,32 @@ def decide(
     return replace(norm, shapes=tuple(proven)), identity
 
 
-def _identified(target: Target, x: str, asked: Target) -> tuple[Norm, Identity]:
-    try:
-        norm = find_layout(_quick(target), x)
-    except NoNorm as error:
-        identity = None if target.returned else identify(target, gradients=False, time_limit=_TIME)
-        variant = None if identity is None else recognised_groups(identity)
-        if identity is None or variant is None:
-            raise NoNorm(_reason(identity) or _failure(target) or str(error)) from None
-        return grouped_layout(target, x, None, identity["group_size"]).with_variant(variant), identity
-    identity = identify(Rows.of(asked, norm), gradients=False, time_limit=_TIME)
-    return norm.with_variant(recognised(identity)), identity
+def _identified(target: Target, asked: Target, x: str, gate: str | None) -> tuple[Norm, Identity]:
+    """What a layer computes, and where.
 
+    Raises:
+        Unproven: that is no RMSNorm, or is more than one.
+    """
+    arguments = tuple(entry for entry in ("scale", "bias", "gate") if entry in target.arguments)
 
-def _gated(target: Target, x: str, gate: str) -> tuple[Norm, Identity]:
-    identity = identify(target, gradients=False, time_limit=_TIME)
-    variant = recognised_gate(identity)
-    return grouped_layout(target, x, gate, identity["group_size"]).with_variant(variant), identity
+    def ask(width: int | None) -> tuple[Norm, Identity]:
+        sized, called = (replace(each, width=width, arguments=arguments) for each in (target, asked))
+        norm = find_layout(_quick(sized), x, gate)
+        return norm, identify_opened(called, layout=norm.example, gradients=False, time_limit=_TIME)
+
+    norm, identity = ask(target.width)
+    vector, width = size_of_gain(target, norm.shapes[-1]), identity["divisor"]
+    if not vector and isinstance(width, int) and width > 1:  # a fixed factor of y may say for which width it is
+        fixed = ask(width)
+        if fixed[1].plain:
+            norm, identity = replace(fixed[0], width=width), fixed[1]
+    variant, group = recognised(identity, gated=gate is not None), identity["group_size"]
+    if group:  # of this size, or of this number
+        width = target.width or 2 * group
+        shapes = tuple((*shape[:-1], width) for shape in norm.shapes)
+        norm = replace(norm, shapes=shapes, width=width, group=group)
+    offset = variant.scale_offset if norm.scale and not vector else 0.0
+    return replace(norm, variant=variant, offset=offset), identity
 
 
 def require_gain_alone(target: Target, names: list[str]) -> None:
@@ -146,40 +150,12 @@ def _text(value: Any) -> str:
     return type(value).__qualname__
 
 
-def _reason(identity: Identity | None) -> str | None:
-    """What identify calls a layer that is no RMSNorm, where it has a name."""
-    has_name = identity is not None and not identity["group_size"] and identity.kind in ("layernorm", "rms_scaling")
-    return REASONS[identity.kind] if identity is not None and has_name else None
-
-
-def _failure(target: Target) -> str | None:
-    """What a layer raises on x of every shape, as without a GPU that it needs; None if it answers on one."""
-    n, failure = target.width or 8, None
-    for shape in ((2, n), (2, 3, n), (2, 3, 2, n), (2, n, 3), (2, n, 3, 3)):
-        x = np.ones(shape, np.float32)
-        try:
-            target.forward(x, **parameters(target, x, scale=np.ones, bias=np.zeros))
-        except TargetError as error:
-            failure = failure or f"it cannot be called: {error}"
-        else:
-            return None
-    return failure
-
-
 def _modes(target: Target) -> Iterator[tuple[str, contextlib.AbstractContextManager[Any]]]:
     if target.training is None:
         yield "", contextlib.nullcontext()
     else:
         yield " in training", target.training(True)
         yield " in evaluation", target.training(False)
-
-
-def _same_twice(target: Target, norm: Norm, way: str, scope: contextlib.AbstractContextManager[Any]) -> None:
-    x, _, arrays = _inputs(target, norm.shapes[-1], "float32")
-    with scope:
-        first, second = target.forward(x, **arrays), target.forward(x, **arrays)
-    if first.tobytes() != second.tobytes():
-        raise Unproven(f"two calls with the same x differ{way}: it is random, or it keeps something")
 
 
 def _views(target: Target, norm: Norm, x: Array) -> list[tuple[str, Array]]:
@@ -191,7 +167,7 @@ def _views(target: Target, norm: Norm, x: Array) -> list[tuple[str, Array]]:
             (", sliced", np.concatenate([x, x], axis=-1)[..., : x.shape[-1]]),
         ]
     if x.dtype == np.float32:  # in 16 bits squares may leave the range
-        views.append((", with outliers", _with_outliers(x, norm.axes)))
+        views.append((", with outliers", _with_outliers(x, norm.layout(x.shape))))
     return views
 
 
@@ -269,16 +245,12 @@ def _inputs(target: Target, shape: tuple[int, ...], dtype: str) -> tuple[Array, 
     return x, dy, arrays
 
 
-def _in_rows(x: Array, axes: tuple[int, ...], write: Callable[[Array], Array]) -> Array:
+def _in_rows(x: Array, layout: Layout, write: Callable[[Array], Array]) -> Array:
     """x with its normalised rows as the rows of a matrix, which ``write`` changes."""
-    order = [axis for axis in range(x.ndim) if axis - x.ndim not in axes and axis not in axes]
-    order += [axis for axis in range(x.ndim) if axis not in order]
-    size = math.prod(x.shape[axis] for axis in order[x.ndim - len(axes) :])
-    rows = write(np.array(x.transpose(order)).reshape(-1, size))
-    return rows.reshape([x.shape[axis] for axis in order]).transpose(np.argsort(order))
+    return layout.to_x(write(np.array(layout.to_rows(x, x.size))))
 
 
-def _with_outliers(x: Array, axes: tuple[int, ...]) -> Array:
+def _with_outliers(x: Array, layout: Layout) -> Array:
     """Each row has one element of hundreds of times the others, of either sign: x / rho is as large as it can be."""
 
     def write(rows: Array) -> Array:
@@ -287,7 +259,7 @@ def _with_outliers(x: Array, axes: tuple[int, ...]) -> Array:
         rows[numbers, numbers % rows.shape[1]] = np.where(numbers % 2, -4, 4)
         return rows
 
-    return _in_rows(x, axes, write)
+    return _in_rows(x, layout, write)
 
 
 def _with_special_rows(target: Target, norm: Norm, x: Array) -> list[tuple[str, Array]]:
@@ -301,7 +273,9 @@ def _with_special_rows(target: Target, norm: Norm, x: Array) -> list[tuple[str, 
     # Infinity times f(gate) is NaN where that is 0, to which 16 bits may round it.
     values = _SPECIAL if x.dtype == np.float32 or norm.gate is None else _SPECIAL[:2]
     for name, value in values:
-        views.append((f", with a row of {name}", _in_rows(x, norm.axes, functools.partial(write, value=value))))
+        views.append(
+            (f", with a row of {name}", _in_rows(x, norm.layout(x.shape), functools.partial(write, value=value)))
+        )
         views.append((f", of {name} alone", np.full_like(x, value)))
     return views
 

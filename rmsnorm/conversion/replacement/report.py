@@ -57,34 +57,28 @@ def nothing(kind: str, replaced: int) -> Replacement:
     return Replacement("", kind, None, why)
 
 
-def recognised(identity: Identity) -> Variant:
-    """The variant that a module computes.
+def recognised(identity: Identity, *, gated: bool) -> Variant:
+    """The variant that a module computes, with what it does with its gate if it has one.
 
     Raises:
-        Unproven: it computes something else, or more.
+        NoNorm: it computes no RMSNorm.
+        Unproven: it computes more than a variant says.
     """
-    if not identity.plain or identity.variant is None:
-        raise Unproven("; ".join(identity.defects) or REASONS[identity.kind])
-    return _named(identity)
-
-
-def recognised_gate(identity: Identity) -> Variant:
-    """The variant that a module with a gate computes, with what it does with the gate.
-
-    Raises:
-        Unproven: it computes something else, or more.
-    """
-    function, _, position = str(identity["gate"]).partition(", ")
-    known = function in get_args(GateFunction) and position in get_args(GatePosition) and not identity["learned_factor"]
-    if not (identity.recognised and identity.last_axes and known):
-        raise Unproven("; ".join(identity.defects) or REASONS[identity.kind])
-    return _named(identity).replace(gate_function=function, gate_position=position)
-
-
-def recognised_groups(identity: Identity) -> Variant | None:
-    """The variant of a module that normalises groups of the last axis and has no gate; None if it is none."""
-    is_one = identity.recognised and identity.last_axes and identity["group_size"]
-    return _named(identity) if is_one and not identity["gate"] and not identity["learned_factor"] else None
+    function, _, position = str(identity["gate"] or "").partition(", ")
+    fits = identity.plain
+    if gated or identity["group_size"]:
+        known = function in get_args(GateFunction) and position in get_args(GatePosition)
+        known = known if gated else not function
+        fits = identity.recognised and identity.last_axes and known and not identity["learned_factor"]
+    if not fits:
+        if identity.kind == "rmsnorm":
+            raise Unproven("; ".join(identity.defects) or REASONS["rmsnorm"])
+        if identity.kind != "none" and not identity["group_size"]:
+            raise NoNorm(REASONS[identity.kind])
+        evidence = next((finding.evidence for finding in identity.findings if finding.name == "kind"), "")
+        raise NoNorm("; ".join(identity.defects) or f"{REASONS['none']}: {evidence}")
+    variant = _named(identity)
+    return variant.replace(gate_function=function, gate_position=position) if gated else variant
 
 
 def _named(identity: Identity) -> Variant:

@@ -19,6 +19,7 @@ from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import changed, decide, require_gain_alone
 from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.identify import Identity, Target, TargetError, open_target
+from rmsnorm.targets.target import random_state_kept
 from rmsnorm.torch_impl.autograd import repeat
 from rmsnorm.torch_impl.engines import repeated_for
 from rmsnorm.torch_impl.functional import rms_norm
@@ -170,8 +171,8 @@ class Torch(Backend):
             self.become(ours, norm)
             return replace(open_target(ours), arguments=target.arguments)
 
-        with torch.random.fork_rng(devices=[]):
-            norm, identity = decide(target, module.forward, replacement)
+        norm, identity = decide(target, module.forward, replacement)
+        with random_state_kept():
             norm = replace(norm, keeps_order=_keeps_order(probe, norm))
         touched = changed(_everything(before), _everything(target.probe))
         if touched:
