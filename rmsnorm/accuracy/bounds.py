@@ -79,7 +79,6 @@ QUANTITIES = ("y", "inverse_rms", "dx", "dscale", "dbias", "dresidual", "dgate",
 FORM: Final = 2.0**-6  # the parts of a formula: a wrong one is of the size of y, bfloat16 rounds y by a quarter of this
 FORMULA: Final = 1e-3  # one formula or another: float32 rounds by 6e-8, and n + 1 in place of n shows, 0.5 % at 192
 CHANGED: Final = 0.05  # whether y changed: far above rounding, far below what a tenfold statistic does
-CONSTANT: Final = 0.03  # whether y / x is one number along a row: above the roundings of 16 bits, below another row's
 IN_RANGE: Final = 0.02  # y of huge and of tiny rows: five roundings of bfloat16; what overflows is of the size of y
 EPS_SPREAD: Final = 0.5  # of eps, relative, over rows of all sizes, beside the noise: 0.2 where eps is large
 # Shares of elements with the bits of a prediction. Float32 arithmetic moves 0.2 % of float16, a wrong rounding point

@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from functools import partial
-from typing import Any, Final
+from functools import cache, partial
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.numpy_impl.arithmetic import Rows
 from rmsnorm.numpy_impl.paper import derivation
 from rmsnorm.parity.cases import Array, Data
-from rmsnorm.parity.equations import Normalised, candidate
+from rmsnorm.parity.equations import Steps, candidate
 from rmsnorm.parity.judge import Implementation, Outcome, named_gradients
 from rmsnorm.targets.bridges import bridge
 from rmsnorm.variants import Variant
@@ -46,12 +46,30 @@ def _numpy(device: str) -> Implementation:
     """The equations, with what normalises from the derivation: row by row, with the R matrix."""
     if device != "cpu":
         raise errors.not_a_choice("numpy", "device", device, ["cpu"])
-    return partial(candidate, normalise=_by_matrices)
+
+    def run(data: Data) -> Outcome:
+        norm = cache(_by_matrices)
+        return candidate(data, {
+            "inverse": lambda s, _: norm(s).inverse,
+            "normalised": lambda s, _: norm(s).quotient,
+            "transposed": lambda s, _: norm(s).products(s.u, transposed=True),
+            "product": lambda s, _: norm(s).products(s.t, transposed=False),
+        })  # fmt: skip
+
+    return run
 
 
-def _by_matrices(data: Data, h: Array, counted: Array, unmasked: Array) -> Normalised:
-    rows, variant = Rows(data.call), data.variant
-    h, counted, unmasked = map(rows.of, (h, counted, unmasked))
+class _Normalised(NamedTuple):
+    """1 / rho and h / rho, and the products R^T u and R t of its derivative."""
+
+    inverse: Array
+    quotient: Array
+    products: Callable[..., Array]
+
+
+def _by_matrices(s: Steps) -> _Normalised:
+    data, rows, variant = s.data, Rows(s.call), s.variant
+    h, counted, unmasked = map(rows.of, (s.h, s.counted, s.mask))
     inverse, quotient = np.zeros((rows.count, 1)), np.zeros(h.shape)
     matrices: dict[int, Callable[[], Array]] = {}
     for i in map(int, np.flatnonzero(counted.any(axis=1))):
@@ -75,10 +93,7 @@ def _by_matrices(data: Data, h: Array, counted: Array, unmasked: Array) -> Norma
             results[i] = (matrix().T if transposed else matrix()) @ vectors[i]
         return rows.back(results)
 
-    return Normalised(
-        rows.back(inverse), rows.back(quotient),
-        lambda u, _: products(u, transposed=True), lambda t, _: products(t, transposed=False),
-    )  # fmt: skip
+    return _Normalised(rows.back(inverse), rows.back(quotient), products)
 
 
 def _matrix(row: Array, variant: Variant, back: Array, unmasked: Array, power: float) -> Array:

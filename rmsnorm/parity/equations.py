@@ -1,14 +1,14 @@
-"""RMSNorm in plain NumPy and float64, from the equations: the golden in other words, and with one mistake if asked.
+"""RMSNorm in plain NumPy and float64, from the equations: the golden in other words, one line for each step.
 
 It is written apart from the golden because most mistakes lie between two steps, which the golden does not open. NumPy's
-row of ``rmsnorm selftest`` is the same but for h / rho and its derivative, which it takes from the derivation.
+row of ``rmsnorm selftest`` is the same but for 1 / rho, h / rho and its derivative, which it takes from the derivation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,204 +16,134 @@ from rmsnorm.accuracy.rounding import cast, rounded
 from rmsnorm.parity.cases import Array, Data
 from rmsnorm.parity.judge import Outcome
 
-
-class Normalised(NamedTuple):
-    """1 / rho and h / rho, and the products R^T u and R t of its derivative.
-
-    The products get h / rho, too, as it was used in y: 0 under the mask.
-    """
-
-    inverse: Array
-    quotient: Array
-    transposed: Callable[[Array, Array], Array]
-    product: Callable[[Array, Array], Array]
+Change = Callable[["Steps", Any], Any]  # gets the steps and the right value of one of them, and returns another value
 
 
-Normalise = Callable[[Data, Array, Array, Array], Normalised]  # of h, what counts in the statistic, and the mask
+class Steps:
+    """The steps of one call: each is an attribute, computed once by its equation, and changed where that is asked."""
+
+    def __init__(self, data: Data, changes: Mapping[str, Change]) -> None:
+        self.data, self.call, self.variant, self.changes = data, data.call, data.variant, changes
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in EQUATIONS:
+            raise AttributeError(name)
+        value = EQUATIONS[name](self)
+        vars(self)[name] = self.changes[name](self, value) if name in self.changes else value
+        return vars(self)[name]
+
+    def wide(self, name: str) -> Array:
+        """An argument of the call in float64."""
+        return np.asarray(getattr(self.data, name).astype(np.float64))
+
+    def parameter(self, name: str, without: float) -> Any:
+        """The gain or the bias, in float64 and along its axes of x, and a number where there is none."""
+        return without if getattr(self.data, name) is None else self.along(self.wide(name))
+
+    def along(self, array: Array) -> Array:
+        return array.reshape(self.call.feature_shape)
+
+    def inner(self, array: Array) -> Array:
+        """The sum of each row."""
+        return np.asarray(np.sum(array, axis=self.axes, keepdims=True))
+
+    def mean(self, array: Array) -> Array:
+        """The sum of what counts in each row, over the size of the statistic."""
+        return np.asarray(self.inner(np.where(self.counted, array, 0.0)) / self.size)
 
 
-def candidate(data: Data, fault: str = "", normalise: Normalise | None = None) -> Outcome:
-    """RMSNorm and its gradients, with one mistake if it is named; ``normalise`` takes the place of ``_normalised``."""
+EQUATIONS: Final[dict[str, Callable[[Steps], Any]]] = {
+    # Which elements of a row count: the first k of n, without those under the mask. A row where none does gives 0.
+    "x": lambda s: s.data.x,
+    "axes": lambda s: s.call.axes,
+    "n": lambda s: math.prod(s.x.shape[axis] for axis in s.axes),
+    "k": lambda s: s.variant.counted(s.n),
+    "order": lambda s: np.arange(s.n).reshape([size if i in s.axes else 1 for i, size in enumerate(s.x.shape)]),
+    "first": lambda s: np.broadcast_to(s.order < s.k, s.x.shape),
+    "mask": lambda s: np.broadcast_to(True if s.data.mask is None else s.data.mask, s.x.shape),
+    "counted": lambda s: s.first & s.mask,
+    "shown": lambda s: s.counted.any(axis=s.axes, keepdims=True),
+    # The gate: f(z) is z sigmoid(z) or sigmoid(z), and multiplies x before the norm or y after it.
+    "gate": lambda s: s.data.gate is not None,
+    "is_before": lambda s: s.call.is_gated_before,
+    "function": lambda s: s.variant.gate_function,
+    "z": lambda s: s.wide("gate"),
+    "sigmoid": lambda s: 1 / (1 + np.exp(-s.z)),
+    "f": lambda s: 1.0 if not s.gate else s.z * s.sigmoid if s.function == "silu" else s.sigmoid,
+    "rest": lambda s: 1 / (1 + np.exp(s.z)),
+    "slope": lambda s: s.sigmoid * (1 + s.z * s.rest if s.function == "silu" else s.rest),
+    "on_x": lambda s: s.f if s.is_before else 1.0,
+    "on_y": lambda s: 1.0 if s.is_before else s.f,
+    # h: x, with the residual, and the gate before.
+    "extra": lambda s: -0.0 if s.data.residual is None else s.wide("residual"),
+    "sum": lambda s: s.x.astype(np.float64) + s.extra,
+    "is_rounded": lambda s: s.data.residual is not None and s.variant.residual_rounding == "before",
+    "input": lambda s: rounded(s.sum, s.call.sum) if s.is_rounded else s.sum,
+    "h": lambda s: s.input * s.on_x,
+    # rho, from the mean square, or the variance, of what counts; s is the derivative's.
+    "size": lambda s: np.maximum(s.inner(s.counted), 1).astype(np.float64),
+    "c": lambda s: s.h - s.mean(s.h) if s.variant.statistic == "variance" else s.h,
+    "squares": lambda s: s.c * s.c,
+    "q": lambda s: s.mean(s.squares),
+    "eps": lambda s: s.call.eps,
+    "position": lambda s: s.variant.eps_position,
+    "root": lambda s: np.sqrt(s.q),
+    "floor": lambda s: s.eps / np.sqrt(s.size),
+    "rho": lambda s: {
+        "inside": np.sqrt(s.q + s.eps), "outside": s.root + s.eps, "clamp": np.maximum(s.root, s.floor)}[s.position],
+    "s": lambda s: {"inside": s.rho, "outside": s.root, "clamp": np.where(s.root > s.floor, s.root, 0.0)}[s.position],
+    "inverse": lambda s: np.where(s.shown, 1 / s.rho, 0.0),
+    "normalised": lambda s: np.where(s.shown, s.h * s.inverse, 0.0),
+    # y: gain, bias and the gate after. ``norm`` is the dtype to which h / rho is rounded, None where only y is.
+    "gain": lambda s: s.parameter("scale", 1.0),
+    "bias": lambda s: s.parameter("bias", -0.0),
+    "offset": lambda s: -0.0 if s.data.scale is None else s.call.offset,
+    "norm": lambda s: s.call.norm,
+    "factor": lambda s: s.offset + s.gain if s.norm is None else rounded(np.asarray(s.offset + s.gain), s.call.product),
+    "gained": lambda s: (
+        s.normalised * s.factor if s.norm is None else rounded(rounded(s.normalised, s.norm) * s.factor, s.call.product)
+    ),
+    "biased": lambda s: s.gained + s.bias if s.norm is None else rounded(s.gained + s.bias, s.call.product),
+    "y": lambda s: np.where(s.shown, s.biased, 0.0) * s.on_y,
+    "result": lambda s: s.call.result,
+    # Gradients, of y = (h / rho (o + g) + b) f(z); dh = u / rho - R h / rho, where R is the same for all u of a row.
+    "live": lambda s: s.mask & s.shown,
+    "v": lambda s: np.where(s.live, s.wide("dy") * s.on_y, 0.0),
+    "inside": lambda s: np.where(s.mask, s.normalised, 0.0),
+    "u": lambda s: s.v * (s.offset + s.gain),
+    "direction": lambda s: np.where(
+        s.counted & np.isfinite(s.s) & (s.s != 0), s.c * s.inverse / np.where(s.s == 0, 1.0, s.s), 0.0),
+    "transposed": lambda s: s.u * s.inverse - s.direction * s.inner(s.u * s.inside) / s.size,
+    "dh": lambda s: np.where(s.live, s.transposed, 0.0),
+    "dx_of_y": lambda s: np.where(s.mask, s.dh * s.on_x, 0.0),
+    "dx": lambda s: s.dx_of_y if s.data.dh is None else s.dx_of_y + s.wide("dh"),
+    "df": lambda s: s.dh * s.input if s.call.is_gated_before else s.wide("dy") * s.biased,
+    "dgate": lambda s: np.where(s.live, s.df * s.slope, 0.0),
+    "terms": lambda s: s.v * s.inside,
+    "dscale": lambda s: np.sum(s.terms, axis=s.call.shared_axes),
+    "dbias": lambda s: np.sum(s.v, axis=s.call.shared_axes),
+    # The derivative along t, of the gain and of the bias.
+    "tangents": lambda s: [0.0 if t is None else t.astype(np.float64) for t in s.data.tangents],
+    "t": lambda s: np.where(s.mask, s.tangents[0] * s.on_x, 0.0),
+    "product": lambda s: s.t * s.inverse - s.inside * s.inner(s.direction * s.t) / s.size,
+    "of_parameters": lambda s: [t if np.ndim(t) == 0 else s.along(t) for t in s.tangents[1:]],
+    "moved": lambda s: s.product * (s.offset + s.gain) + s.inside * s.of_parameters[0] + s.of_parameters[1],
+    "jvp": lambda s: np.where(s.live, s.moved * s.on_y, 0.0),
+    "touched": lambda s: (),
+}  # fmt: skip
+
+
+def candidate(data: Data, changes: Mapping[str, Change] | None = None) -> Outcome:
+    """RMSNorm and its gradients, where some steps are changed."""
     with np.errstate(all="ignore"):
-        return _candidate(data, fault, normalise)
-
-
-def _candidate(data: Data, fault: str, normalise: Normalise | None) -> Outcome:
-    call, variant, x = data.call, data.variant, data.x
-    what, _, beside = fault.partition(" beside a ")
-    fault = what if beside and getattr(data, beside) is not None else "" if beside else fault
-    if fault == "strides ignored":
-        x = np.lib.stride_tricks.as_strided(x, x.shape, np.empty_like(x, order="C", subok=False).strides)
-    axes = tuple((axis + 1) % x.ndim for axis in call.axes) if fault == "axis" else call.axes
-    axes = call.feature_axes if fault == "groups ignored" else axes
-    f, slope = _gate(data, fault)
-    on_x, on_y = (f, 1.0) if call.is_gated_before != (fault == "gate on the other side") else (1.0, f)
-    whole = x.astype(np.float64)
-    if data.residual is not None and fault not in ("residual dropped", "residual after the gate"):
-        whole = whole + data.residual.astype(np.float64)
-        if (variant.residual_rounding == "before") != (fault == "sum rounded on the other side"):
-            whole = rounded(whole, call.sum)
-    h = whole * on_x
-    if data.residual is not None and fault == "residual after the gate":
-        h = h + data.residual.astype(np.float64)
-    if fault == "x f(z) rounded":
-        h = rounded(h, call.x)
-    gain_array, bias_array = data.scale, data.bias
-    if fault == "gain and bias swapped":
-        gain_array, bias_array = bias_array, gain_array
-    shape = [size if axis in call.feature_axes else 1 for axis, size in enumerate(x.shape)]
-    g = 1.0 if gain_array is None else gain_array.astype(np.float64).reshape(shape)
-    b = -0.0 if bias_array is None else bias_array.astype(np.float64).reshape(shape)
-    o = call.offset if gain_array is not None and fault != "offset dropped" else -0.0
-
-    counted = np.broadcast_to(True, x.shape) if data.mask is None or fault == "mask ignored" else data.mask
-    unmasked = np.broadcast_to(True, x.shape) if data.mask is None else np.broadcast_to(data.mask, x.shape)
-    n = int(np.prod([x.shape[axis] for axis in axes]))
-    k = variant.counted(n)
-    if fault in ("floor for ceil", "ceil for floor"):
-        k = variant.replace(partial_rounding=fault.split()[0]).counted(n)
-    if fault == "k in floating point":
-        product = n * float(variant.partial or 1)
-        k = math.ceil(product) if variant.partial_rounding == "ceil" else int(product)
-    order = np.arange(n)[::-1] if fault == "last k for first k" else np.arange(n)
-    counted = counted & (order < k).reshape([size if axis in axes else 1 for axis, size in enumerate(x.shape)])
-    empty = ~counted.any(axis=axes, keepdims=True)
-    shown = ~empty | (fault == "empty rows")
-
-    norm = normalise(data, h, counted, unmasked) if normalise else _normalised(data, h, counted, axes, fault)
-    inverse, normalised = np.where(shown, norm.inverse, 0.0), np.where(shown, norm.quotient, 0.0)
-    if fault.startswith("clipped at"):
-        normalised = np.clip(normalised, -float(fault.split()[-1]), float(fault.split()[-1]))
-    if fault == "row of an outlier doubled":
-        normalised = np.where(normalised[..., :1] > 3, 2 * normalised, normalised)
-    if fault == "factor beyond two axes" and x.ndim > 2:
-        normalised = 1.1 * normalised
-    if fault.startswith("rows from"):  # the rows are along all axes but the last
-        first, what = int(fault.split()[2]), fault.rpartition(" ")[2]
-        rest = {"normalised": h, "computed": 0 * h, "scaled": 1.01 * normalised}[what]
-        numbers = np.arange(x.size // x.shape[-1]).reshape((*x.shape[:-1], 1))
-        normalised = np.where(numbers < first, normalised, rest)
-    if fault == "first index from 300 on scaled" and x.ndim > 1:
-        normalised = np.concatenate([normalised[:300], 1.01 * normalised[300:]])
-    if fault == "gain dropped from column 20000 on":
-        g = np.where(np.arange(x.shape[-1]) < 20000, g, 1.0)
-    before = call.norm is not None
-    late, b = (b, -0.0) if fault == "bias after the gate" else (-0.0, b)
-    ungated = _affine(call, normalised, g, b, o, before=before != (fault == "rounded on the other side"), fault=fault)
-    if fault == "y rounded before the gate":
-        ungated = rounded(ungated, call.x)
-    y = np.where(shown, ungated, 0.0) * on_y + np.where(shown, late, -0.0)
-
-    v = np.where(unmasked & ~empty, data.dy.astype(np.float64) * (1.0 if fault == "no gate in dx" else on_y), 0.0)
-    inside = np.where(unmasked, normalised, 0.0) if fault != "NaN under the mask" else normalised
-    u = v if fault == "gain dropped from dx" else v * (o + g)
-    dx = np.where(unmasked & ~empty, norm.transposed(u, inside), 0.0)
-    dgate = (dx * whole if call.is_gated_before else data.dy.astype(np.float64) * ungated) * slope
-    dgate = dgate if fault == "NaN under the mask" else np.where(unmasked & ~empty, dgate, 0.0)
-    dx = dx if fault == "no gate in dx" else np.where(unmasked, dx * on_x, 0.0)
-    if data.dh is not None and fault != "gradient of the residual branch dropped":
-        dx = dx + data.dh.astype(np.float64)
-    da, dg, db = (np.zeros(()) if t is None else t.astype(np.float64) for t in data.tangents)
-    da, dg, db = (
-        np.where(unmasked, da * on_x, 0.0),
-        dg.reshape(shape) if dg.ndim else dg,
-        db.reshape(shape) if db.ndim else db,
-    )
-    moved = norm.product(da, inside) * (o + g) + inside * dg + db
-    jvp = np.where(unmasked & ~empty, moved * on_y, 0.0)
-
-    over = call.shared_axes
-    result = "float32" if fault == "float32 result" else call.result
-    results: dict[str, Array] = {
-        "y": cast(y, result),
-        "inverse_rms": cast(inverse, call.inverse_rms),
-        "dx": cast(dx, x.dtype.name),
-        "jvp": cast(jvp, call.result),
-    }
-    terms = v if fault == "dscale of dbias" else v * (h if fault == "dscale of x" else inside)
-    dscale = np.sum(terms, axis=over)
-    if fault == "dscale summed in the dtype of x":  # one row after the other
-        dscale = np.add.reduce(cast(terms, x.dtype.name), axis=0).astype(np.float64)
-    if fault == "no dscale":
-        dscale = np.zeros_like(dscale)
-    if fault == "no dgate":
-        dgate = np.zeros_like(dgate)
-    of_others = {"scale": dscale, "bias": np.sum(v, axis=over), "residual": dx, "gate": dgate}
-    for name, gradient in of_others.items():
-        if (argument := getattr(data, name)) is not None:
-            results[f"d{name}"] = cast(gradient, argument.dtype.name)
-    return Outcome({name: [value] for name, value in results.items()}, ("x",) if fault == "writes x" else ())
-
-
-def _normalised(data: Data, h: Array, counted: Array, axes: tuple[int, ...], fault: str) -> Normalised:
-    call, position = data.call, data.variant.eps_position
-
-    def mean(array: Any) -> Array:
-        return np.asarray(np.sum(np.where(counted, array, 0.0), axis=axes, keepdims=True) / size)
-
-    size = np.maximum(counted.sum(axis=axes, keepdims=True), 1).astype(np.float64)
-    if fault == "n for k":
-        size = np.full_like(size, np.prod([h.shape[axis] for axis in axes]))
-    if fault == "n - 1":
-        size = np.maximum(size - 1, 1)
-    c = h - mean(h) if data.variant.statistic == "variance" or fault == "mean in the statistic" else h
-    if fault == "mean subtracted":
-        h = c = h - mean(h)
-    squares = c * c
-    if fault == "squares in the dtype of x":
-        squares = (rounded(c, call.x).astype(call.x) ** 2).astype(np.float64)
-    if fault == "squares in float32":
-        squares = (c.astype(np.float32) ** 2).astype(np.float64)
-    q = mean(squares)
-    if fault == "mean square in bfloat16":
-        q = rounded(q, "bfloat16")
-    eps = call.eps * {"no eps": 0.0, "eps twice": 2.0}.get(fault, 1.0)
-    if fault == "eps on the other side":
-        position = "outside" if position == "inside" else "inside"
-    root, floor = np.sqrt(q), eps / np.sqrt(size)
-    rho = {"inside": np.sqrt(q + eps), "outside": root + eps, "clamp": np.maximum(root, floor)}[position]
-    s = {"inside": rho, "outside": root, "clamp": np.where(root > floor, root, np.inf)}[position]
-    inverse = 1 / rho
-    if fault == "1/rho in bfloat16":
-        inverse = rounded(inverse, "bfloat16")
-    direction = np.where(counted & np.isfinite(s) & (s != 0), c * inverse / np.where(s == 0, 1.0, s), 0.0)
-
-    def transposed(u: Array, quotient: Array) -> Array:
-        along = np.sum(u * quotient, axis=axes, keepdims=True) / size
-        if fault == "no second term in dx":
-            return u * inverse
-        if fault == "eps forgotten in dx":
-            without = np.where(counted & (q > 0), c * inverse / np.where(q > 0, q * inverse, 1.0), 0.0)
-            return u * inverse - without * along
-        return u * inverse - direction * along
-
-    def product(t: Array, quotient: Array) -> Array:
-        return t * inverse - quotient * np.sum(direction * t, axis=axes, keepdims=True) / size
-
-    return Normalised(inverse, h * inverse, transposed, product)
-
-
-def _gate(data: Data, fault: str) -> tuple[Any, Any]:
-    """f(z) and its derivative; 1 and 0 without a gate."""
-    if data.gate is None or fault == "gate forgotten":
-        return 1.0, 0.0
-    z = data.gate.astype(np.float64)
-    if fault == "z cut off":
-        z = np.clip(z, -10, 10)
-    s, rest = 1 / (1 + np.exp(-z)), 1 / (1 + np.exp(z))
-    silu = (data.variant.gate_function == "silu") != (fault == "another function of the gate")
-    f, slope = (z * s, s * (1 + z * rest)) if silu else (s, s * rest)
-    if fault == "f(z) rounded":
-        f = rounded(f, data.call.x)
-    return f, {"f for f' in dgate": f, "s(z) for f' in dgate": s}.get(fault, slope)
-
-
-def _affine(call: Any, normalised: Array, g: Any, b: Any, o: float, *, before: bool, fault: str) -> Array:
-    if fault == "gain dropped":
-        g = 1.0
-    if fault == "bias dropped":
-        b = -0.0
-    if not before:
-        return normalised * (o + g) + b
-    first = rounded(normalised, call.norm or call.x)
-    return rounded(rounded(first * rounded(o + np.asarray(g), call.product), call.product) + b, call.product)
+        s = Steps(data, changes or {})
+        results = {
+            "y": cast(s.y, s.result),
+            "inverse_rms": cast(s.inverse, s.call.inverse_rms),
+            "dx": cast(s.dx, data.x.dtype.name),
+            "jvp": cast(s.jvp, s.call.result),
+        }
+        for name, step in {"scale": "dscale", "bias": "dbias", "residual": "dx", "gate": "dgate"}.items():
+            if (argument := getattr(data, name)) is not None:
+                results[f"d{name}"] = cast(getattr(s, step), argument.dtype.name)
+        return Outcome({name: [value] for name, value in results.items()}, s.touched)

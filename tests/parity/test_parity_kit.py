@@ -15,8 +15,9 @@ from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.parity.backends import open_backend
 from rmsnorm.parity.cases import CASES, make, select
 from rmsnorm.parity.differences import differences
+from rmsnorm.parity.equations import EQUATIONS, candidate
 from rmsnorm.parity.judge import Outcome, compare, expect, golden, judge
-from rmsnorm.parity.mutants import MUTANTS, candidate
+from rmsnorm.parity.mutants import FAULTS, MUTANTS
 
 BY_NAME = {case.name: case for case in CASES}
 
@@ -46,10 +47,12 @@ def test_without_a_mistake_the_mutants_code_passes():
 
 def test_a_mutant_differs_from_the_honest_code_only_by_its_fault():
     assert len({(mutant.fault, mutant.story) for mutant in MUTANTS}) == len(MUTANTS)
+    assert {mutant.fault for mutant in MUTANTS} == set(FAULTS)
+    assert {step for fault in FAULTS.values() for step in fault.changes} <= set(EQUATIONS)
     data = make(BY_NAME["rows"], "standard", "float32")
     honest = candidate(data).results["y"][0]
-    assert np.array_equal(honest, candidate(data, "no such fault").results["y"][0])
-    assert not np.array_equal(honest, candidate(data, "gain dropped").results["y"][0])
+    assert np.array_equal(honest, candidate(data, {"gain": lambda s, gain: gain}).results["y"][0])
+    assert not np.array_equal(honest, candidate(data, FAULTS["gain dropped"].changes).results["y"][0])
 
 
 def test_the_golden_agrees_with_the_derivation_on_every_case_and_variant():

@@ -19,8 +19,9 @@ from safetensors.numpy import save_file
 from rmsnorm import Variant
 from rmsnorm.parity import instead, report, vectors
 from rmsnorm.parity.cases import make, recast, select
+from rmsnorm.parity.equations import candidate
 from rmsnorm.parity.judge import golden, judge
-from rmsnorm.parity.mutants import candidate
+from rmsnorm.parity.mutants import FAULTS
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "examples" / "rms_norm.c"
@@ -165,7 +166,7 @@ def test_the_verdicts_are_those_of_check(folder, fault):
         if case.name not in FEW["cases"]:
             continue
         data = make(case, variant, dtype)
-        outcome = candidate(data, fault)
+        outcome = candidate(data, FAULTS[fault].changes if fault else {})
         for verdict in judge(lambda _, outcome=outcome: outcome, data):
             direct[variant, dtype, case.name, verdict.quantity] = verdict
         name = f"{variant}.{dtype}.{case.name.replace(' ', '-')}.safetensors"
