@@ -129,11 +129,8 @@ def _gate_parameter(call: Callable[..., Any]) -> str | None:
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """The names of the attributes that calls have changed: numbers, texts, arrays, and containers of these."""
-    return sorted({name for name, _ in _texts(before).items() ^ _texts(after).items()})
-
-
-def _texts(attributes: dict[str, Any]) -> dict[str, str]:
-    return {name: _text(value) for name, value in attributes.items()}
+    was, now = ({name: _text(value) for name, value in entry.items()} for entry in (before, after))
+    return sorted({name for name, _ in was.items() ^ now.items()})
 
 
 def _text(value: Any) -> str:
