@@ -50,8 +50,8 @@ inline bool fill_gradient_single(
     Float inverse = all_singles(static_cast<float>(factor)), part = all_singles(static_cast<float>(share));
     Float units = all_singles(backward_units);
     bool cancels = false;
-    auto again = [=](std::int64_t from, std::int64_t to) {
-        return fill_gradient<Format::bf16, Format::bf16>(h, dy, nullptr, gain, factor, step, dx, from, to);
+    auto again = [=, &cancels](std::int64_t from, std::int64_t to) RMSNORM_RARE {
+        cancels |= fill_gradient<Format::bf16, Format::bf16>(h, dy, nullptr, gain, factor, step, dx, from, to);
     };
     auto compute = [&](std::int64_t j) {
         Float g;
@@ -60,15 +60,9 @@ inline bool fill_gradient_single(
         Float second = (load_singles<Format::bf16>(h + j) * inverse) * part;
         Float gradient = inverse * (first - second), size = inverse * (magnitude(first) + magnitude(second));
         store_singles<Format::bf16>(dx + j, gradient);
-        if (any(is_split(gradient, size * units) | is_far_out(size))) [[unlikely]] cancels |= again(j, j + singles);
+        if (any(is_split(gradient, size * units) | is_far_out(size))) [[unlikely]] again(j, j + singles);
     };
-    std::int64_t j = 0;
-    for (; j + singles <= n; j += singles) compute(j);
-    if (j < n && n >= singles) {
-        compute(n - singles);
-    } else if (j < n) {
-        cancels |= again(j, n);
-    }
+    by_registers(n, compute, again);
     return cancels;
 }
 

@@ -77,6 +77,8 @@ inline void fill_single(
     const Call& c, const Stored<X>* h, const double* gain, const float* gain32, Quotient q, Stored<Y>* y) {
     Float inverse = all_singles(static_cast<float>(1 / q.rho));
     bool cuts = BEFORE && Y != Format::bf16 && c.product == Format::bf16;
+    auto again = [=, &c](std::int64_t from, std::int64_t to)
+                     RMSNORM_RARE { fill<X, Y>(c, h, gain, nullptr, q, y, from, to); };
     auto compute = [=, &c](std::int64_t j) {
         Float g, v = load_singles<X>(h + j) * inverse;
         std::memcpy(&g, gain32 + j, sizeof g);
@@ -90,15 +92,9 @@ inline void fill_single(
             doubt = is_near(v, forward_units) | is_tiny(v);
         }
         store_singles<Y>(y + j, v);
-        if (any(doubt)) [[unlikely]] fill<X, Y>(c, h, gain, nullptr, q, y, j, j + singles);
+        if (any(doubt)) [[unlikely]] again(j, j + singles);
     };
-    std::int64_t j = 0;
-    for (; j + singles <= c.n; j += singles) compute(j);
-    if (j < c.n && c.n >= singles) {
-        compute(c.n - singles);  // some of these a second time
-    } else if (j < c.n) {
-        fill<X, Y>(c, h, gain, nullptr, q, y, j, c.n);
-    }
+    by_registers(c.n, compute, again);
 }
 
 template <Format X, Format Y>

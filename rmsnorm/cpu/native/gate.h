@@ -94,21 +94,20 @@ RMSNORM_INLINE D gated(Function function, D n, D z) {
     return result;
 }
 
-// f(z) of a z in float32, in float32: within 5 units of 2^-24 for |z| < 80, and between 0 and exp(-80) below.
+constexpr float single_gate = 80.0f;
+
+// f(z) of a z in float32, in float32, within 5 units of 2^-24 for |z| up to `single_gate`.
 //
 // These are 3 for the exponential (1 for its argument, 1.5 for the last two steps of the polynomial), one each for the
 // sum, the quotient and the product, of which the exponential's errors count where it is not much less than 1.
 RMSNORM_INLINE Float factor(Function function, Float z) {
-    constexpr float last = 80.0f, rounding = 1.5f * 0x1p23f;
     auto f = [](Float a, Float b, float c) { return fma(a, b, all_singles(c)); };
-    Float size = -z;
-    size = size > last ? all_singles(last) : size;
-    size = size < -last ? all_singles(-last) : size;
-    Float sum = f(size, all_singles(1.4426950408889634f), rounding), whole = sum - rounding;
-    Float r = fma(whole, all_singles(2.12194440e-4f), fma(whole, all_singles(-0.693359375f), size));
+    constexpr float rounding = 1.5f * 0x1p23f;
+    Float sum = f(z, all_singles(-1.4426950408889634f), rounding), whole = sum - rounding;
+    Float r = fma(whole, all_singles(2.12194440e-4f), fma(whole, all_singles(-0.693359375f), -z));
     Float q = f(f(f(f(all_singles(0.0013926176f), r, 0.008363173f), r, 0.041666556f), r, 0.16666578f), r, 0.5f);
-    Float power = f(f(q, r, 1.0f), r, 1.0f) * (Float)(((Unsigned)sum + 127) << 23);
-    return function == Function::silu ? z / (1.0f + power) : 1.0f / (1.0f + power);
+    Float power = (Float)((Unsigned)f(f(q, r, 1.0f), r, 1.0f) + ((Unsigned)sum << 23));
+    return (function == Function::silu ? z : all_singles(1.0f)) / (1.0f + power);
 }
 
 // f(z) and f'(z) of one z as numbers near 1 or of the size of z, times 2^exponent: also where they are next to nothing.

@@ -17,7 +17,7 @@ inline void fill_gated(
     std::uint16_t* y) {
     Float inverse = all_singles(static_cast<float>(1 / q.rho));
     bool cuts = BEFORE && c.product == Format::bf16;
-    auto again = [=, &c](std::int64_t from, std::int64_t to) {
+    auto again = [=, &c](std::int64_t from, std::int64_t to) RMSNORM_RARE {
         double exact[singles];
         fill<X, Format::f64>(c, h + from, gain + from, nullptr, q, exact, 0, to - from);
         by_eights(to - from, [=, &c, &exact](std::int64_t j, auto count) {
@@ -28,7 +28,7 @@ inline void fill_gated(
     auto compute = [=, &c](std::int64_t j) {
         Float g, gate = load_singles<Z>(z + j), v = load_singles<X>(h + j) * inverse;
         std::memcpy(&g, gain32 + j, sizeof g);
-        Word doubt = ~(magnitude(gate) <= 0x1p16f);
+        Word doubt = ~(magnitude(gate) <= single_gate);
         if constexpr (BEFORE) {
             doubt |= is_near(v, gated_units) | is_tiny_or_zero(v);
             v = cut(v);
@@ -39,13 +39,7 @@ inline void fill_gated(
         store_singles<Format::bf16>(y + j, v);
         if (any(doubt | is_near(v, gated_units) | is_tiny_or_zero(v))) [[unlikely]] again(j, j + singles);
     };
-    std::int64_t j = 0;
-    for (; j + singles <= c.n; j += singles) compute(j);
-    if (j < c.n && c.n >= singles) {
-        compute(c.n - singles);
-    } else if (j < c.n) {
-        again(j, c.n);
-    }
+    by_registers(c.n, compute, again);
 }
 
 // A row of n f(z).

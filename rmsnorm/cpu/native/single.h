@@ -8,14 +8,14 @@
 // is a bound for them.
 #pragma once
 
-#include "formats.h"
+#include "statistic.h"
 
 namespace rmsnorm::RMSNORM_LEVEL {
 
 // Roundings of 1 / rho, the gain and two products: each is half a unit in the last place, or one beside a power of two.
 constexpr int forward_units = 5;
-// With a gate also five units of f(z) (see gate.h), its product, and some for what is left.
-constexpr int gated_units = 16;
+// With a gate also five units of f(z) (see gate.h), its product, and one for products of errors.
+constexpr int gated_units = 12;
 
 template <Format F>
 RMSNORM_INLINE Float load_singles(const Stored<F>* from) {
@@ -100,5 +100,19 @@ RMSNORM_INLINE Word is_split(Float middle, Float error) {
 
 // Whether a size is not between 2^-80 and 2^80: 0, infinite or NaN, too.
 RMSNORM_INLINE Word is_far_out(Float size) { return ~((size > 0x1p-80f) & (size < 0x1p80f)); }
+
+// What a loop calls rarely: it is not a part of the loop.
+#define RMSNORM_RARE __attribute__((noinline, cold))
+
+// Calls body(j) for each register of n elements. The last one may have elements of the one before, which are written again;
+// a row that is shorter than a register is left to few(from, to).
+template <class Body, class Few>
+[[gnu::flatten]] inline void by_registers(std::int64_t n, Body& body, Few& few) {
+    std::int64_t j = 0;
+    for (; j + singles <= n; j += singles) body(j);
+    if (j == n) return;
+    if (n < singles) return few(j, n);
+    call_once(body, n - singles);
+}
 
 }  // namespace rmsnorm::RMSNORM_LEVEL

@@ -21,10 +21,10 @@ struct Eight {
     constexpr operator int() const { return lanes; }
 };
 
-// Calls body(j, count), which is one more eight of a sum, or the last elements.
-template <class Body, class Count, class... Sum>
-[[gnu::noinline]] auto call_once(Body& body, std::int64_t j, Count count, Sum... sum) {
-    return body(sum..., j, count);
+// Calls the body of a loop for what the loop leaves: the last elements, or one more eight of a sum.
+template <class Body, class... Arguments>
+[[gnu::noinline]] auto call_once(Body& body, Arguments... arguments) {
+    return body(arguments...);
 }
 
 // Calls body(j, count) for each eight elements of n, and for the rest, with how many there are. The loop has the body in it.
@@ -60,10 +60,10 @@ template <class Body>
     }
     if (j == n) return most.value();
     sum = most;
-    for (int i = 0; j + lanes <= n; j += lanes, ++i) sum.total[i] = call_once(body, j, Eight{}, sum.total[i]);
+    for (int i = 0; j + lanes <= n; j += lanes, ++i) sum.total[i] = call_once(body, sum.total[i], j, Eight{});
     if (j < n) {
         int i = static_cast<int>(j / lanes % 4);
-        sum.total[i] = call_once(body, j, static_cast<int>(n - j), sum.total[i]);
+        sum.total[i] = call_once(body, sum.total[i], j, static_cast<int>(n - j));
     }
     return sum.value();
 }
