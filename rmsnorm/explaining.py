@@ -40,8 +40,8 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
         return _explained_call(x, [array for array in (scale, bias) if array is not None], options)
     row = _framework(x)
     call = _call(row, x, scale, bias, options)
+    arrays = {name: value for name, value in options.items() if name in ("mask", "residual", "gate")}
     if row.key == "flax":
-        arrays = {name: value for name, value in options.items() if name in ("mask", "residual", "gate")}
         others = {name: value for name, value in options.items() if name not in arrays}
         rms_norm = _rms_norm(row)
         names = _traced(lambda first, named: rms_norm(*first, **named, **others), (x, scale, bias), arrays)
@@ -49,8 +49,8 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
         with _noted() as names:
             _rms_norm(row)(x, scale, bias, **options)
     if not names:
-        if row.key == "flax":
-            engines = import_module("rmsnorm.flax_impl.engines")
+        if row.key in ("tf", "flax"):
+            engines = import_module(f"rmsnorm.{row.folder}.engines")
             reason = engines.why_not(call, (x, scale, bias, *arrays.values()))
         else:
             reason = cpu.why_not(call)

@@ -43,7 +43,9 @@ EXCEPTIONS = {
     },
     "tf": {
         "keras_ops.py": "the layer on backends of Keras without a framework",
-        "eager.py": "functions that XLA compiles for eager calls",
+        "arithmetic.py": "operations.py",
+        "engines.py": "which code computes a call",
+        "operations.py": "the arithmetic in the framework's own operations",
         "kernels.py": "the door to the kernels",
         "graph.py": "functions that XLA compiles in a graph",
         "private.py": "what TensorFlow has no public function for",

@@ -2,29 +2,26 @@
 
     y = h / rho * (o + g) + b        rho = sqrt(mean(h_i^2) + eps), or as the variant says
 
-Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in arithmetic.py.
+Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in operations.py.
 TensorFlow's own kernels take subnormal numbers as 0, and so do these functions but where rmsnorm.cpu computes.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any, Final, Never
+from typing import Any, Never
 
 import tensorflow as tf
 
 from rmsnorm import errors
-from rmsnorm.call import Axis, Call, Spec, filled, given, resolve
+from rmsnorm.call import Axis, Spec, given
 from rmsnorm.cpu.prepared import Options, Prepared, prepare
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
-from rmsnorm.tf_impl import eager, graph, kernels
-from rmsnorm.tf_impl.arithmetic import backward, forward, statistic, wide
-from rmsnorm.tf_impl.gate import factor, slope
-from rmsnorm.tf_impl.private import EAGER, is_recording, record_gradient
+from rmsnorm.tf_impl import engines
+from rmsnorm.tf_impl.operations import gradients
+from rmsnorm.tf_impl.private import EAGER_TENSOR
 from rmsnorm.tf_impl.rounding import add, cast
-from rmsnorm.variants import Preset, Variant, derive
-
-_IN_MEMORY: Final = set(EAGER)  # what has numbers in eager calls
+from rmsnorm.variants import Preset, Variant
 
 
 @forward_of(tf.Tensor)
@@ -88,16 +85,11 @@ def rms_norm(
     if unknown:
         raise unknown_argument("rms_norm", rms_norm, unknown)
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
-    prepared = _prepared("rms_norm", options, x, scale, bias, mask, residual, gate)
-    call = prepared.call
-    x, scale, bias, mask, residual, gate = _tensors(x, scale, bias, mask, residual, gate)
+    tensors = _tensors("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate)
+    prepared = _prepared("rms_norm", options, tensors)
+    call, (x, scale, bias, mask, residual, gate) = prepared.call, tensors
     h = add(x, residual, call.x)
-    if prepared.plan is not None and kernels.can_compute(prepared, h, scale, bias, mask, gate):
-        y, inverse_rms = _by_kernels(prepared, h, scale, bias, mask, gate)
-    elif gate is None:
-        y, inverse_rms = _rms_norm(call, h, scale, bias, mask)
-    else:
-        y, inverse_rms = _gated(call, h, scale, bias, mask, gate)
+    y, inverse_rms = engines.forward(prepared, h, scale, bias, mask, gate, return_inverse_rms)
     outputs = [y]
     if residual is not None:
         outputs.append(cast(h, call.sum))
@@ -154,172 +146,47 @@ def rms_norm_vjp(
         raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
     dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
-    prepared = _prepared("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy, dh)
-    call = prepared.call
-    x, scale, bias, mask, residual, gate, dy, dh = _tensors(x, scale, bias, mask, residual, gate, dy, dh)
-    one_dtype = call.x == call.sum and all(t is None or t.dtype == x.dtype for t in (residual, dh))
-    if prepared.plan is not None and one_dtype and not is_recording():
-        h = add(x, residual, call.x)
-        if kernels.can_compute(prepared, dy, h, scale, bias, mask, dh, gate):
-            dx, dscale, dbias, dgate = kernels.backward(prepared, dy, h, scale, bias, mask, None, dh, gate)
-            return dx, dscale, dbias, *(() if residual is None else (dx,)), *(() if gate is None else (dgate,))
-    if gate is not None:
-        return _gated_vjp(call, dy, x, scale, bias, mask, residual, gate, dh)
-    return _vjp(call, dy, x, scale, bias, mask, residual, dh)
-
-
-def _vjp(
-    call: Call, dy: tf.Tensor, x: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None,
-    mask: tf.Tensor | None = None, residual: tf.Tensor | None = None, dh: tf.Tensor | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
-    """The gradients of a checked call without a gate."""
-    h = add(x, residual, call.x)
-    one_dtype = call.x == call.sum and all(t is None or t.dtype == x.dtype for t in (residual, dh))
-    if one_dtype and tf.executing_eagerly() and not is_recording() and dy.dtype.name == call.result:
-        _, inverse_rms = eager.forward(call, h, scale, bias, mask)
-        gradients = eager.backward(call, dy, h, scale, bias, mask, inverse_rms, dh)
-        return tuple(gradients) if residual is None else (*gradients, gradients[0])
-    h = wide(call, h)
-    inverse_rms = statistic(call, h, mask).inverse_rms
-    dx, dscale, dbias = backward(call, dy, h, scale, mask, inverse_rms)
-    if dh is not None:
-        dx = tf.cast(dx, tf.float64) + tf.cast(dh, tf.float64)
-    dscale = None if scale is None else cast(dscale, _name(scale))
-    dbias = None if bias is None else cast(dbias, _name(bias))
-    if residual is not None:
-        return cast(dx, _name(x)), dscale, dbias, cast(dx, _name(residual))
-    return cast(dx, _name(x)), dscale, dbias
-
-
-def _by_kernels(
-    prepared: Prepared, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None,
-    gate: tf.Tensor | None,
-) -> tuple[tf.Tensor, tf.Tensor]:  # fmt: skip
-    """y, with its gradients, and 1 / rho. The derivatives of gradients are those of operations."""
-    call = prepared.call
-
-    def gradients(dy: tf.Tensor) -> list[tf.Tensor]:
-        dy = tf.convert_to_tensor(dy)
-        if not tf.executing_eagerly() or is_recording() or not kernels.can_compute(prepared, dy):
-            if gate is not None:
-                return given(_gated_vjp(call, dy, h, scale, bias, mask, None, gate, None))
-            backward = eager.backward if tf.executing_eagerly() else graph.backward
-            return given(backward(call, dy, h, scale, bias, mask, inverse_rms))
-        return given(kernels.backward(prepared, dy, h, scale, bias, mask, inverse_rms, None, gate))
-
-    y, inverse_rms = kernels.forward(prepared, h, scale, bias, mask, gate)
-    return record_gradient(y, given([h, scale, bias, gate]), gradients), inverse_rms
-
-
-def _gated(
-    call: Call, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None, gate: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    f = factor(call, _held(gate, mask))
-    h = tf.cast(_held(h, mask), f.dtype) * f if call.is_gated_before else h
-    y, inverse_rms = _rms_norm(call.without_gate, h, scale, bias, mask)
-    return y if call.is_gated_before else _held(cast(y * f, call.result), mask), inverse_rms
-
-
-def _gated_vjp(
-    call: Call, dy: tf.Tensor, x: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None,
-    residual: tf.Tensor | None, gate: tf.Tensor, dh: tf.Tensor | None,
-) -> tuple[Any, ...]:  # fmt: skip
-    gate = _unmasked(gate, mask)
-    x, residual = _unmasked(x, mask), None if residual is None else _unmasked(residual, mask)
-    f, inner, h = factor(call, gate), call.without_gate, add(x, residual, call.x)
-    results: tuple[Any, ...]
-    if call.is_gated_before:
-        h = tf.cast(h, f.dtype)
-        gradient, dscale, dbias = _vjp(inner, dy, h * f, scale, bias, mask)
-        dgate, dx = gradient * h, _unmasked(gradient * f, mask)
-        dx = dx if dh is None else tf.cast(dx, tf.float64) + tf.cast(dh, tf.float64)
-        dresidual = () if residual is None else (cast(dx, _name(residual)),)
-        results = cast(dx, _name(x)), dscale, dbias, *dresidual
+    tensors = _tensors(
+        "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dy=dy, dh=dh
+    )
+    prepared = _prepared("rms_norm_vjp", options, tensors)
+    call, (x, scale, bias, mask, residual, gate, dy, dh) = prepared.call, tensors
+    h, terms = add(x, residual, call.x), given([x, residual])  # of the sum: its gradient is that of each
+    if tf.executing_eagerly() and {call.x, call.sum} == {t.dtype.name for t in (*terms, *given([dh]))}:
+        dx, *others = engines.gradients(prepared, dy, h, scale, bias, mask, gate, None, dh)
     else:
-        dy = tf.cast(dy, f.dtype)
-        results = _vjp(inner, dy * f, x, scale, bias, mask, residual, dh)
-        dgate = dy * _rms_norm(inner, h, scale, bias, mask)[0]
-    return *results, cast(_unmasked(dgate * slope(call, gate), mask), _name(gate))
+        dx, *others = gradients(call, dy, h, scale, bias, mask, gate, None, dh)
+    dscale, dbias, dgate = others
+    dx, *dresidual = (cast(dx, t.dtype.name) for t in terms)
+    return dx, dscale, dbias, *dresidual, *given([dgate])
 
 
-def _held(values: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-    """The values, of which derivatives take those under the mask as constants."""
-    return values if mask is None else tf.where(mask, values, tf.stop_gradient(values))
+def _tensors(op: str, **values: Any) -> list[Any]:
+    """The arguments as tensors, None where there is none."""
+    return [value if type(value) is EAGER_TENSOR else _tensor(op, name, value) for name, value in values.items()]
 
 
-def _unmasked(values: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-    """0 under the mask, where gate and x may be NaN."""
-    return values if mask is None else tf.where(mask, values, tf.zeros_like(values))
-
-
-def _rms_norm(
-    call: Call, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
-) -> tuple[tf.Tensor, tf.Tensor]:
-    variables = given([h, scale, bias])
-
-    def gradients(backward: Any, dy: tf.Tensor, inverse_rms: tf.Tensor) -> list[tf.Tensor]:
-        backward = eager.backward if tf.executing_eagerly() else backward
-        return given(backward(call, tf.convert_to_tensor(dy), h, scale, bias, mask, inverse_rms))
-
-    if tf.executing_eagerly():
-        y, inverse_rms = eager.forward(call, h, scale, bias, mask)
-        return record_gradient(y, variables, lambda dy: gradients(graph.backward, dy, inverse_rms)), inverse_rms
-    if graph.supports(*variables):
-        return graph.forward(call, h, scale, bias, mask)
-
-    @tf.custom_gradient
-    def function(*tensors: tf.Tensor) -> Any:
-        y, inverse_rms = forward(call, *[*filled(tensors, [h, scale, bias]), mask])
-        return (y, inverse_rms), lambda dy, _: gradients(eager.rounded_backward, dy, inverse_rms)
-
-    y, inverse_rms = function(*variables)
-    return y, inverse_rms
-
-
-def _prepared(op: str, options: Options, *tensors: Any) -> Prepared:
-    """The prepared call. In graphs, whose sizes may be unknown, and of other tensors it has no plan."""
-    if tf.executing_eagerly() and all(t is None or type(t) in _IN_MEMORY for t in tensors):
-        x, scale, bias, mask, residual, gate, *gradients = tensors
-        if x is not None:
-            return prepare(op, options, x, scale, bias, mask, residual, gate, *gradients)
-    variant, eps, partial, axis, feature_axis, out_dtype = options
-    x, scale, bias, mask, residual, gate, *gradients = tensors
-    call = _resolve(
-        op, x, scale, bias, mask, residual, gate, out_dtype,
-        variant=derive(op, variant, eps, partial), axis=axis, feature_axis=feature_axis,
-        **{name: _spec(op, name, t) for name, t in zip(("dy", "dh"), gradients, strict=False)},
-    )  # fmt: skip
-    return Prepared(call, None, call, None, "the tensors are not in memory as they are")
-
-
-def _tensors(*values: Any) -> list[Any]:
-    return [None if value is None else tf.convert_to_tensor(value) for value in values]
-
-
-def _name(x: tf.Tensor) -> str:
-    return str(tf.as_dtype(x.dtype).name)
-
-
-def _spec(op: str, name: str, x: Any) -> Spec | None:
-    if x is None:
+def _tensor(op: str, name: str, value: Any) -> tf.Tensor | None:
+    if value is None and name not in ("x", "dy"):
         return None
-    if not isinstance(x, (tf.Tensor, tf.Variable)) and not (tf.is_tensor(x) and hasattr(x, "__tf_tensor__")):
-        # nor a keras.Variable; of what is not dense the second holds, of a KerasTensor the third
-        raise errors.wrong_type(op, name, x, "a tf.Tensor", "convert it with tf.convert_to_tensor")
-    if x.shape.rank is None:
+    is_tensor = isinstance(value, (tf.Tensor, tf.Variable)) or (
+        # no keras.Variable; of what is not dense the first holds, of a KerasTensor the second
+        tf.is_tensor(value) and hasattr(value, "__tf_tensor__")
+    )
+    if not is_tensor:
+        raise errors.wrong_type(op, name, value, "a tf.Tensor", "convert it with tf.convert_to_tensor")
+    if value.shape.rank is None:
         raise errors.unknown_rank(op, name)
-    return Spec(tuple(x.shape.as_list()), _name(x))
+    return tf.convert_to_tensor(value)
 
 
-def _resolve(
-    op: str, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any, out_dtype: Any, **options: Any
-) -> Call:
-    arrays = {"scale": scale, "bias": bias, "mask": mask, "residual": residual, "gate": gate}
-    specs: dict[str, Any] = {name: _spec(op, name, value) for name, value in arrays.items()}
-    x_spec = _spec(op, "x", x)
-    if x_spec is None:
-        raise errors.wrong_type(op, "x", x, "a tf.Tensor", "convert it with tf.convert_to_tensor")
-    call = resolve(op, x_spec, out_dtype=out_dtype, **specs, **options)
+def _prepared(op: str, options: Options, tensors: list[Any]) -> Prepared:
+    """The prepared call of these tensors, whose sizes may be unknown in graphs."""
+    if tf.executing_eagerly():
+        return prepare(op, options, *tensors)
+    specs = (None if t is None else Spec(tuple(t.shape.as_list()), t.dtype.name) for t in tensors)
+    prepared = prepare(op, options, *specs)
+    call = prepared.call
     if call.n is None and Fraction(call.variant.partial or 1).denominator >= 2**31:  # k = n p is to fit in 64 bits
         raise errors.unknown_size(op, "x", next(axis for axis in call.axes if call.shape[axis] is None))
-    return call
+    return prepared

@@ -12,15 +12,16 @@ for tf.vectorized_map.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import tensorflow as tf
 
+from rmsnorm import environment
 from rmsnorm.call import Call, filled, given
-from rmsnorm.tf_impl import arithmetic, eager, portable, private
+from rmsnorm.tf_impl import operations, portable, private
 from rmsnorm.tf_impl.rounding import cast
 
 _DEVICES = ["CPU", "GPU"]
@@ -55,10 +56,15 @@ class Pullback:
         return list(tf.gradients(results, variables, upstream, unconnected_gradients="zero"))
 
 
-def supports(*tensors: tf.Tensor | None) -> bool:
+def uses_xla() -> bool:
+    """Whether XLA may compile the calls that it is faster for, also where the program does not ask for it."""
+    return environment.read("RMSNORM_XLA") != "0"
+
+
+def may_hold_functions(tensors: Iterable[tf.Tensor | None]) -> bool:
     """Whether what is computed of the tensors of a graph may be a function of its own."""
     return (
-        eager.uses_xla()
+        uses_xla()
         and tf.compat.v1.executing_eagerly_outside_functions()
         and private.takes_functions(given(tensors))
     )
@@ -79,15 +85,10 @@ def forward(
 
 
 def backward(
-    call: Call,
-    dy: tf.Tensor,
-    h: tf.Tensor,
-    scale: tf.Tensor | None,
-    bias: tf.Tensor | None,
-    mask: tf.Tensor | None,
-    inverse_rms: tf.Tensor,
-) -> list[tf.Tensor | None]:
-    """As eager.rounded_backward, with derivatives of every order.
+    call: Call, dy: tf.Tensor, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None,
+    inverse_rms: tf.Tensor | None,
+) -> list[tf.Tensor | None]:  # fmt: skip
+    """dx, dscale and dbias in the dtypes of h, scale and bias, with derivatives of every order.
 
     The gradient in a SavedModel is of operations: TensorFlow does not save what the gradient of a gradient is.
     """
@@ -98,17 +99,18 @@ def backward(
 
 
 def _rounded_forward(call: Call, *tensors: Any) -> list[tf.Tensor]:
-    y, inverse_rms = arithmetic.forward(call, *tensors)
+    y, inverse_rms = operations.forward(call, *tensors)
     return [y, inverse_rms, cast(inverse_rms, call.inverse_rms)]
 
 
-def _recalled_backward(call: Call, *tensors: Any) -> list[tf.Tensor | None]:
-    return eager.rounded_backward(call, *tensors, recall=True)
+def _recalled_backward(
+    call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, inverse_rms: Any
+) -> list[tf.Tensor | None]:
+    return operations.rounded_gradients(call, dy, h, scale, bias, mask, None, inverse_rms, recall=True)[:3]
 
 
 def _backward_of_operations(call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, _: Any) -> list[Any]:
-    inverse_rms = arithmetic.statistic(call, arithmetic.wide(call, h), mask).inverse_rms
-    return eager.rounded_backward(call, dy, h, scale, bias, mask, inverse_rms)
+    return operations.rounded_gradients(call, dy, h, scale, bias, mask, None, None)[:3]
 
 
 _FORWARD = Function(_rounded_forward, portable.forward, _rounded_forward, 1)
@@ -119,7 +121,7 @@ def _differentiable(
     function: Function, call: Call, tensors: list[tf.Tensor | None], like: list[tf.Tensor | None]
 ) -> list[tf.Tensor]:
     """The results that are not None, each shaped as its tensor of ``like``."""
-    if not supports(*tensors[: -function.constants]):
+    if not may_hold_functions(tensors[: -function.constants]):
         return given(function.exact(call, *tensors))
 
     def gradient(upstream: Sequence[Any], tensors: Sequence[Any], _: Any) -> list[tf.Tensor | None]:
@@ -133,12 +135,9 @@ def _differentiable(
 
 
 def _with_gradient(
-    function: Function,
-    call: Call,
-    tensors: list[tf.Tensor | None],
-    shapes: Sequence[Any],
+    function: Function, call: Call, tensors: list[tf.Tensor | None], shapes: Sequence[Any],
     gradient: Callable[..., list[tf.Tensor | None]],
-) -> list[tf.Tensor]:
+) -> list[tf.Tensor]:  # fmt: skip
     """The results that are not None; ``gradient`` takes their gradients, the tensors and the results."""
     constants = [None] * len(given(tensors[-function.constants :]))
 
@@ -170,14 +169,14 @@ def _with_gradient(
 def _run(function: Function, call: Call, tensors: Sequence[tf.Tensor | None], shapes: Sequence[Any]) -> list[tf.Tensor]:
     """The results that are not None. The tensors are constants: a tape would keep what is computed inside."""
     tensors = [None if t is None else tf.stop_gradient(t) for t in tensors]
-    signature = eager.signature(call, tensors)
+    general = signature(call, tensors)
     present = given(tensors)
     dtypes = [tensor.dtype.name for tensor in tensors[: -function.constants] if tensor is not None]
     if "float64" in (call.product, call.result, *dtypes):
-        results = given(eager.compiled(function.exact, *signature)(*present))
+        results = given(compiled(function.exact, *general)(*present))
     else:
         specs = tuple(None if t is None else tf.TensorSpec(t.shape, t.dtype) for t in tensors)
-        by_xla, otherwise = _branch(function, True, *signature), _branch(function, False, call, specs)
+        by_xla, otherwise = _branch(function, True, *general), _branch(function, False, call, specs)
         branches = [branch.get_concrete_function() for branch in [*[by_xla] * len(_DEVICES), otherwise]]
         # not tf.switch_case, of which the converter of LiteRT cannot tell the branches
         results = tf.raw_ops.StatelessCase(
@@ -202,7 +201,7 @@ def _replaced(inputs: Any) -> list[tuple[tf.Tensor, bool]]:
 def _branch(function: Function, is_exact: bool, call: Call, specs: tuple[tf.TensorSpec | None, ...]) -> Any:
     def run(*tensors: tf.Tensor) -> Any:
         if is_exact:
-            return given(eager.compiled(function.exact, call, specs)(*tensors))
+            return given(compiled(function.exact, call, specs)(*tensors))
         return given(function.portable(call, *filled(tensors, specs)))
 
     return tf.function(run, input_signature=given(specs), autograph=False)
@@ -214,3 +213,26 @@ def _device_index() -> tf.Tensor:
     # for tf.vectorized_map: one number for all rows
     private.vectorize(index, lambda _: [(_device_index(), False)])
     return index
+
+
+def signature(call: Call, tensors: Sequence[tf.Tensor | None]) -> tuple[Call, tuple[tf.TensorSpec | None, ...]]:
+    """The call and the tensors for all sizes of the axes that are neither normalised nor those of the parameters."""
+    fixed = {*call.axes, *call.feature_axes}
+    shape = tuple(size if axis in fixed else None for axis, size in enumerate(call.shape))
+    specs = tuple(
+        None
+        if t is None
+        else tf.TensorSpec([s if r else None for s, r in zip(t.shape, shape, strict=True)], t.dtype)
+        if t.shape.rank == len(shape)
+        else tf.TensorSpec(t.shape, t.dtype)
+        for t in tensors
+    )
+    return replace(call, shape=shape), specs
+
+
+@lru_cache(maxsize=128)
+def compiled(function: Callable[..., Any], call: Call, specs: tuple[tf.TensorSpec | None, ...]) -> Any:
+    def run(*tensors: tf.Tensor) -> Any:
+        return function(call, *filled(tensors, specs))
+
+    return tf.function(run, input_signature=given(specs), jit_compile=True, autograph=False)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import tensorflow as tf
 
@@ -15,23 +15,23 @@ from rmsnorm.cpu.threads import own_threads
 from rmsnorm.tf_impl.private import numbers
 
 
-def can_compute(prepared: Prepared, *tensors: tf.Tensor | None) -> bool:
-    """Whether there is a plan, and kernels can read the tensors."""
-    has_plan = numbers is not None and prepared.plan is not None
-    return has_plan and all(t is None or t.device.endswith("CPU:0") for t in tensors)
+def are_readable(tensors: Iterable[tf.Tensor | None]) -> bool:
+    """Whether kernels can read the numbers of all tensors."""
+    return numbers is not None and all(t is None or t.device.endswith("CPU:0") for t in tensors)
 
 
 def forward(
     prepared: Prepared, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None,
-    gate: tf.Tensor | None = None,
-) -> tuple[tf.Tensor, tf.Tensor]:  # fmt: skip
-    """y, and 1 / rho in float64."""
+    gate: tf.Tensor | None, with_inverse_rms: bool,
+) -> tuple[tf.Tensor, tf.Tensor | None]:  # fmt: skip
+    """y, and 1 / rho in float64 if it is asked for."""
     plan, call = prepared.plan, prepared.rows
     h, mask, gate = _in_order(prepared, h, _whole(prepared, mask), gate)
-    y, inverse_rms = _empty((call.shape, call.result), (plan.reduced, "float64"))
+    y, *others = _empty((call.shape, call.result), *([(plan.reduced, "float64")] if with_inverse_rms else []))
+    inverse_rms = others[0] if others else None
     plan.run_forward(
-        own_threads, _address(h), plan.x_bytes, 0, _address(scale), _address(bias), *_mask(plan.n, mask),
-        _address(y), 0, _address(inverse_rms), _address(gate), _step(plan.n, gate),
+        own_threads, _array(h), plan.x_bytes, None, _array(scale), _array(bias), *_mask(plan.n, mask),
+        _array(y), None, _array(inverse_rms), _array(gate), _step(plan.n, gate),
     )  # fmt: skip
     y, inverse_rms = _as_x(prepared, y, inverse_rms)
     return y, inverse_rms
@@ -39,18 +39,18 @@ def forward(
 
 def backward(
     prepared: Prepared, dy: tf.Tensor, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None,
-    mask: tf.Tensor | None, inverse_rms: tf.Tensor | None, dh: tf.Tensor | None = None, gate: tf.Tensor | None = None,
+    mask: tf.Tensor | None, gate: tf.Tensor | None, inverse_rms: tf.Tensor | None, dh: tf.Tensor | None,
 ) -> list[tf.Tensor | None]:  # fmt: skip
-    """dx + dh, dscale, dbias and dgate, each in the dtype of its primal; without 1 / rho it is computed again."""
+    """dx + dh, dscale, dbias and dgate, each in the dtype of its primal; without 1 / rho it is computed once more."""
     plan = prepared.plan
     dy, h, mask, inverse_rms, dh, gate = _in_order(prepared, dy, h, _whole(prepared, mask), inverse_rms, dh, gate)
     primals = (h, scale, bias, gate)
     results = filled(_empty(*((tuple(t.shape), t.dtype.name) for t in given(primals))), primals)
     dx, dscale, dbias, dgate = results
     plan.run_backward(
-        own_threads, _address(h), plan.x_bytes, _address(scale), *_mask(plan.n, mask), _address(inverse_rms),
-        _address(dy), _address(dh), _address(dx), _address(dscale), _address(dbias), _address(gate),
-        _step(plan.n, gate), _address(dgate), 0 if gate is None else _address(bias),
+        own_threads, _array(h), plan.x_bytes, _array(scale), *_mask(plan.n, mask), _array(inverse_rms), _array(dy),
+        _array(dh), _array(dx), _array(dscale), _array(dbias), _array(gate), _step(plan.n, gate), _array(dgate),
+        None if gate is None else _array(bias),
     )  # fmt: skip
     dx, dgate = _as_x(prepared, dx, dgate)
     return [dx, dscale, dbias, dgate]
@@ -80,12 +80,10 @@ def _step(n: int, gate: tf.Tensor | None) -> int:
     return 0 if gate is None else n * gate.dtype.size
 
 
-def _empty(*specs: tuple[Sequence[int], str]) -> list[tf.Tensor]:
+def _empty(*specs: tuple[tuple[int, ...], str]) -> list[tf.Tensor]:
     """New tensors for a kernel to fill, in memory of TensorFlow, which aborts on memory not aligned to 64 bytes."""
     with tf.device("CPU:0"):
-        # TensorFlow's fast path knows no names of dtypes
-        pairs = [(_sizes(shape), tf.as_dtype(dtype)) for shape, dtype in specs]
-        return [tf.raw_ops.Empty(shape=sizes, dtype=dtype, init=False) for sizes, dtype in pairs]
+        return [tf.raw_ops.Empty(shape=_sizes(shape), dtype=_dtype(dtype), init=False) for shape, dtype in specs]
 
 
 @lru_cache(maxsize=1024)
@@ -94,10 +92,14 @@ def _sizes(shape: tuple[int, ...]) -> tf.Tensor:
     return tf.constant(shape, tf.int32)
 
 
-def _address(tensor: tf.Tensor | None) -> int:
-    return 0 if tensor is None or numbers is None else int(numbers(tensor).__array_interface__["data"][0])
+_dtype: Final = lru_cache(maxsize=32)(tf.as_dtype)  # TensorFlow's fast path knows no names of dtypes
 
 
-def _mask(n: int, mask: tf.Tensor | None) -> tuple[int, int, int]:
-    """The mask's address, and its steps to the next row and element."""
-    return (0, 0, 0) if mask is None else (_address(mask), n, 1)
+def _array(tensor: tf.Tensor | None) -> Any:
+    """The numbers of a tensor as an array that shares its memory."""
+    return None if tensor is None or numbers is None else numbers(tensor)
+
+
+def _mask(n: int, mask: tf.Tensor | None) -> tuple[Any, int, int]:
+    """The mask, and its steps to the next row and element."""
+    return (None, 0, 0) if mask is None else (_array(mask), n, 1)

@@ -1,6 +1,6 @@
-"""The arithmetic of RMSNorm in float32, by operations that every converter of TensorFlow graphs knows.
+"""The operations of RMSNorm in float32, by operations that every converter of TensorFlow graphs knows.
 
-It stands in a graph beside arithmetic.py, whose float64 LiteRT does not have. Every row is divided by its largest
+It stands in a graph beside operations.py, whose float64 LiteRT does not have. Every row is divided by its largest
 number, so that no square leaves the range. Derivatives are TensorFlow's own.
 """
 
@@ -11,13 +11,13 @@ from typing import Any
 import tensorflow as tf
 
 from rmsnorm.call import Call
-from rmsnorm.tf_impl import arithmetic
+from rmsnorm.tf_impl import operations
 
 
 def forward(
     call: Call, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
 ) -> list[tf.Tensor]:
-    """As graph.forward: y, and 1 / rho twice, in the formats of the arithmetic and of the result."""
+    """As graph.forward: y, and 1 / rho twice, in the formats of the operations and of the result."""
     y, inverse_rms = _normalised(call, tf.cast(h, tf.float32), mask)
     gain, shift = _parameters(call, scale, bias)
     if call.norm is not None:  # each operation is rounded as the variant says
@@ -58,7 +58,7 @@ def backward(
 
 def _normalised(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
     """h / rho and 1 / rho, 0 in rows with nothing counted."""
-    part, c = arithmetic._part(call, h, mask)
+    part, c = operations._part(call, h, mask)
     counted, k, empty = _counted(part, c, mask)
     eps, position = call.eps, call.variant.eps_position
     c = c if counted is None else tf.where(counted, c, 0.0)
@@ -87,9 +87,9 @@ def _normalised(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Te
 
 
 def _counted(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[Any, tf.Tensor, Any]:
-    """As arithmetic._counted, in operations of LiteRT where the size of a row is known."""
+    """As operations._counted, in operations of LiteRT where the size of a row is known."""
     if not call.n:
-        counted, k, empty = arithmetic._counted(call, h, mask)
+        counted, k, empty = operations._counted(call, h, mask)
         return counted, tf.cast(k, tf.float32), empty
     counted = None
     if call.k != call.n:
@@ -113,7 +113,7 @@ def _parameters(call: Call, scale: tf.Tensor | None, bias: tf.Tensor | None) -> 
 def _features(call: Call, parameter: tf.Tensor) -> tf.Tensor:
     if None not in call.feature_shape:
         return tf.reshape(parameter, call.feature_shape)
-    return arithmetic._features(call, parameter, parameter)
+    return operations._features(call, parameter, parameter)
 
 
 def _rounded(x: tf.Tensor, dtype: str) -> tf.Tensor:

@@ -14,22 +14,22 @@ from typing import Any, Final
 import tensorflow as tf
 
 
-def _found(module: str, name: str, otherwise: Any) -> Any:
+def _private(module: str, name: str, otherwise: Any) -> Any:
     """What has this name in a module below ``tensorflow.python``."""
     with suppress(ImportError):
         return getattr(import_module(f"tensorflow.python.{module}"), name, otherwise)
     return otherwise
 
 
-_record: Final = _found("eager.record", "record_operation", None)
-_tangents: Final = _found("eager.forwardprop_util", "pack_tangents", None)
-_is_in_xla: Final = _found("ops.control_flow_util", "GraphOrParentsInXlaContext", lambda graph: True)
-_wrap: Final = _found("ops.parallel_for.pfor", "wrap", None)
+_record: Final = _private("eager.record", "record_operation", None)
+_tangents: Final = _private("eager.forwardprop_util", "pack_tangents", None)
+_is_in_xla: Final = _private("ops.control_flow_util", "GraphOrParentsInXlaContext", lambda graph: True)
+_wrap: Final = _private("ops.parallel_for.pfor", "wrap", None)
 
 # Whether a tape or a ForwardAccumulator is open. If it is not known, gradients are operations, which have their own.
-is_recording: Final[Callable[[], bool]] = _found("eager.record", "could_possibly_record", lambda: True)
+is_recording: Final[Callable[[], bool]] = _private("eager.record", "could_possibly_record", lambda: True)
 # Whether the graph is traced for a SavedModel. If it is not known, gradients are as there.
-is_saved: Final[Callable[[], bool]] = _found("saved_model.save_context", "in_save_context", lambda: True)
+is_saved: Final[Callable[[], bool]] = _private("saved_model.save_context", "in_save_context", lambda: True)
 
 
 def record_gradient(
@@ -64,15 +64,8 @@ def vectorize(tensor: tf.Tensor, convert: Callable[[Any], list[tuple[tf.Tensor, 
     tensor.op.pfor_converter = lambda inputs: [_wrap(*result) for result in convert(inputs)]
 
 
-# The types of what has numbers in eager calls. Where they are not known, no kernels are used.
-EAGER: Final[tuple[type, ...]] = tuple(
-    filter(
-        None,
-        [_found("framework.ops", "EagerTensor", None), _found("ops.resource_variable_ops", "ResourceVariable", None)],
-    )
-)
+# The type of tensors that are no part of a graph; None if it is not known, which is the type of no tensor then.
+EAGER_TENSOR: Final[Any] = _private("framework.ops", "EagerTensor", None)
 # The numbers of a tensor on the CPU as an array that shares its memory, which tf.Tensor.numpy copies. Without it no
 # kernels are used.
-numbers: Final[Callable[[tf.Tensor], Any] | None] = getattr(
-    _found("framework.ops", "EagerTensor", None), "_numpy", None
-)
+numbers: Final[Callable[[tf.Tensor], Any] | None] = getattr(EAGER_TENSOR, "_numpy", None)

@@ -19,7 +19,7 @@ tf = pytest.importorskip("tensorflow")
 from tf_arrays import converted, to_tf  # noqa: E402
 from tf_gradients import NESTINGS, backward_over_backward, forward_over_forward, gradients_of  # noqa: E402
 
-from rmsnorm.tf_impl import arithmetic, rms_norm, rms_norm_vjp  # noqa: E402
+from rmsnorm.tf_impl import operations, rms_norm, rms_norm_vjp  # noqa: E402
 
 
 def small(name: str) -> tuple[Any, list[Any], dict[str, Any]]:
@@ -61,7 +61,7 @@ def test_a_second_derivative_needs_the_recalled_statistic(monkeypatch: pytest.Mo
     function, arrays, options = small("plain")
     directions, v = directions_of(arrays), np.random.default_rng(1).standard_normal((2, 3, 4))
     want = product_with_hessian(arrays, v, directions, options)
-    monkeypatch.setattr(arithmetic, "recalled", lambda call, a, mask, inverse_rms: inverse_rms)
+    monkeypatch.setattr(operations, "recalled", lambda call, a, mask, inverse_rms: inverse_rms)
     got = backward_over_backward(function, [*map(to_tf, arrays)], to_tf(v), [*map(to_tf, directions)])
     assert np.abs(got[0] - want[0]).max() > 0.1
 

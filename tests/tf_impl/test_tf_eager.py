@@ -21,7 +21,7 @@ tf = pytest.importorskip("tensorflow")
 from tf_arrays import to_tf  # noqa: E402
 from tf_gradients import with_gradients  # noqa: E402
 
-from rmsnorm.tf_impl import eager, kernels, rms_norm  # noqa: E402
+from rmsnorm.tf_impl import engines, graph, kernels, rms_norm  # noqa: E402
 
 WAYS = ("kernels", "compiled", "operations")
 # cases of the kit, and whether the kernels take them
@@ -37,9 +37,9 @@ def way(request: Any, monkeypatch: pytest.MonkeyPatch, forget: Any) -> str:
     if request.param == "kernels" and not cpu.is_available():
         pytest.skip("no kernels")
     if request.param != "kernels":
-        monkeypatch.setattr(kernels, "can_compute", lambda *_: False)
-    monkeypatch.setattr(eager, "_LARGE", 2**60 if request.param == "operations" else 1)
-    forget(eager.compiled)
+        monkeypatch.setattr(kernels, "are_readable", lambda *_: False)
+    monkeypatch.setattr(engines, "_LARGE", 2**60 if request.param == "operations" else 1)
+    forget(graph.compiled)
     return str(request.param)
 
 
@@ -56,16 +56,16 @@ def test_every_way_is_the_golden(name: str, dtype: str, way: str, monkeypatch: p
     assert not failed, "\n".join(failed)
     if dtype in case.dtypes:
         assert bool(used) == (way == "kernels" and CASES[name])
-        assert bool(eager.compiled.cache_info().misses) == (way == "compiled" or (way == "kernels" and not used))
+        assert bool(graph.compiled.cache_info().misses) == (way == "compiled" or (way == "kernels" and not used))
 
 
 def test_one_trace_for_every_batch(monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
     """One forward and one backward trace for all sizes of the axes that share parameters; others for another width."""
-    monkeypatch.setattr(kernels, "can_compute", lambda *_: False)
-    monkeypatch.setattr(eager, "_LARGE", 1)
-    forget(eager.compiled)
-    traced, traced_of = [], eager.compiled
-    monkeypatch.setattr(eager, "compiled", lambda *arguments: traced.append(traced_of(*arguments)) or traced[-1])
+    monkeypatch.setattr(kernels, "are_readable", lambda *_: False)
+    monkeypatch.setattr(engines, "_LARGE", 1)
+    forget(graph.compiled)
+    traced, traced_of = [], graph.compiled
+    monkeypatch.setattr(graph, "compiled", lambda *arguments: traced.append(traced_of(*arguments)) or traced[-1])
     for batch in ((2, 3), (5, 3), (1, 7)):
         x = tf.random.stateless_normal((*batch, 40), (0, 1))
         with_gradients(x, x, tf.ones(40))

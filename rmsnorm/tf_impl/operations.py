@@ -1,4 +1,4 @@
-"""The arithmetic of RMSNorm on TensorFlow tensors.
+"""The arithmetic of RMSNorm in TensorFlow's own operations.
 
 The statistic is float64, so that no square of a number in 16 or 32 bits leaves the range. The rest is float64, too, and
 results in 32 bits are correctly rounded; between 16 bits it is float32, which XLA makes twice as fast. Where x or y is
@@ -8,7 +8,7 @@ while a graph is traced.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from rmsnorm import dtypes
 from rmsnorm.call import Call
+from rmsnorm.tf_impl.gate import factor, slope
 from rmsnorm.tf_impl.rounding import (
     cast,
     excess,
@@ -66,6 +67,36 @@ def statistic(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
 
 
 def forward(
+    call: Call, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None,
+    gate: tf.Tensor | None = None,
+) -> tuple[tf.Tensor, tf.Tensor]:  # fmt: skip
+    """y, and 1 / rho in float64."""
+    return _norm(call, h, scale, bias, mask) if gate is None else gated(call, _norm, h, scale, bias, mask, gate)
+
+
+def gated(
+    call: Call, norm: Callable[..., tuple[tf.Tensor, tf.Tensor]], h: tf.Tensor, scale: tf.Tensor | None,
+    bias: tf.Tensor | None, mask: tf.Tensor | None, gate: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:  # fmt: skip
+    """y and 1 / rho of a call with a gate, if ``norm`` computes those of the call without it."""
+    f = factor(call, _constant_under(mask, gate))
+    if call.is_gated_before:
+        return norm(call.without_gate, tf.cast(_constant_under(mask, h), f.dtype) * f, scale, bias, mask)
+    y, inverse_rms = norm(call.without_gate, h, scale, bias, mask)
+    return _constant_under(mask, cast(y * f, call.result)), inverse_rms
+
+
+def _constant_under(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
+    """The values, of which derivatives take those under the mask as constants."""
+    return values if mask is None else tf.where(mask, values, tf.stop_gradient(values))
+
+
+def _zero_under(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
+    """The values, and 0 under the mask."""
+    return values if mask is None else tf.where(mask, values, tf.zeros_like(values))
+
+
+def _norm(
     call: Call, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
     h = wide(call, h)  # once: the gradients of its uses then add up there
@@ -106,6 +137,55 @@ def _over_rho(x: tf.Tensor, inverse_rms: tf.Tensor) -> tf.Tensor:
         return x * inverse_rms
     power = tf.where(tf.stop_gradient(inverse_rms) < 2.0**-100, 2.0**-32 * tf.ones_like(inverse_rms), 1.0)
     return (x * tf.cast(power, x.dtype)) * tf.cast(inverse_rms / power, x.dtype)
+
+
+def rounded_gradients(
+    call: Call, dy: tf.Tensor, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None,
+    gate: tf.Tensor | None, inverse_rms: tf.Tensor | None, dh: tf.Tensor | None = None, *, recall: bool = False,
+) -> list[tf.Tensor | None]:  # fmt: skip
+    """dx + dh, dscale, dbias and dgate in the dtypes of h, scale, bias and gate; None for what is None."""
+    dx, *others = gradients(call, dy, h, scale, bias, mask, gate, inverse_rms, dh, recall=recall)
+    return [cast(dx, h.dtype.name), *others]
+
+
+def gradients(
+    call: Call, dy: tf.Tensor, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None,
+    gate: tf.Tensor | None, inverse_rms: tf.Tensor | None, dh: tf.Tensor | None = None, *, recall: bool = False,
+) -> tuple[tf.Tensor, tf.Tensor | None, tf.Tensor | None, tf.Tensor | None]:  # fmt: skip
+    """dx + dh, not yet rounded, and the others, rounded to the dtypes of their tensors.
+
+    Without 1 / rho it is computed here. For a derivative of them it is recalled if it is a constant: in a graph of
+    operations it has its own.
+    """
+
+    def pull(norm: Call, upstream: tf.Tensor, a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        x = wide(norm, a)
+        saved = statistic(norm, x, mask).inverse_rms if inverse_rms is None else inverse_rms
+        if recall and inverse_rms is not None:
+            saved = recalled(norm, x, mask, inverse_rms)
+        return backward(norm, upstream, x, scale, mask, saved)
+
+    dgate = None
+    if gate is None:
+        dx, dscale, dbias = pull(call, dy, h)
+    else:
+        h, z = (_zero_under(mask, t) for t in (h, gate))  # which may be NaN there, and so may products with them
+        f, norm = factor(call, z), call.without_gate
+        if call.is_gated_before:
+            a = tf.cast(h, f.dtype)
+            dx, dscale, dbias = pull(norm, dy, a * f)
+            dx = tf.cast(dx, f.dtype)
+            dgate, dx = dx * a, _zero_under(mask, dx * f)
+        else:
+            dy = tf.cast(dy, f.dtype)
+            dx, dscale, dbias = pull(norm, dy * f, h)
+            dgate = dy * _norm(norm, h, scale, bias, mask)[0]
+        dgate = cast(_zero_under(mask, dgate * slope(call, z)), gate.dtype.name)
+    if dh is not None:
+        dx = tf.cast(dx, tf.float64) + tf.cast(dh, tf.float64)
+    pairs = ((dscale, scale), (dbias, bias))
+    rounded = [None if primal is None else cast(result, primal.dtype.name) for result, primal in pairs]
+    return dx, *rounded, dgate
 
 
 def backward(

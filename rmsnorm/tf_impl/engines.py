@@ -1,0 +1,146 @@
+"""Which engine computes a call, and the call itself. Nothing else decides that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from enum import Enum
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import tensorflow as tf
+
+from rmsnorm import cpu
+from rmsnorm.call import Call, filled, given
+from rmsnorm.cpu.prepared import Prepared, in_order, order_of
+from rmsnorm.tf_impl import graph, kernels, operations
+from rmsnorm.tf_impl.private import is_recording, record_gradient
+
+_LARGE: Final = 2**20  # elements: below, to compile another size takes as long as a hundred calls by operations
+
+
+class Engine(Enum):
+    """What computes a call."""
+
+    KERNELS = "kernels"  # those of rmsnorm.cpu
+    COMPILED = "operations that XLA compiles"
+    FUNCTION = "a function in a graph"  # which XLA compiles where the graph runs; portable.py in a converter
+    OPERATIONS = "operations of TensorFlow"
+
+
+class Context(NamedTuple):
+    """What is around a call, asked once.
+
+    Attributes:
+        is_graph: TensorFlow traces a graph and computes nothing yet.
+        is_recorded: a derivative of the results may be wanted that the engine is to have itself.
+        may_compile: a graph may hold a function; an eager call is large, and XLA is not switched off.
+        is_readable: the tensors are in the memory of a CPU as they are.
+        refusal: why no kernel can compute the call; None if one can.
+    """
+
+    is_graph: bool
+    is_recorded: bool
+    may_compile: bool
+    is_readable: bool
+    refusal: str | None
+
+
+@lru_cache(maxsize=64)
+def engine_of(context: Context) -> tuple[Engine, str | None]:
+    """The engine, and why it is not the kernels; None if it is."""
+    if context.is_graph:
+        engine = Engine.FUNCTION if context.may_compile else Engine.OPERATIONS
+        return engine, "a graph is computed by operations, which XLA compiles"
+    if context.is_recorded:
+        return Engine.OPERATIONS, "a derivative of the gradients may be wanted"
+    if context.refusal is None and context.is_readable:
+        return Engine.KERNELS, None
+    engine = Engine.COMPILED if context.may_compile else Engine.OPERATIONS
+    return engine, context.refusal or "an array is not in the memory of a CPU as it is"
+
+
+_IN_MEMORY: Final = Context(False, False, False, True, None)  # where the other questions need not be asked
+
+
+def context_of(prepared: Prepared, tensors: Iterable[tf.Tensor | None], is_recorded: bool = False) -> Context:
+    if not tf.executing_eagerly():
+        return Context(True, is_recorded, graph.may_hold_functions(tensors), False, None)
+    is_readable = kernels.are_readable(tensors)
+    if prepared.reason is None and is_readable and not is_recorded:
+        return _IN_MEMORY
+    may_compile = math.prod(prepared.call.shape) >= _LARGE and graph.uses_xla()
+    return Context(False, is_recorded, may_compile, is_readable, prepared.reason)
+
+
+def why_not(call: Call, arrays: Iterable[Any]) -> str | None:
+    """Why no kernel computes a call with these arrays; None if one does."""
+    order = order_of(call)
+    rows = call if order is None else in_order(call, order)
+    return engine_of(context_of(Prepared(call, order, rows, None, cpu.why_not(rows)), arrays))[1]
+
+
+def forward(
+    prepared: Prepared, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None,
+    gate: tf.Tensor | None, with_inverse_rms: bool,
+) -> tuple[tf.Tensor, tf.Tensor | None]:  # fmt: skip
+    """y with derivatives of every order, and 1 / rho, which may be None if it is not asked for."""
+    call, tensors = prepared.call, (h, scale, bias, mask, gate)
+    engine, _ = engine_of(context := context_of(prepared, tensors))
+    if context.is_graph:
+        norm = graph.forward if engine is Engine.FUNCTION else _with_gradient
+        return norm(call, *tensors[:4]) if gate is None else operations.gated(call, norm, *tensors)
+    inverse_rms: tf.Tensor | None
+    if engine is Engine.KERNELS:
+        y, inverse_rms = kernels.forward(prepared, *tensors, with_inverse_rms or is_recording())
+    else:
+        y, inverse_rms = _run(engine, operations.forward, call, tensors)
+
+    def gradient(dy: Any) -> list[tf.Tensor]:
+        return given(gradients(prepared, tf.convert_to_tensor(dy), *tensors, inverse_rms))
+
+    return record_gradient(y, given([h, scale, bias, gate]), gradient), inverse_rms
+
+
+def gradients(
+    prepared: Prepared, dy: tf.Tensor, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None,
+    mask: tf.Tensor | None, gate: tf.Tensor | None, inverse_rms: tf.Tensor | None = None, dh: tf.Tensor | None = None,
+) -> list[tf.Tensor | None]:  # fmt: skip
+    """dx + dh, dscale, dbias and dgate of an eager call, each in the dtype of its tensor."""
+    call, tensors = prepared.call, (dy, h, scale, bias, mask, gate, inverse_rms, dh)
+    engine, _ = engine_of(context := context_of(prepared, tensors, is_recording()))
+    if engine is Engine.KERNELS:
+        return kernels.backward(prepared, *tensors)
+    if context.is_graph and gate is None:  # which asks for the derivative of an eager call
+        return [*graph.backward(call, dy, h, scale, bias, mask, inverse_rms), None]
+    if context.is_graph or context.is_recorded:
+        return operations.rounded_gradients(call, *tensors, recall=True)
+    results: list[tf.Tensor | None] = _run(engine, operations.rounded_gradients, call, tensors)
+    return results
+
+
+def _run(engine: Engine, function: Callable[..., Any], call: Call, tensors: Iterable[tf.Tensor | None]) -> Any:
+    """The function of constants: a tape would keep every tensor, though no gradient goes through them."""
+    constants = [None if t is None else tf.stop_gradient(t) for t in tensors]
+    if engine is Engine.COMPILED:
+        return graph.compiled(function, *graph.signature(call, constants))(*given(constants))
+    return function(call, *constants)
+
+
+def _with_gradient(
+    call: Call, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """y and 1 / rho by operations in a graph, with our gradient in place of TensorFlow's."""
+
+    @tf.custom_gradient
+    def function(*tensors: tf.Tensor) -> Any:
+        y, inverse_rms = operations.forward(call, *filled(tensors, [h, scale, bias]), mask)
+
+        def gradient(dy: Any, _: Any) -> list[tf.Tensor]:
+            dy = tf.convert_to_tensor(dy)
+            return given(operations.rounded_gradients(call, dy, h, scale, bias, mask, None, inverse_rms))
+
+        return (y, inverse_rms), gradient
+
+    y, inverse_rms = function(*given([h, scale, bias]))
+    return y, inverse_rms
