@@ -49,7 +49,8 @@ EXCEPTIONS = {
         "kernels.py": "the door to the kernels",
         "graph.py": "functions that XLA compiles in a graph",
         "private.py": "what TensorFlow has no public function for",
-        "portable.py": "float32, for LiteRT",
+        "lite.py": "float32, for LiteRT",
+        "portable.py": "the formula of lite.py and of keras_ops.py",
     },
     "flax": {
         "linen.py": "Flax has two module systems",

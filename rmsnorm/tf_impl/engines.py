@@ -24,7 +24,7 @@ class Engine(Enum):
 
     KERNELS = "kernels"  # those of rmsnorm.cpu
     COMPILED = "operations that XLA compiles"
-    FUNCTION = "a function in a graph"  # which XLA compiles where the graph runs; portable.py in a converter
+    FUNCTION = "a function in a graph"  # which XLA compiles where the graph runs; lite.py in a converter
     OPERATIONS = "operations of TensorFlow"
 
 
@@ -34,6 +34,7 @@ class Context(NamedTuple):
     Attributes:
         is_graph: TensorFlow traces a graph and computes nothing yet.
         is_recorded: a derivative of the results may be wanted that the engine is to have itself.
+        is_mixed: the gradient of x + residual is wanted in another dtype than its own.
         may_compile: a graph may hold a function; an eager call is large, and XLA is not switched off.
         is_readable: the tensors are in the memory of a CPU as they are.
         refusal: why no kernel can compute the call; None if one can.
@@ -41,6 +42,7 @@ class Context(NamedTuple):
 
     is_graph: bool
     is_recorded: bool
+    is_mixed: bool
     may_compile: bool
     is_readable: bool
     refusal: str | None
@@ -54,23 +56,27 @@ def engine_of(context: Context) -> tuple[Engine, str | None]:
         return engine, "a graph is computed by operations, which XLA compiles"
     if context.is_recorded:
         return Engine.OPERATIONS, "a derivative of the gradients may be wanted"
+    if context.is_mixed:
+        return Engine.OPERATIONS, "the gradient of x and that of the residual have different dtypes"
     if context.refusal is None and context.is_readable:
         return Engine.KERNELS, None
     engine = Engine.COMPILED if context.may_compile else Engine.OPERATIONS
     return engine, context.refusal or "an array is not in the memory of a CPU as it is"
 
 
-_IN_MEMORY: Final = Context(False, False, False, True, None)  # where the other questions need not be asked
+_IN_MEMORY: Final = Context(False, False, False, False, True, None)  # where the other questions need not be asked
 
 
-def context_of(prepared: Prepared, tensors: Iterable[tf.Tensor | None], is_recorded: bool = False) -> Context:
+def context_of(
+    prepared: Prepared, tensors: Iterable[tf.Tensor | None], is_recorded: bool = False, is_mixed: bool = False
+) -> Context:
     if not tf.executing_eagerly():
-        return Context(True, is_recorded, graph.may_hold_functions(tensors), False, None)
+        return Context(True, is_recorded, is_mixed, graph.may_hold_functions(tensors), False, None)
     is_readable = kernels.are_readable(tensors)
-    if prepared.reason is None and is_readable and not is_recorded:
+    if prepared.reason is None and is_readable and not is_recorded and not is_mixed:
         return _IN_MEMORY
     may_compile = math.prod(prepared.call.shape) >= _LARGE and graph.uses_xla()
-    return Context(False, is_recorded, may_compile, is_readable, prepared.reason)
+    return Context(False, is_recorded, is_mixed, may_compile, is_readable, prepared.reason)
 
 
 def why_not(call: Call, arrays: Iterable[Any]) -> str | None:
@@ -105,17 +111,18 @@ def forward(
 def gradients(
     prepared: Prepared, dy: tf.Tensor, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None,
     mask: tf.Tensor | None, gate: tf.Tensor | None, inverse_rms: tf.Tensor | None = None, dh: tf.Tensor | None = None,
+    is_mixed: bool = False,
 ) -> list[tf.Tensor | None]:  # fmt: skip
-    """dx + dh, dscale, dbias and dgate of an eager call, each in the dtype of its tensor."""
+    """dx + dh, dscale, dbias and dgate, each in the dtype of its tensor; the first not rounded if ``is_mixed``."""
     call, tensors = prepared.call, (dy, h, scale, bias, mask, gate, inverse_rms, dh)
-    engine, _ = engine_of(context := context_of(prepared, tensors, is_recording()))
+    engine, _ = engine_of(context := context_of(prepared, tensors, is_recording(), is_mixed))
     if engine is Engine.KERNELS:
         return kernels.backward(prepared, *tensors)
-    if context.is_graph and gate is None:  # which asks for the derivative of an eager call
+    if context.is_graph and gate is None and inverse_rms is not None:  # the derivative of an eager call
         return [*graph.backward(call, dy, h, scale, bias, mask, inverse_rms), None]
-    if context.is_graph or context.is_recorded:
-        return operations.rounded_gradients(call, *tensors, recall=True)
-    results: list[tf.Tensor | None] = _run(engine, operations.rounded_gradients, call, tensors)
+    if context.is_graph or context.is_recorded or is_mixed:
+        return operations.gradients(call, *tensors, recall=True, is_mixed=is_mixed)
+    results: list[tf.Tensor | None] = _run(engine, operations.gradients, call, tensors)
     return results
 
 
@@ -134,11 +141,11 @@ def _with_gradient(
 
     @tf.custom_gradient
     def function(*tensors: tf.Tensor) -> Any:
-        y, inverse_rms = operations.forward(call, *filled(tensors, [h, scale, bias]), mask)
+        y, inverse_rms = operations.forward(call, *[*filled(tensors, [h, scale, bias]), mask])
 
         def gradient(dy: Any, _: Any) -> list[tf.Tensor]:
             dy = tf.convert_to_tensor(dy)
-            return given(operations.rounded_gradients(call, dy, h, scale, bias, mask, None, inverse_rms))
+            return given(operations.gradients(call, dy, h, scale, bias, mask, None, inverse_rms))
 
         return (y, inverse_rms), gradient
 

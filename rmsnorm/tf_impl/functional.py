@@ -18,7 +18,6 @@ from rmsnorm.call import Axis, Spec, given
 from rmsnorm.cpu.prepared import Options, Prepared, prepare
 from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.tf_impl import engines
-from rmsnorm.tf_impl.operations import gradients
 from rmsnorm.tf_impl.private import EAGER_TENSOR
 from rmsnorm.tf_impl.rounding import add, cast
 from rmsnorm.variants import Preset, Variant
@@ -152,11 +151,8 @@ def rms_norm_vjp(
     prepared = _prepared("rms_norm_vjp", options, tensors)
     call, (x, scale, bias, mask, residual, gate, dy, dh) = prepared.call, tensors
     h, terms = add(x, residual, call.x), given([x, residual])  # of the sum: its gradient is that of each
-    if tf.executing_eagerly() and {call.x, call.sum} == {t.dtype.name for t in (*terms, *given([dh]))}:
-        dx, *others = engines.gradients(prepared, dy, h, scale, bias, mask, gate, None, dh)
-    else:
-        dx, *others = gradients(call, dy, h, scale, bias, mask, gate, None, dh)
-    dscale, dbias, dgate = others
+    is_mixed = len({call.x, call.sum, *(t.dtype.name for t in given([*terms, dh]))}) > 1
+    dx, dscale, dbias, dgate = engines.gradients(prepared, dy, h, scale, bias, mask, gate, None, dh, is_mixed)
     dx, *dresidual = (cast(dx, t.dtype.name) for t in terms)
     return dx, dscale, dbias, *dresidual, *given([dgate])
 

@@ -1,7 +1,7 @@
 """Graphs: what a call computes is a function of its own, which XLA compiles where the graph runs.
 
 XLA compiles it once for every size of x, in a tenth of a second. The graph holds it, and so does a SavedModel. Beside
-it, chosen by TensorFlow's own operation for the device that runs the graph, is portable.py: for a converter, such as
+it, chosen by TensorFlow's own operation for the device that runs the graph, is lite.py: for a converter, such as
 that of LiteRT, which knows no device and no float64, and where XLA compiles a function that was traced before.
 
 A graph holds plain operations instead if XLA compiles all of it, in a graph of TensorFlow 1, under a
@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from rmsnorm import environment
 from rmsnorm.call import Call, filled, given
-from rmsnorm.tf_impl import operations, portable, private
+from rmsnorm.tf_impl import lite, operations, private
 from rmsnorm.tf_impl.rounding import cast
 
 _DEVICES = ["CPU", "GPU"]
@@ -35,7 +35,7 @@ class Function:
     """
 
     exact: Callable[..., Any]
-    portable: Callable[..., Any]
+    lite: Callable[..., Any]
     operations: Callable[..., Any]
     constants: int
 
@@ -63,11 +63,8 @@ def uses_xla() -> bool:
 
 def may_hold_functions(tensors: Iterable[tf.Tensor | None]) -> bool:
     """Whether what is computed of the tensors of a graph may be a function of its own."""
-    return (
-        uses_xla()
-        and tf.compat.v1.executing_eagerly_outside_functions()
-        and private.takes_functions(given(tensors))
-    )
+    is_version_2 = tf.compat.v1.executing_eagerly_outside_functions()
+    return is_version_2 and uses_xla() and private.takes_functions(given(tensors))
 
 
 def forward(
@@ -106,15 +103,15 @@ def _rounded_forward(call: Call, *tensors: Any) -> list[tf.Tensor]:
 def _recalled_backward(
     call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, inverse_rms: Any
 ) -> list[tf.Tensor | None]:
-    return operations.rounded_gradients(call, dy, h, scale, bias, mask, None, inverse_rms, recall=True)[:3]
+    return operations.gradients(call, dy, h, scale, bias, mask, None, inverse_rms, recall=True)[:3]
 
 
 def _backward_of_operations(call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, _: Any) -> list[Any]:
-    return operations.rounded_gradients(call, dy, h, scale, bias, mask, None, None)[:3]
+    return operations.gradients(call, dy, h, scale, bias, mask, None, None)[:3]
 
 
-_FORWARD = Function(_rounded_forward, portable.forward, _rounded_forward, 1)
-_BACKWARD = Function(_recalled_backward, portable.backward, _backward_of_operations, 2)
+_FORWARD = Function(_rounded_forward, lite.forward, _rounded_forward, 1)
+_BACKWARD = Function(_recalled_backward, lite.backward, _backward_of_operations, 2)
 
 
 def _differentiable(
@@ -125,7 +122,7 @@ def _differentiable(
         return given(function.exact(call, *tensors))
 
     def gradient(upstream: Sequence[Any], tensors: Sequence[Any], _: Any) -> list[tf.Tensor | None]:
-        forms = (function.exact, function.portable, function.operations)
+        forms = (function.exact, function.lite, function.operations)
         exact, other, plain = (Pullback(form, len(upstream), function.constants) for form in forms)
         pullback = Function(exact, other, plain, function.constants)
         variables = [*tensors[: -function.constants]]
@@ -177,7 +174,7 @@ def _run(function: Function, call: Call, tensors: Sequence[tf.Tensor | None], sh
     else:
         specs = tuple(None if t is None else tf.TensorSpec(t.shape, t.dtype) for t in tensors)
         by_xla, otherwise = _branch(function, True, *general), _branch(function, False, call, specs)
-        branches = [branch.get_concrete_function() for branch in [*[by_xla] * len(_DEVICES), otherwise]]
+        branches = [branch.get_concrete_function() for branch in (*[by_xla] * len(_DEVICES), otherwise)]
         # not tf.switch_case, of which the converter of LiteRT cannot tell the branches
         results = tf.raw_ops.StatelessCase(
             branch_index=_device_index(), input=present, branches=branches,
@@ -202,7 +199,7 @@ def _branch(function: Function, is_exact: bool, call: Call, specs: tuple[tf.Tens
     def run(*tensors: tf.Tensor) -> Any:
         if is_exact:
             return given(compiled(function.exact, call, specs)(*tensors))
-        return given(function.portable(call, *filled(tensors, specs)))
+        return given(function.lite(call, *filled(tensors, specs)))
 
     return tf.function(run, input_signature=given(specs), autograph=False)
 

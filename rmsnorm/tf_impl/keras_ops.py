@@ -14,6 +14,7 @@ from keras import ops
 
 from rmsnorm import dtypes
 from rmsnorm.call import Axis, Call, Spec, resolve
+from rmsnorm.tf_impl import portable
 from rmsnorm.variants import Variant
 
 
@@ -48,50 +49,24 @@ def _scaled(call: Call, x: Any, scale: Any, bias: Any) -> Any:
     if 0 in call.shape:
         return ops.cast(x, call.result)
     wide = dtypes.promote("float32", call.x, call.result)
-
-    def rounded(value: Any, dtype: str | None) -> Any:
-        return value if call.norm is None else ops.cast(ops.cast(value, dtype), wide)
-
-    y = rounded(_normalised(call, ops.cast(x, wide)), call.norm)
     gain, shift = (None if p is None else ops.reshape(ops.cast(p, wide), call.feature_shape) for p in (scale, bias))
-    if gain is not None:
-        gain = call.variant.scale_offset + gain if call.variant.scale_offset else gain
-        y = rounded(y * rounded(gain, call.product), call.product)
-    if shift is not None:
-        y = rounded(y + shift, call.product)
+    y = portable.with_parameters(ops, call, _normalised(call, ops.cast(x, wide)), gain, shift, wide)
     return ops.cast(y, call.result)
 
 
 def _normalised(call: Call, h: Any) -> Any:
     """h / rho."""
-    n, k, eps, position = call.n, call.k, call.eps, call.variant.eps_position
     first = [size if axis in call.axes else 1 for axis, size in enumerate(call.shape)]
-    counted = None if k == n else ops.reshape(ops.arange(n) < k, first)
-
-    def kept(value: Any) -> Any:
-        return value if counted is None else ops.where(counted, value, ops.zeros_like(value))
-
-    def total(value: Any) -> Any:
-        return ops.sum(value, axis=call.axes, keepdims=True)
-
-    length = {"inside": eps**0.5, "outside": eps, "clamp": eps / k**0.5}[position]
-    largest = ops.max(ops.abs(kept(h)), axis=call.axes, keepdims=True)
-    inverse = _inverse_power(ops.where(largest < length, ops.full_like(largest, length), largest))
-    h = h * inverse
-    c = kept(h)
-    if call.variant.statistic == "variance":
-        c = kept(c - total(c) / k)
-    square = total(c * c) / k + (eps * inverse * inverse if position == "inside" else 0.0)
-    root = ops.sqrt(square)
-    if position == "outside":
-        root = root + eps * inverse
-    if position == "clamp":
-        root = ops.where(root < length * inverse, length * inverse, root)
+    counted = None if call.k == call.n else ops.reshape(ops.arange(call.n) < call.k, first)
+    largest = ops.max(ops.abs(portable.counted_only(ops, h, counted)), axis=call.axes, keepdims=True)
+    length = portable.length(call, call.k)
+    power = _power_of_two(ops.where(largest < length, ops.full_like(largest, length), largest))
+    h, root = portable.normalised(ops, ops.sum, call, h, h, counted, call.k, power)
     return h / root
 
 
-def _inverse_power(largest: Any) -> Any:
-    """2^-e with 2^e <= largest < 2^(e+1), within the normal numbers."""
+def _power_of_two(largest: Any) -> Any:
+    """2^e with 2^e <= largest < 2^(e+1), within the normal numbers."""
     dtype = _dtype(largest)
     integer, exponent, end = ("int64", 0x7FF << 52, 1022) if dtype == "float64" else ("int32", 0xFF << 23, 126)
     if hasattr(ops, "view"):
@@ -101,7 +76,7 @@ def _inverse_power(largest: Any) -> Any:
         exponents = np.frexp(ops.convert_to_numpy(largest))[1] - 1
         power = ops.convert_to_tensor(np.ldexp(np.ones(exponents.shape, dtype), exponents))
     least, most = (ops.convert_to_tensor(2.0**sign, dtype) for sign in (-end, end))
-    return 1.0 / ops.clip(power, least, most)
+    return ops.clip(power, least, most)
 
 
 def _spec(x: Any) -> Spec:

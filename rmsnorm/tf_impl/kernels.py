@@ -9,8 +9,7 @@ from typing import Any, Final
 import tensorflow as tf
 
 from rmsnorm.call import filled, given
-from rmsnorm.cpu import prepared as preparation
-from rmsnorm.cpu.prepared import Prepared
+from rmsnorm.cpu.prepared import Prepared, back
 from rmsnorm.cpu.threads import own_threads
 from rmsnorm.tf_impl.private import numbers
 
@@ -26,14 +25,14 @@ def forward(
 ) -> tuple[tf.Tensor, tf.Tensor | None]:  # fmt: skip
     """y, and 1 / rho in float64 if it is asked for."""
     plan, call = prepared.plan, prepared.rows
-    h, mask, gate = _in_order(prepared, h, _whole(prepared, mask), gate)
+    h, mask, gate = _permuted(prepared.order, h, _whole(prepared, mask), gate)
     y, *others = _empty((call.shape, call.result), *([(plan.reduced, "float64")] if with_inverse_rms else []))
     inverse_rms = others[0] if others else None
     plan.run_forward(
         own_threads, _array(h), plan.x_bytes, None, _array(scale), _array(bias), *_mask(plan.n, mask),
         _array(y), None, _array(inverse_rms), _array(gate), _step(plan.n, gate),
     )  # fmt: skip
-    y, inverse_rms = _as_x(prepared, y, inverse_rms)
+    y, inverse_rms = _permuted(_back(prepared.order), y, inverse_rms)
     return y, inverse_rms
 
 
@@ -43,7 +42,7 @@ def backward(
 ) -> list[tf.Tensor | None]:  # fmt: skip
     """dx + dh, dscale, dbias and dgate, each in the dtype of its primal; without 1 / rho it is computed once more."""
     plan = prepared.plan
-    dy, h, mask, inverse_rms, dh, gate = _in_order(prepared, dy, h, _whole(prepared, mask), inverse_rms, dh, gate)
+    dy, h, mask, inverse_rms, dh, gate = _permuted(prepared.order, dy, h, _whole(prepared, mask), inverse_rms, dh, gate)
     primals = (h, scale, bias, gate)
     results = filled(_empty(*((tuple(t.shape), t.dtype.name) for t in given(primals))), primals)
     dx, dscale, dbias, dgate = results
@@ -52,22 +51,17 @@ def backward(
         _array(dh), _array(dx), _array(dscale), _array(dbias), _array(gate), _step(plan.n, gate), _array(dgate),
         None if gate is None else _array(bias),
     )  # fmt: skip
-    dx, dgate = _as_x(prepared, dx, dgate)
+    dx, dgate = _permuted(_back(prepared.order), dx, dgate)
     return [dx, dscale, dbias, dgate]
 
 
-def _in_order(prepared: Prepared, *tensors: tf.Tensor | None) -> Any:
-    """The tensors, each shaped as x but for sizes of 1, with the axes in the order of the kernels."""
-    order = prepared.order
+def _permuted(order: tuple[int, ...] | None, *tensors: tf.Tensor | None) -> Any:
+    """The tensors, each shaped as x but for sizes of 1, with their axes in that order; None is the one they have."""
     return tensors if order is None else [None if t is None else tf.transpose(t, order) for t in tensors]
 
 
-def _as_x(prepared: Prepared, *tensors: tf.Tensor | None) -> Any:
-    """Such tensors with the axes in the order of x."""
-    if prepared.order is None:
-        return tensors
-    order = preparation.back(prepared.order)
-    return [None if t is None else tf.transpose(t, order) for t in tensors]
+def _back(order: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    return None if order is None else back(order)
 
 
 def _whole(prepared: Prepared, mask: tf.Tensor | None) -> tf.Tensor | None:

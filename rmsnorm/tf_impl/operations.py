@@ -22,9 +22,9 @@ from rmsnorm.tf_impl.rounding import (
     excess,
     exponent_of,
     power_of_two,
-    settled,
     straight_through,
     two_to,
+    uncontracted,
 )
 
 # Comparisons are of constants to every derivative: in graphs, a ForwardAccumulator in another one fails on any other.
@@ -43,9 +43,9 @@ class Statistic(NamedTuple):
 
 
 def statistic(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
-    call, h = _part(call, h, mask)
+    call, h = leading_part(call, h, mask)
     h = _double(h)
-    counted, k, empty = _counted(call, h, mask)
+    counted, k, empty = count(call, h, mask)
     c = _centred(call, h, counted, k)
     inverse_power: Any = 1.0
     if _may_leave_range(call):
@@ -117,7 +117,7 @@ def _scaled(call: Call, h: tf.Tensor, row: Statistic, scale: tf.Tensor | None, b
     if scale is not None:
         y = y * _gain(call, scale, y)
     if bias is not None:
-        y = y + _features(call, bias, y)
+        y = y + features(call, bias, y)
     return cast(y if rounded is None else straight_through(rounded, y), call.result)
 
 
@@ -125,9 +125,9 @@ def _before_scale(call: Call, y: tf.Tensor, scale: tf.Tensor | None, bias: tf.Te
     y = wide(call, cast(y, call.norm or call.x))
     if scale is not None:
         gain = wide(call, cast(_gain(call, scale, y), call.product))
-        y = settled(wide(call, cast(y * gain, call.product)))
+        y = uncontracted(wide(call, cast(y * gain, call.product)))
     if bias is not None:
-        y = wide(call, cast(y + _features(call, bias, y), call.product))
+        y = wide(call, cast(y + features(call, bias, y), call.product))
     return y
 
 
@@ -139,63 +139,54 @@ def _over_rho(x: tf.Tensor, inverse_rms: tf.Tensor) -> tf.Tensor:
     return (x * tf.cast(power, x.dtype)) * tf.cast(inverse_rms / power, x.dtype)
 
 
-def rounded_gradients(
-    call: Call, dy: tf.Tensor, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None,
-    gate: tf.Tensor | None, inverse_rms: tf.Tensor | None, dh: tf.Tensor | None = None, *, recall: bool = False,
-) -> list[tf.Tensor | None]:  # fmt: skip
-    """dx + dh, dscale, dbias and dgate in the dtypes of h, scale, bias and gate; None for what is None."""
-    dx, *others = gradients(call, dy, h, scale, bias, mask, gate, inverse_rms, dh, recall=recall)
-    return [cast(dx, h.dtype.name), *others]
-
-
 def gradients(
     call: Call, dy: tf.Tensor, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None,
     gate: tf.Tensor | None, inverse_rms: tf.Tensor | None, dh: tf.Tensor | None = None, *, recall: bool = False,
-) -> tuple[tf.Tensor, tf.Tensor | None, tf.Tensor | None, tf.Tensor | None]:  # fmt: skip
-    """dx + dh, not yet rounded, and the others, rounded to the dtypes of their tensors.
+    is_mixed: bool = False,
+) -> list[tf.Tensor | None]:  # fmt: skip
+    """dx + dh, dscale, dbias and dgate, each in the dtype of its tensor; the first is not rounded if it ``is_mixed``.
 
     Without 1 / rho it is computed here. For a derivative of them it is recalled if it is a constant: in a graph of
     operations it has its own.
     """
 
-    def pull(norm: Call, upstream: tf.Tensor, a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        x = wide(norm, a)
-        saved = statistic(norm, x, mask).inverse_rms if inverse_rms is None else inverse_rms
-        if recall and inverse_rms is not None:
-            saved = recalled(norm, x, mask, inverse_rms)
-        return backward(norm, upstream, x, scale, mask, saved)
+    def without_gate(norm: Call, dy: tf.Tensor, h: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        h = wide(norm, h)
+        if inverse_rms is None:
+            return backward(norm, dy, h, scale, mask, statistic(norm, h, mask).inverse_rms)
+        return backward(norm, dy, h, scale, mask, recalled(norm, h, mask, inverse_rms) if recall else inverse_rms)
 
-    dgate = None
+    dgate, primals = None, (h, scale, bias, gate)
     if gate is None:
-        dx, dscale, dbias = pull(call, dy, h)
+        dx, dscale, dbias = without_gate(call, dy, h)
     else:
-        h, z = (_zero_under(mask, t) for t in (h, gate))  # which may be NaN there, and so may products with them
-        f, norm = factor(call, z), call.without_gate
+        h, gate = (_zero_under(mask, t) for t in (h, gate))  # may be NaN there, and so may products with them
+        f, norm = factor(call, gate), call.without_gate
         if call.is_gated_before:
-            a = tf.cast(h, f.dtype)
-            dx, dscale, dbias = pull(norm, dy, a * f)
+            h = tf.cast(h, f.dtype)
+            dx, dscale, dbias = without_gate(norm, dy, h * f)
             dx = tf.cast(dx, f.dtype)
-            dgate, dx = dx * a, _zero_under(mask, dx * f)
+            dgate, dx = dx * h, _zero_under(mask, dx * f)
         else:
             dy = tf.cast(dy, f.dtype)
-            dx, dscale, dbias = pull(norm, dy * f, h)
+            dx, dscale, dbias = without_gate(norm, dy * f, h)
             dgate = dy * _norm(norm, h, scale, bias, mask)[0]
-        dgate = cast(_zero_under(mask, dgate * slope(call, z)), gate.dtype.name)
+        dgate = _zero_under(mask, dgate * slope(call, gate))
     if dh is not None:
         dx = tf.cast(dx, tf.float64) + tf.cast(dh, tf.float64)
-    pairs = ((dscale, scale), (dbias, bias))
-    rounded = [None if primal is None else cast(result, primal.dtype.name) for result, primal in pairs]
-    return dx, *rounded, dgate
+    pairs = zip((dx, dscale, dbias, dgate), primals, strict=True)
+    results = [None if primal is None else cast(result, primal.dtype.name) for result, primal in pairs]
+    return [dx, *results[1:]] if is_mixed else results
 
 
 def backward(
     call: Call, dy: tf.Tensor, h: tf.Tensor, scale: tf.Tensor | None, mask: tf.Tensor | None, inverse_rms: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """dx, dscale and dbias, not yet rounded, from x and 1 / rho alone."""
-    counted, k, empty = _counted(call, h, mask)
-    v, live = tf.cast(dy, h.dtype), None if mask is None or empty is None else mask & ~empty
-    if live is not None:
-        v, h = tf.where(live, v, 0.0), tf.where(live, h, 0.0)
+    counted, k, empty = count(call, h, mask)
+    v, valid = tf.cast(dy, h.dtype), None if mask is None or empty is None else mask & ~empty
+    if valid is not None:
+        v, h = tf.where(valid, v, 0.0), tf.where(valid, h, 0.0)
     normalised = _over_rho(h, inverse_rms)
     gain, exponents = None if scale is None else _gain(call, scale, v), []
     u = v
@@ -219,14 +210,14 @@ def backward(
         half = power // 2
         dx = (u - along) * (inverse_rms * two_to(-exponents[0])) * two_to(half) * two_to(power - half)
     along_scale = v * normalised
-    if live is not None:  # again: 1 / rho may be infinite
-        dx, along_scale = tf.where(live, dx, 0.0), tf.where(live, along_scale, 0.0)
+    if valid is not None:  # once more, as 1 / rho may be infinite
+        dx, along_scale = tf.where(valid, dx, 0.0), tf.where(valid, along_scale, 0.0)
     return dx, _over_rows(call, along_scale), _over_rows(call, v)
 
 
 def recalled(call: Call, h: tf.Tensor, mask: tf.Tensor | None, inverse_rms: tf.Tensor) -> tf.Tensor:
     """1 / rho as the forward pass left it, with its derivative, which a second derivative of y goes through."""
-    counted, k, _ = _counted(call, h, mask)
+    counted, k, _ = count(call, h, mask)
     h = _double(h) if counted is None else tf.where(counted, _double(h), 0.0)
 
     @tf.custom_gradient
@@ -241,22 +232,23 @@ def recalled(call: Call, h: tf.Tensor, mask: tf.Tensor | None, inverse_rms: tf.T
     return function(h)
 
 
-def _counted(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor | None, Any, tf.Tensor | None]:
+def count(
+    call: Call, h: tf.Tensor, mask: tf.Tensor | None, dtype: tf.DType = tf.float64
+) -> tuple[tf.Tensor | None, Any, tf.Tensor | None]:
     """Elements that enter the statistic (None for all), how many, and rows without any (None where there are none)."""
     if mask is None and call.k == call.n and call.n:
         return None, call.k, None
-    sizes = tf.unstack(tf.shape(h, tf.int64), len(call.shape))
-    n = tf.reduce_prod([sizes[axis] for axis in call.axes])
+    shape = tf.shape(h, tf.int64)
+    sizes = [shape[axis] if size is None else size for axis, size in enumerate(call.shape)]
+    n = tf.reduce_prod([sizes[axis] for axis in call.axes]) if call.n is None else call.n
     if mask is None and call.n is None and call.variant.partial is None:
-        return None, tf.cast(tf.maximum(n, 1), tf.float64), tf.equal(n, 0)
-    first = tf.range(n) < (_first(call, n) if call.k is None else call.k)
+        return None, tf.cast(tf.maximum(n, 1), dtype), tf.equal(n, 0)
+    first = tf.range(n, dtype=tf.int64) < (_first(call, n) if call.k is None else call.k)
     counted = tf.reshape(first, [size if axis in call.axes else 1 for axis, size in enumerate(sizes)])
     if mask is None and call.n:
         return counted, call.k, None
-    if mask is not None:
-        counted = counted & mask
-    counted = tf.broadcast_to(counted, sizes)
-    k = tf.reduce_sum(tf.cast(counted, tf.float64), call.axes, keepdims=True)
+    counted = tf.broadcast_to(counted if mask is None else counted & mask, shape)
+    k = tf.reduce_sum(tf.cast(counted, dtype), call.axes, keepdims=True)
     return counted, tf.maximum(k, 1.0), tf.equal(k, 0)
 
 
@@ -269,7 +261,7 @@ def _first(call: Call, n: tf.Tensor) -> tf.Tensor:
     return tf.minimum(n, tf.maximum((n * p.numerator + up) // p.denominator, 1))
 
 
-def _part(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[Call, tf.Tensor]:
+def leading_part(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[Call, tf.Tensor]:
     """The elements of which the statistic is, and the call on these: the leading ones, if no mask chooses others."""
     if mask is not None or (leading := call.leading) is None:
         return call, h
@@ -278,7 +270,7 @@ def _part(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[Call, tf.Te
 
 
 def _centred(call: Call, h: tf.Tensor, counted: tf.Tensor | None, k: Any) -> tf.Tensor:
-    """The numbers that the statistic squares: h, or for a variance h less its mean; 0 where not counted."""
+    """The numbers that the statistic squares: h, or for a variance h minus its mean; 0 where not counted."""
     if counted is not None:
         h = tf.where(counted, h, 0.0)
     if call.variant.statistic == "variance":
@@ -327,8 +319,8 @@ def _sum(terms: tf.Tensor, axes: Sequence[int], keepdims: bool = False) -> tf.Te
     slabs, rest = _in_slabs(terms, axes)
     if slabs is None:
         return _double(tf.reduce_sum(terms, axes, keepdims=keepdims))
-    total = _SLABS * _double(tf.reduce_sum(slabs, axes, keepdims=keepdims))
-    return total if rest is None else total + _double(tf.reduce_sum(rest, axes, keepdims=keepdims))
+    result = _SLABS * _double(tf.reduce_sum(slabs, axes, keepdims=keepdims))
+    return result if rest is None else result + _double(tf.reduce_sum(rest, axes, keepdims=keepdims))
 
 
 def _in_slabs(terms: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor | None, tf.Tensor | None]:
@@ -355,13 +347,16 @@ def _in_slabs(terms: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor | None, 
 
 def _gain(call: Call, scale: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """o + g. An o of 0 is not added: it would make +0 of a gain that is -0."""
-    gain = _features(call, scale, like)
+    gain = features(call, scale, like)
     return call.variant.scale_offset + gain if call.variant.scale_offset else gain
 
 
-def _features(call: Call, parameter: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    index = (slice(None) if axis in call.feature_axes else None for axis in range(len(call.shape)))
-    return tf.cast(parameter, like.dtype)[tuple(index)]  # no reshape: sizes may be unknown
+def features(call: Call, parameter: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """A parameter in that dtype, in a shape that broadcasts against x."""
+    parameter = tf.cast(parameter, like.dtype)
+    if None not in call.feature_shape:
+        return tf.reshape(parameter, call.feature_shape)
+    return parameter[tuple(slice(None) if axis in call.feature_axes else None for axis in range(len(call.shape)))]
 
 
 def _over_rows(call: Call, terms: tf.Tensor) -> tf.Tensor:
@@ -380,5 +375,5 @@ def _double(x: tf.Tensor) -> tf.Tensor:
 
 
 def _by_way_of_float32(x: tf.Tensor) -> tf.Tensor:
-    """For LLVM, which casts 16 bits to float64 for two numbers at a time: two casts, kept apart from XLA by signs."""
+    """For LLVM, which casts 16 bits to float64 for two numbers at a time: two casts, which signs hide from XLA."""
     return -tf.cast(-tf.cast(x, tf.float32), tf.float64)

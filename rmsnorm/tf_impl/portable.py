@@ -1,120 +1,62 @@
-"""The operations of RMSNorm in float32, by operations that every converter of TensorFlow graphs knows.
+"""The formula of RMSNorm in operations that every array library has under the same name, so in tf and in keras.ops.
 
-It stands in a graph beside operations.py, whose float64 LiteRT does not have. Every row is divided by its largest
-number, so that no square leaves the range. Derivatives are TensorFlow's own.
+It is float32 where nothing of the call is float64: lite.py and keras_ops.py compute with it. Every row is divided by a
+number next to its largest, so that no square leaves the range.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 from rmsnorm.call import Call
-from rmsnorm.tf_impl import operations
 
 
-def forward(
-    call: Call, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None
-) -> list[tf.Tensor]:
-    """As graph.forward: y, and 1 / rho twice, in the formats of the operations and of the result."""
-    y, inverse_rms = _normalised(call, tf.cast(h, tf.float32), mask)
-    gain, shift = _parameters(call, scale, bias)
-    if call.norm is not None:  # each operation is rounded as the variant says
-        y = _rounded(y, call.norm)
-        gain = None if gain is None else _rounded(gain, call.product)
-    if gain is not None:
-        y = y * gain
-        y = y if call.norm is None else _rounded(y, call.product)
-    y = tf.cast(y if shift is None else y + shift, call.result)
-    return [y, tf.cast(inverse_rms, tf.float64), inverse_rms]
+def length(call: Call, k: Any) -> Any:
+    """What eps is beside the numbers of a row of which k are counted: rho is no less."""
+    eps = call.eps
+    return {"inside": eps**0.5, "outside": eps, "clamp": eps / k**0.5}[call.variant.eps_position]
 
 
-def backward(
-    call: Call,
-    dy: tf.Tensor,
-    h: tf.Tensor,
-    scale: tf.Tensor | None,
-    bias: tf.Tensor | None,
-    mask: tf.Tensor | None,
-    inverse_rms: tf.Tensor,
-) -> list[tf.Tensor | None]:
-    """As eager.rounded_backward, from x alone: the derivative of y as it is before it is rounded."""
-    v, primals = tf.cast(dy, tf.float32), (h, scale, bias)
-    wide = [None if p is None else tf.cast(p, tf.float32) for p in primals]
-    live = None
-    if mask is not None:
-        live = mask & ~_counted(call, h, mask)[2]
-        v, wide[0] = tf.where(live, v, 0.0), tf.where(live, wide[0], 0.0)
-    present = [p for p in wide if p is not None]
-    y, _ = _normalised(call, wide[0], mask)
-    gain, shift = _parameters(call, *wide[1:])
-    y = y if gain is None else y * gain
-    y = y if shift is None else y + shift
-    gradients = iter(tf.gradients(y, present, v))
-    results = [None if p is None else tf.cast(next(gradients), p.dtype) for p in primals]
-    return results if live is None else [tf.where(live, results[0], tf.zeros_like(results[0])), *results[1:]]
+def counted_only(ops: Any, values: Any, counted: Any) -> Any:
+    """The values, and 0 where they are not counted. None counts all."""
+    return values if counted is None else ops.where(counted, values, ops.zeros_like(values))
 
 
-def _normalised(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
-    """h / rho and 1 / rho, 0 in rows with nothing counted."""
-    part, c = operations._part(call, h, mask)
-    counted, k, empty = _counted(part, c, mask)
-    eps, position = call.eps, call.variant.eps_position
-    c = c if counted is None else tf.where(counted, c, 0.0)
-    length = {"inside": eps**0.5, "outside": eps, "clamp": eps / tf.sqrt(k)}[position]
-    largest = tf.maximum(tf.reduce_max(tf.abs(c), call.axes, keepdims=True), length)
-    largest = tf.minimum(largest, tf.float32.max)  # an infinite number is not counted as 1
-    largest = tf.stop_gradient(largest if empty is None else tf.where(empty, 1.0, largest))
-    c = c / largest
+def normalised(
+    ops: Any, sum_over: Callable[..., Any], call: Call, h: Any, c: Any, counted: Any, k: Any, divisor: Any
+) -> tuple[Any, Any]:
+    """h and rho, both over the divisor; the statistic is of the k counted elements of c."""
+    position = call.variant.eps_position
+    c = counted_only(ops, c / divisor, counted)
     if call.variant.statistic == "variance":
-        c = c - tf.reduce_sum(c, call.axes, keepdims=True) / k
-        c = c if counted is None else tf.where(counted, c, 0.0)
-    square = tf.reduce_sum(c * c, call.axes, keepdims=True) / k
-    if position == "inside" and eps:
-        root = tf.sqrt(square + tf.square(length / largest))
+        c = counted_only(ops, c - sum_over(c, call.axes, True) / k, counted)
+    radicand = sum_over(c * c, call.axes, True) / k
+    if position == "inside" and call.eps:
+        power = 2.0 ** math.frexp(call.eps**0.5)[1]  # a small eps is 0 in float32, its root is not
+        ratio = power / divisor
+        root = ops.sqrt(radicand + call.eps / power**2 * (ratio * ratio))
     else:
-        positive = square > 0  # where the root has a finite slope
-        root = tf.where(positive, tf.sqrt(tf.where(positive, square, 1.0)), 0.0)
+        is_zero = ops.equal(radicand, 0.0)  # where the root has no finite slope
+        root = ops.sqrt(ops.where(is_zero, ops.ones_like(radicand), radicand))
+        root = ops.where(is_zero, ops.zeros_like(root), root)
     if position == "outside":
-        root = root + eps / largest
+        root = root + call.eps / divisor
     if position == "clamp":
-        root = tf.maximum(root, length / largest)
-    if empty is None:
-        return h / largest / root, 1 / (root * largest)
-    root = tf.where(empty, 1.0, root)
-    return tf.where(empty, 0.0, h / largest / root), tf.where(empty, 0.0, 1 / (root * largest))
+        floor = length(call, k) / divisor
+        root = ops.where(root < floor, floor, root)
+    return h / divisor, root
 
 
-def _counted(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[Any, tf.Tensor, Any]:
-    """As operations._counted, in operations of LiteRT where the size of a row is known."""
-    if not call.n:
-        counted, k, empty = operations._counted(call, h, mask)
-        return counted, tf.cast(k, tf.float32), empty
-    counted = None
-    if call.k != call.n:
-        first = [size if axis in call.axes else 1 for axis, size in enumerate(call.shape)]
-        counted = tf.reshape(tf.range(call.n) < call.k, first)
-    if mask is None:
-        return counted, tf.constant(call.k, tf.float32), None
-    counted = tf.broadcast_to(mask if counted is None else counted & mask, tf.shape(h))
-    k = tf.reduce_sum(tf.cast(counted, tf.float32), call.axes, keepdims=True)
-    return counted, tf.maximum(k, 1.0), tf.equal(k, 0)
+def with_parameters(ops: Any, call: Call, y: Any, gain: Any, shift: Any, dtype: str, is_rounded: bool = True) -> Any:
+    """y * (o + gain) + shift in that dtype, after each step rounded as the variant says, which has no derivative."""
 
+    def rounded(values: Any, narrow: str | None) -> Any:
+        return ops.cast(ops.cast(values, narrow), dtype) if is_rounded and call.norm is not None else values
 
-def _parameters(call: Call, scale: tf.Tensor | None, bias: tf.Tensor | None) -> list[Any]:
-    """The factor and the summand, in shapes that broadcast against x."""
-    gain, shift = (None if p is None else _features(call, tf.cast(p, tf.float32)) for p in (scale, bias))
-    if gain is not None and call.variant.scale_offset:
-        gain = call.variant.scale_offset + gain
-    return [gain, shift]
-
-
-def _features(call: Call, parameter: tf.Tensor) -> tf.Tensor:
-    if None not in call.feature_shape:
-        return tf.reshape(parameter, call.feature_shape)
-    return operations._features(call, parameter, parameter)
-
-
-def _rounded(x: tf.Tensor, dtype: str) -> tf.Tensor:
-    return tf.cast(tf.cast(x, dtype), tf.float32)
+    y = rounded(y, call.norm)
+    if gain is not None:
+        gain = call.variant.scale_offset + gain if call.variant.scale_offset else gain
+        y = rounded(y * rounded(gain, call.product), call.product)
+    return y if shift is None else rounded(y + shift, call.product)

@@ -27,7 +27,7 @@ def cast(x: tf.Tensor, dtype: str) -> tf.Tensor:
     """
     if dtype in dtypes.HALF and x.dtype == tf.float64:
         step = tf.maximum(power_of_two(x) * dtypes.epsilon(dtype), dtypes.smallest_subnormal(dtype))
-        x = plus(x, tf.round(x / step) * step - x)
+        x = with_constant(x, tf.round(x / step) * step - x)
     return tf.cast(x, dtype)
 
 
@@ -35,23 +35,24 @@ def straight_through(value: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     """The value, with the derivative of x, which is as large; in graphs, for eagerly no derivative is taken of it."""
     if tf.executing_eagerly():
         return value
-    return tf.where(tf.math.is_finite(tf.stop_gradient(value)), plus(x, value - x), value)
+    return tf.where(tf.math.is_finite(tf.stop_gradient(value)), with_constant(x, value - x), value)
 
 
-def settled(product: tf.Tensor) -> tf.Tensor:
+def uncontracted(product: tf.Tensor) -> tf.Tensor:
     """The product as it is, which a compiler is not to contract with a sum that follows."""
     return tf.where(tf.math.is_finite(tf.stop_gradient(product)), product, product + product)
 
 
-def plus(a: tf.Tensor, lost: tf.Tensor) -> tf.Tensor:
+def with_constant(a: tf.Tensor, constant: tf.Tensor) -> tf.Tensor:
     """The sum with a constant to every derivative. A 0 is not added: it would make +0 of -0."""
-    lost = tf.stop_gradient(lost)
-    return tf.where(tf.math.is_finite(lost) & tf.not_equal(lost, 0), a + lost, a)
+    constant = tf.stop_gradient(constant)
+    return tf.where(tf.math.is_finite(constant) & tf.not_equal(constant, 0), a + constant, a)
 
 
 def power_of_two(x: tf.Tensor) -> tf.Tensor:
     """2^e with 2^e <= |x| < 2^(e+1), 0 for 0 and infinity for what is not finite; a constant to every derivative."""
-    return _cut(x, 0x7FF0000000000000)
+    exponent = tf.bitwise.bitwise_and(tf.bitcast(tf.stop_gradient(x), tf.int64), tf.constant(0x7FF << 52, tf.int64))
+    return tf.bitcast(exponent, tf.float64)
 
 
 def exponent_of(a: tf.Tensor) -> tf.Tensor:
@@ -68,8 +69,3 @@ def excess(exponent: tf.Tensor, limit: int) -> tf.Tensor:
 def two_to(exponent: tf.Tensor) -> tf.Tensor:
     biased = tf.clip_by_value(exponent, -1022, 1023) + 1023
     return tf.bitcast(tf.bitwise.left_shift(biased, tf.constant(52, tf.int64)), tf.float64)
-
-
-def _cut(x: tf.Tensor, bits: int) -> tf.Tensor:
-    mask = tf.constant(bits, tf.int64)
-    return tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(tf.stop_gradient(x), tf.int64), mask), tf.float64)
