@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from rmsnorm.parity.run import keep_what_jax_compiles
-from rmsnorm.processes import import_triton_before_tensorflow
+from rmsnorm.targets.processes import import_triton_before_tensorflow
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")

@@ -70,8 +70,8 @@ def measure(name: str) -> dict[str, Any]:
     from rmsnorm.identify.probe import open_probe
     from rmsnorm.parity import check
     from rmsnorm.parity.beyond import Beyond
+    from rmsnorm.specification.variants import PRESETS
     from rmsnorm.targets import open_target
-    from rmsnorm.variants import PRESETS
 
     package, layer, variant, init, compiled = LAYERS[name]
     target = open_target(layer, init=init)

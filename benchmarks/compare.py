@@ -24,9 +24,11 @@ from timing.problem import DTYPES, OPS, make
 from timing.programs import Seconds, Summary, Threads, end, run_each, write
 from timing.run import hello, serve
 
-from rmsnorm import PRESETS, errors, screen
+from rmsnorm import PRESETS
 from rmsnorm.cli.reports import Json, check_folders, file
 from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, backends, choices, sizes, unusable
+from rmsnorm.parity import screen
+from rmsnorm.specification import errors
 
 _BACKEND_NAMES: Final = f"{BACKEND_NAMES} (with Keras on TensorFlow), keras-torch, keras-jax"
 _SHAPES: Final = ("1x4096", "32x768", "512x768", "8192x1024", "4096x4096")

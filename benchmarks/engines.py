@@ -51,7 +51,7 @@ from rmsnorm.identify.findings import Findings
 from rmsnorm.identify.probe import open_probe
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.parity import check
-from rmsnorm.variants import Variant
+from rmsnorm.specification.variants import Variant
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "engines.md"

@@ -19,10 +19,10 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
-from rmsnorm import screen
-from rmsnorm.call import Spec, resolve
+from rmsnorm.parity import screen
+from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.variants import derive
 from rmsnorm.torch_impl import gpu
-from rmsnorm.variants import derive
 
 SHAPES = (
     (16384, 8192, "bfloat16"), (16384, 8192, "float32"), (8192, 16384, "bfloat16"), (4096, 4096, "bfloat16"),

@@ -26,10 +26,10 @@ from rich.table import Table
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rmsnorm import screen
 from rmsnorm.gpu import triton_backward, triton_forward
 from rmsnorm.gpu.plan import Tiles, power_of_two, tiles
 from rmsnorm.gpu.triton_pairs import OPTIONS
+from rmsnorm.parity import screen
 
 POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64"}
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}

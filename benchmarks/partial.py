@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from rmsnorm.call import Spec, resolve
 from rmsnorm.cpu import launch, threads
-from rmsnorm.variants import Variant
+from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.variants import Variant
 
 SHAPES = ((4096, 768), (4096, 4096), (64, 262144), (16, 1048576))
 SHARES = (None, 0.5, 0.0625)

@@ -27,11 +27,11 @@ from timing.programs import Summary, Threads, end, run_each, write
 from timing.report import outcome, three_digits, times
 from timing.run import BenchRun, hello, serve
 
-from rmsnorm import screen
 from rmsnorm.cli.reports import Json, check_folders
 from rmsnorm.cli.usage import BACKEND_NAMES, backends
 from rmsnorm.nematus.cells import CellNorm, nematus_gru_shapes
 from rmsnorm.nematus.numpy.recurrent import nematus_gru
+from rmsnorm.parity import screen
 
 app = typer.Typer(add_completion=False)
 EPILOG: Final = (

@@ -28,10 +28,11 @@ from timing.report import WIDTH, ms, outcome, times
 from timing.run import BenchRun, hello, serve
 from whole_models import DTYPES, MODES, NORMS, OPS, Sizes
 
-from rmsnorm import dtypes, errors, screen
 from rmsnorm.cli.reports import Json, check_folders
 from rmsnorm.cli.usage import backends, choices, unusable
-from rmsnorm.dtypes import unit_roundoff
+from rmsnorm.parity import screen
+from rmsnorm.specification import dtypes, errors
+from rmsnorm.specification.dtypes import unit_roundoff
 
 app = typer.Typer(add_completion=False)
 EPILOG: Final = (

@@ -1,7 +1,7 @@
 """The table of docs/which.md: which variant each family of models has, and where its eps is.
 
 python docs/families.py --ask     # asks the classes of transformers, as `rmsnorm identify` does: half a minute
-python docs/families.py           # prints the table of rmsnorm/families.json for docs/which.md; a test compares
+python docs/families.py           # prints the table of families.json for docs/which.md; a test compares
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-PATH = Path(__file__).parents[1] / "rmsnorm" / "families.json"
+PATH = Path(__file__).parents[1] / "rmsnorm" / "specification" / "families.json"
 # of the module transformers.models.NAME: the class of the norm, the class of the configuration
 FAMILIES = {
     "arcee": ("ArceeRMSNorm", "ArceeConfig"),

@@ -14,7 +14,7 @@ from matplotlib.patches import FancyBboxPatch
 
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.numpy_impl import rms_norm
-from rmsnorm.variants import Variant
+from rmsnorm.specification.variants import Variant
 
 IMAGES = Path(__file__).with_name("images")
 
@@ -122,7 +122,7 @@ LEVELS: Final = (
         "files": "read and written safely",
         "rmsnorm": "what import gives",
     },
-    {"specification": "what a call means", "processes": "workers", "screen": "tables"},
+    {"specification": "what a call means"},
 )
 COLOURS: Final = ("#f8cecc", "#e1d5e7", "#e1d5e7", "#fff2cc", "#d5e8d4", "#d5e8d4", "#dae8fc", "#dae8fc")
 
@@ -146,8 +146,8 @@ def call() -> None:
     """The way of one call of rms_norm in PyTorch."""
     figure, axis = canvas(5.2, 108)
     box(axis, 18, 102, 64, "rms_norm(x, gain, variant=..., mask=..., ...)\ntorch_impl/functional.py", "#d5e8d4", 10)
-    box(axis, 18, 86, 64, "derive: the variant, with the eps and partial of the call\nvariants.py", "#dae8fc", 10)
-    box(axis, 18, 70, 64, "resolve: axes, sizes, dtypes, roundings; or one sentence of error\ncall.py", "#dae8fc", 10)
+    box(axis, 18, 86, 64, "derive: the variant, with its eps and partial\nspecification/variants.py", "#dae8fc", 10)
+    box(axis, 18, 70, 64, "resolve: axes, sizes, dtypes, roundings; or an error\nspecification/call.py", "#dae8fc", 10)
     axis.text(100, 78, "kept for the next call\nof these shapes\nand options", ha="right", va="center", size=7)
     box(axis, 18, 54, 64, "which code computes it?\nengine_of in engines.py", "#fff2cc", 10)
     for start, end in ((97, 91), (81, 75), (65, 59)):

@@ -9,10 +9,10 @@ import sys
 from collections import Counter
 from importlib.metadata import version
 
-from rmsnorm import errors
 from rmsnorm.conversion import replace
 from rmsnorm.identify import Identity
 from rmsnorm.identify.package import norms
+from rmsnorm.specification import errors
 from rmsnorm.targets.open import make_layer
 
 

@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from experiments.pickles import read_pickle
-from rmsnorm import errors, tensors
-from rmsnorm.files import check_expansion, check_regular, read_json, reading, replacing, write_text
+from rmsnorm.files import check_expansion, check_regular, read_json, reading, replacing, tensors, write_text
 from rmsnorm.nematus.checkpoints.files import finite
 from rmsnorm.nematus.names import Variable, is_of_training, match
+from rmsnorm.specification import errors
 
 WANTED: Final = "the options of the model"
 _CLASSES: Final = {"collections.OrderedDict": OrderedDict}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rmsnorm import errors
+from rmsnorm.specification import errors
 
 
 def generator(seed: int, *numbers: int) -> np.random.Generator:

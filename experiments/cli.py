@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from experiments.experiment import NAMES, Experiment, get
-from rmsnorm import errors, screen
-from rmsnorm.processes import end_by_exception
+from rmsnorm.parity import screen
+from rmsnorm.specification import errors
+from rmsnorm.targets.processes import end_by_exception
 
 UNUSABLE: Final = 2  # exit status
 

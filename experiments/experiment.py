@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from experiments.norms import KINDS
-from rmsnorm import errors
+from rmsnorm.specification import errors
 
 NAMES: Final = ("mlp", "translation", "transformer", "reader", "retrieval", "cifar")
 NORMS: Final = ("none", "batch", "weight", "layer", "rms", "prms")

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmsnorm import errors
 from rmsnorm.files import check_regular
+from rmsnorm.specification import errors
 
 Array = np.ndarray[Any, Any]
 

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
-from rmsnorm import errors
+from rmsnorm.specification import errors
 
 KINDS: Final = ("ours", "framework", "separate")
 

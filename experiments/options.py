@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from rmsnorm import errors
+from rmsnorm.specification import errors
 
 
 def pick(op: str, kind: type, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from experiments.experiment import Trainer
-from rmsnorm import errors
 from rmsnorm.files import check_expansion, check_regular, reading, replacing
-from rmsnorm.tensors import write_npz
+from rmsnorm.files.tensors import write_npz
+from rmsnorm.specification import errors
 
 FILE: Final = "checkpoint.npz"
 _WANTED: Final = "a checkpoint of this program"

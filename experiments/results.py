@@ -17,8 +17,8 @@ from benchmarks.timing.machine import environment
 from experiments.experiment import Experiment
 from experiments.record import Record
 from experiments.verdict import interval, is_not_worse
-from rmsnorm import screen
 from rmsnorm.files import write_text
+from rmsnorm.parity import screen
 
 ROWS: Final = 200  # of metrics.csv, for a seed and a norm; the rows of evaluations come on top
 

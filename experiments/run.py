@@ -13,7 +13,7 @@ import numpy as np
 from experiments.experiment import Experiment, Options, Trainer
 from experiments.record import Record
 from experiments.results import summary, write
-from rmsnorm import errors
+from rmsnorm.specification import errors
 
 SAVED: Final = 60.0  # seconds of training after which a checkpoint is written, also between evaluations
 

@@ -5,7 +5,7 @@ The way of one call, in PyTorch on a CPU; the other frameworks have the same fil
     torch_impl/functional.py    rms_norm(x, scale, ...)
     torch_impl/engines.py       what computes the call, and why
     cpu/prepared.py             the checked call and the plan of its kernels, kept for the next such call
-    call.py                     checks every argument and decides every choice: a Call
+    specification/call.py       checks every argument and decides every choice: a Call
     cpu/__init__.py             may a kernel compute it, and why not? rmsnorm.explain asks the same
     torch_impl/kernels.py       the memory of the results, and where the rows of each tensor are
     cpu/launch.py               the plan of the kernels for these formats and options
@@ -21,10 +21,10 @@ from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import Any
 
-from rmsnorm.frameworks import FRAMEWORKS
-from rmsnorm.quantisation import Quantisation
-from rmsnorm.variants import PRESETS, Variant
-from rmsnorm.version import VERSION as __version__
+from rmsnorm.specification.frameworks import FRAMEWORKS
+from rmsnorm.specification.quantisation import Quantisation
+from rmsnorm.specification.variants import PRESETS, Variant
+from rmsnorm.specification.version import VERSION as __version__
 
 __all__ = ["PRESETS", "Quantisation", "Variant", "__version__"]
 

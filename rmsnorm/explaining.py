@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Final
 
-from rmsnorm import cpu, errors
-from rmsnorm.call import Call, Spec, resolve
-from rmsnorm.frameworks import FRAMEWORKS, Framework
-from rmsnorm.variants import derive
+from rmsnorm import cpu
+from rmsnorm.specification import errors
+from rmsnorm.specification.call import Call, Spec, resolve
+from rmsnorm.specification.frameworks import FRAMEWORKS, Framework
+from rmsnorm.specification.variants import derive
 
 _ARRAYS: Final = {"torch": "torch.Tensor", "tf": "a tf.Tensor", "flax": "a jax.Array", "numpy": "a NumPy array"}
 

@@ -39,13 +39,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from rmsnorm import dtypes, numpy_impl
+from rmsnorm import numpy_impl
 from rmsnorm.accuracy.bounds import bound
 from rmsnorm.accuracy.terms import term_sizes
-from rmsnorm.call import Spec, resolve
 from rmsnorm.numpy_impl import fast
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.variants import PRESETS
 from rmsnorm.targets.bridges import bridge
-from rmsnorm.variants import PRESETS
 
 Array = np.ndarray[Any, Any]
 WIDTHS = (1, 2, 3, 8, 33, 64, 257)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rmsnorm import dtypes
 from rmsnorm.accuracy.ulps import ulps
+from rmsnorm.specification import dtypes
 
 
 def check_values(got: Any, want: Any, most: int = 1, share: float = 0.999) -> None:

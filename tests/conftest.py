@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
-from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.parity.backends import open_backend
 from rmsnorm.parity.cases import Data
 from rmsnorm.parity.judge import Implementation, Outcome, named_gradients
+from rmsnorm.specification.frameworks import FRAMEWORKS
 from rmsnorm.targets.bridges import bridge
 
 # OpenMP reads this when PyTorch loads it: a thread that waits for work sleeps. One that spins takes a core from others

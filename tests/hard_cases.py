@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rmsnorm.variants import PRESETS
+from rmsnorm.specification.variants import PRESETS
 
 
 def row_of(problem: Any, index: int) -> dict[str, Any]:

@@ -50,7 +50,7 @@ TESTS = {
     "rmsnorm/nematus": ["tests/nematus"],
     "rmsnorm/explaining.py": ["tests/test_explain.py"],
     "rmsnorm/cli": ["tests/cli", "tests/test_readme.py"],
-    "rmsnorm/tensors.py": ["tests/identify/test_checkpoint.py", "tests/nematus/test_hostile_files.py"],
+    "rmsnorm/files/tensors.py": ["tests/identify/test_checkpoint.py", "tests/nematus/test_hostile_files.py"],
     "rmsnorm/": [
         "tests/specification",
         "tests/test_interface.py",

@@ -7,8 +7,8 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 
-from rmsnorm import dtypes
 from rmsnorm import numpy_impl as golden
+from rmsnorm.specification import dtypes
 
 DIFFERENTIABLE: dict[str, dict[str, Any]] = {  # calls whose second derivatives show every part of the formula
     "plain": {},

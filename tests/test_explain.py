@@ -10,12 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 import rmsnorm
-from rmsnorm import Variant, cpu, dtypes
-from rmsnorm.call import Spec, resolve
+from rmsnorm import Variant, cpu
 from rmsnorm.cli import app
 from rmsnorm.cpu import prepared
 from rmsnorm.numpy_impl import fast
 from rmsnorm.parity.cases import CASES, make
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Spec, resolve
 from rmsnorm.targets.bridges import bridge
 
 needs_kernels = pytest.mark.skipif(not cpu.is_available(), reason="there are no kernels")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from rmsnorm import Variant
-from rmsnorm.frameworks import FRAMEWORKS
+from rmsnorm.specification.frameworks import FRAMEWORKS
 
 Function = Callable[[Any, Any], Any]  # of x and the gain
 NIGHTLY = settings().max_examples > 100  # pytest --hypothesis-profile nightly

@@ -12,13 +12,13 @@ import pytest
 from kit import BY_NAME, hold
 
 from rmsnorm import numpy_impl
-from rmsnorm.call import Spec, resolve
 from rmsnorm.numpy_impl import fast
 from rmsnorm.numpy_impl.gate import factor, slope
 from rmsnorm.parity.cases import make, select
 from rmsnorm.parity.judge import Outcome, compare, expect
+from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.variants import Variant
 from rmsnorm.targets.bridges import bridge
-from rmsnorm.variants import Variant
 
 FUNCTIONS, POSITIONS = ("silu", "sigmoid"), ("after", "before")
 GATES = list(itertools.product(FUNCTIONS, POSITIONS))

@@ -12,7 +12,7 @@ import pytest
 from programs import finished, printed
 
 import rmsnorm
-from rmsnorm.frameworks import FRAMEWORKS
+from rmsnorm.specification.frameworks import FRAMEWORKS
 
 PACKAGES = ("torch", "tensorflow", "keras", "jax", "flax")
 ROOT = Path(__file__).parents[1]
@@ -27,7 +27,7 @@ def _loaded(*statements, path=None):
 
 
 STATEMENTS = {
-    "specification": "import rmsnorm, rmsnorm.errors, rmsnorm.call",
+    "specification": "import rmsnorm, rmsnorm.specification.errors, rmsnorm.specification.call",
     "numpy_impl": "rmsnorm.numpy_impl.rms_norm([1.0, 2.0]); rmsnorm.numpy_impl.rms_norm_vjp([1.0, 2.0], [1.0, 2.0])",
     "derivation": "from rmsnorm.numpy_impl.paper import derivation, invariances, norms",
     "fast": "import rmsnorm.numpy_impl.fast",
@@ -250,7 +250,7 @@ def test_a_worker_imports_triton_before_tensorflow(name, tmp_path):
     missing = "" if name == "triton" else "sys.modules['triton'] = None\n"
     code = (
         f"import sys\nfrom importlib.util import find_spec\n{missing}"
-        "from rmsnorm.processes import import_triton_before_tensorflow\n"
+        "from rmsnorm.targets.processes import import_triton_before_tensorflow\n"
         "import_triton_before_tensorflow()\nassert find_spec('tensorflow')\nprint('first')\nimport tensorflow"
     )
     words = printed("-c", code, path=tmp_path).split()

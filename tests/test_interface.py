@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from kit import BY_NAME, hold
 
-from rmsnorm import PRESETS, Variant, cpu, dtypes
+from rmsnorm import PRESETS, Variant, cpu
 from rmsnorm.accuracy.ulps import ulps
-from rmsnorm.call import Spec, resolve
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import make, select
 from rmsnorm.parity.judge import golden, judge
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Spec, resolve
 
 
 @pytest.mark.parametrize(

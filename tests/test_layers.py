@@ -26,7 +26,6 @@ BY_NAME = {
     "rmsnorm.nematus": "",
     "rmsnorm.nematus.backends": r"rmsnorm\.nematus\.(numpy|torch|tf|flax)",
     "rmsnorm.tf_impl.layers": r"rmsnorm\.(tf|torch|flax)_impl\.functional",
-    "rmsnorm.cpu.machine_code": r"rmsnorm\.cpu\.(forward|backward|parameters|tasks|xla_handler)",
     "rmsnorm.parity.backends": r"rmsnorm\.(torch|tf|flax)_impl",
     "rmsnorm.explaining": r"rmsnorm\.(numpy_impl\.fast|(torch|tf|flax)_impl\.functional)",
     "rmsnorm.conversion.layer_norm": r"rmsnorm\.conversion\.layer_norm\.(torch|keras|flax)",
@@ -61,7 +60,7 @@ def test_the_table_has_every_part_and_points_down():
         lower.add(part)
     paths = (ROOT / "rmsnorm").iterdir()
     modules = {path.stem for path in paths if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert set(PART) - {"specification", "rmsnorm"} == modules - {"__init__"}
+    assert set(PART) - {"rmsnorm"} == modules - {"__init__"}
 
 
 def test_the_picture_has_every_part_above_those_that_it_imports():

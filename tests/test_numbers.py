@@ -14,8 +14,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rmsnorm import PRESETS, cpu, dtypes, numpy_impl
+from rmsnorm import PRESETS, cpu, numpy_impl
 from rmsnorm.numpy_impl import fast
+from rmsnorm.specification import dtypes
 
 needs_kernels = pytest.mark.skipif(not cpu.is_available(), reason="there are no kernels")
 STANDARD, LLAMA, GEMMA = (PRESETS[name] for name in ("standard", "llama", "gemma"))

@@ -15,7 +15,7 @@ from mpmath import mp, mpf
 
 from rmsnorm import Quantisation
 from rmsnorm.numpy_impl import allowed, rms_norm_quantised
-from rmsnorm.quantisation import QUANTISATIONS
+from rmsnorm.specification.quantisation import QUANTISATIONS
 
 pytestmark = pytest.mark.needs("ml_dtypes>=0.5", "which has E2M1 and E8M0")
 BF16 = ml_dtypes.bfloat16

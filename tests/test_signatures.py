@@ -11,7 +11,7 @@ import pytest
 
 import rmsnorm
 from rmsnorm import numpy_impl
-from rmsnorm.frameworks import FRAMEWORKS
+from rmsnorm.specification.frameworks import FRAMEWORKS
 
 PACKAGE = Path(rmsnorm.__file__).parent
 FUNCTIONS = ("rms_norm", "rms_norm_vjp")

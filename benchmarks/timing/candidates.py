@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rmsnorm.variants import Variant
+from rmsnorm.specification.variants import Variant
 from timing.problem import Array, Problem
 
 OURS, BUILTIN, LAYER_NORM, COPY, COPY_INTO = "ours", "built-in", "LayerNorm", "copy", "copy into"

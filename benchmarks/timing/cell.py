@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rmsnorm.variants import Variant
+from rmsnorm.specification.variants import Variant
 from timing.candidates import BUILTIN, COPY, COPY_INTO, LAYER_NORM, OURS, Candidate, Workbench
 from timing.measure import Timing, alternate, used_by_others
 from timing.problem import OPS, Accuracy, Problem
@@ -75,7 +75,7 @@ def measure(
     """Check the candidates of a cell, time those that are right, and compare them.
 
     >>> from timing.backends import open_backend
-    >>> from rmsnorm.variants import PRESETS
+    >>> from rmsnorm.specification.variants import PRESETS
     >>> from timing.problem import make
     >>> problem = make((2, 64), "float32")
     >>> records = measure(open_backend("numpy", "cpu"), problem, "fwd", PRESETS["standard"], seconds=0.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rmsnorm.files import write_text
-from rmsnorm.version import VERSION
+from rmsnorm.specification.version import VERSION
 from timing.machine import environment
 from timing.run import BenchRun
 

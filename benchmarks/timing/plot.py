@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rmsnorm import dtypes
 from rmsnorm.files import replacing
-from rmsnorm.version import VERSION
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.version import VERSION
 from timing.backends import BACKENDS
 from timing.candidates import COPY, COPY_INTO
 from timing.machine import environment

@@ -16,13 +16,13 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 import numpy.typing as npt
 
-from rmsnorm import dtypes, errors
 from rmsnorm.accuracy.bounds import bound
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
-from rmsnorm.call import Spec, resolve
 from rmsnorm.numpy_impl import rms_norm, rms_norm_vjp
-from rmsnorm.variants import Variant
+from rmsnorm.specification import dtypes, errors
+from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.variants import Variant
 
 Array = npt.NDArray[Any]
 DTYPES: Final = ("float16", "bfloat16", "float32")

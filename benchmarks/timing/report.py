@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rmsnorm import dtypes
+from rmsnorm.specification import dtypes
 from timing.backends import BACKENDS
 from timing.run import BenchRun
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rmsnorm.processes import Worker, messages, messenger, stop
+from rmsnorm.targets.processes import Worker, messages, messenger, stop
 
 PATIENCE: Final = 900.0  # seconds without output after which a worker counts as hung
 

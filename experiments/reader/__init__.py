@@ -7,7 +7,7 @@ from pathlib import Path
 
 from experiments.experiment import Experiment, Options, Task, option
 from experiments.reader.config import Config, load, save
-from rmsnorm import errors
+from rmsnorm.specification import errors
 
 __all__ = ["EXPERIMENT", "Config", "load", "save"]
 

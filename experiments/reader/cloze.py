@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmsnorm import errors
 from rmsnorm.files import read_text
+from rmsnorm.specification import errors
 
 OP: Final = "experiments"
 MARKER: Final = "@entity"

@@ -11,9 +11,9 @@ import numpy as np
 
 from experiments import archives
 from experiments.options import check_flags, check_layer, check_number, check_sizes, pick
-from rmsnorm import errors
 from rmsnorm.nematus.cells import CellNorm, Shapes, lstm_shapes
 from rmsnorm.nematus.sentences import check_ids
+from rmsnorm.specification import errors
 
 # The authors' names of the recurrent layers; prlnlstm is ours, with pRMSNorm.
 LAYERS: Final[dict[str, CellNorm]] = {"lstm": "none", "lnlstm": "layer", "rlnlstm": "rms", "prlnlstm": "prms"}

@@ -16,7 +16,7 @@ from experiments.reader.config import LAYERS, Config
 from experiments.reader.model import AttentiveReader
 from experiments.torch_training import TorchTrainer, seeded
 from experiments.weights import initial
-from rmsnorm import errors
+from rmsnorm.specification import errors
 
 if TYPE_CHECKING:
     from experiments.reader import ReaderOptions

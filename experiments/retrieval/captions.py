@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmsnorm import errors
 from rmsnorm.files import check_regular, read_text, reading
+from rmsnorm.specification import errors
 
 OP: Final = "experiments"
 CAPTIONS: Final = 5  # an image

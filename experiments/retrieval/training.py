@@ -20,7 +20,7 @@ from experiments.retrieval.model import OrderEmbedding
 from experiments.retrieval.ranks import FOLDS, over_folds
 from experiments.timing import compiled_apart, of_programs
 from experiments.weights import initial
-from rmsnorm import errors
+from rmsnorm.specification import errors
 
 if TYPE_CHECKING:
     from experiments.retrieval import RetrievalOptions

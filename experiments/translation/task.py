@@ -13,13 +13,13 @@ import numpy as np
 from experiments.batches import batch_of, check_batch
 from experiments.experiment import State
 from experiments.translation.texts import Texts
-from rmsnorm import errors
-from rmsnorm.frameworks import framework
 from rmsnorm.nematus.beam import ZERO_END
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.names import variables
 from rmsnorm.nematus.translate import translate
 from rmsnorm.nematus.vocabulary import ZERO_FIRST, Vocabulary
+from rmsnorm.specification import errors
+from rmsnorm.specification.frameworks import framework
 
 if TYPE_CHECKING:
     from experiments.translation import TranslationOptions

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from rmsnorm import errors
 from rmsnorm.files import read_text
 from rmsnorm.nematus.vocabulary import Vocabulary, read_entries, read_vocabulary, write_entries
+from rmsnorm.specification import errors
 
 FILES: Final = ("train.src", "train.trg", "test.src", "test.trg")
 SPECIAL: Final = ("<EOS>", "<GO>", "<UNK>")

@@ -70,8 +70,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from rmsnorm import dtypes
-from rmsnorm.call import Call
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Call
 
 QUANTITIES = ("y", "inverse_rms", "dx", "dscale", "dbias", "dresidual", "dgate", "jvp")
 
@@ -134,8 +134,8 @@ def bound(
         KeyError: there is no such quantity.
 
     Example:
-        >>> from rmsnorm.call import Spec, resolve
-        >>> from rmsnorm.variants import Variant
+        >>> from rmsnorm.specification.call import Spec, resolve
+        >>> from rmsnorm.specification.variants import Variant
         >>> call = resolve("rms_norm", Spec((4, 64), "float32"), variant=Variant.get("standard"))
         >>> bound("y", call, "float32")
         Bound(ratio=15.0, identical=0.0)

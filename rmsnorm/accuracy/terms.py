@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from rmsnorm.call import Axis, Call, Spec, resolve
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.numpy_impl.double_double import Array
-from rmsnorm.variants import Variant, derive
+from rmsnorm.specification.call import Axis, Call, Spec, resolve
+from rmsnorm.specification.variants import Variant, derive
 
 
 def term_sizes(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rmsnorm import errors
+from rmsnorm.specification import errors
 
 Array = npt.NDArray[Any]
 

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rmsnorm import __version__, environment, errors
+from rmsnorm import __version__
 from rmsnorm.cli import check, explain, gains, identify, port, selftest, tables, vectors
 from rmsnorm.cli.usage import BROKEN, UNUSABLE, unusable
-from rmsnorm.processes import end_by_exception, import_triton_before_tensorflow
+from rmsnorm.specification import environment, errors
+from rmsnorm.targets.processes import end_by_exception, import_triton_before_tensorflow
 
 
 class _Commands(TyperGroup):

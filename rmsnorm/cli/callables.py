@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from rmsnorm import errors
 from rmsnorm.cli.usage import DEVICES, choices, unusable
-from rmsnorm.frameworks import NAMES
+from rmsnorm.specification import errors
+from rmsnorm.specification.frameworks import NAMES
 
 called = partial(typer.Option, rich_help_panel="How it is called")
 TARGET_HELP: Final = "module:attribute or file.py:attribute of a function, a layer or its class; an .onnx file"

@@ -9,10 +9,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rmsnorm import PRESETS, dtypes, screen
+from rmsnorm import PRESETS
 from rmsnorm.cli.callables import TARGET_HELP, Compiled, Device, Framework, Gradients, GroupSize, Init, opening
 from rmsnorm.cli.reports import Json, Junit, check_folders, write_reports
 from rmsnorm.cli.usage import choices, end_of_check, unusable
+from rmsnorm.parity import screen
+from rmsnorm.specification import dtypes
 
 _COMMAND: Final = "rmsnorm check"
 _more = partial(typer.Option, rich_help_panel="What must hold, too")

@@ -6,8 +6,9 @@ from typing import Annotated, Final
 
 import typer
 
-from rmsnorm import PRESETS, dtypes, errors
+from rmsnorm import PRESETS
 from rmsnorm.cli.usage import BACKEND_NAMES, DIFFERS, backends, choices, sizes, unusable
+from rmsnorm.specification import dtypes, errors
 
 _COMMAND: Final = "rmsnorm explain"
 _ARRAYS: Final = ("bias", "mask", "residual", "gate")

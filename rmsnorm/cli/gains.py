@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rmsnorm import screen
 from rmsnorm.cli.usage import DIFFERS
+from rmsnorm.parity import screen
 
 EPILOG: Final = (
     "Examples:\n\n"

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rmsnorm import errors, screen
 from rmsnorm.cli.callables import TARGET_HELP, Compiled, Device, Framework, Gradients, GroupSize, Init, called, opening
 from rmsnorm.cli.usage import DIFFERS, unusable
+from rmsnorm.parity import screen
+from rmsnorm.specification import errors
 
 if TYPE_CHECKING:
     from rmsnorm.identify import Identity

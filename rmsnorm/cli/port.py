@@ -18,11 +18,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rmsnorm import errors, screen
 from rmsnorm.cli.usage import BACKEND_NAMES, DIFFERS, choices, progress
 from rmsnorm.files import replacing
-from rmsnorm.frameworks import FRAMEWORKS, framework
 from rmsnorm.nematus.config import BEAM, Norm
+from rmsnorm.parity import screen
+from rmsnorm.specification import errors
+from rmsnorm.specification.frameworks import FRAMEWORKS, framework
 
 app = typer.Typer(
     name="port", help="Models of Nematus and of zero: describe, convert, translate, score.",

@@ -8,9 +8,11 @@ from typing import Annotated, Final
 import typer
 from rich.progress import TaskID
 
-from rmsnorm import PRESETS, dtypes, screen
+from rmsnorm import PRESETS
 from rmsnorm.cli.reports import Json, Junit, check_folders, write_reports
 from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, backends, choices, end_of_check, progress
+from rmsnorm.parity import screen
+from rmsnorm.specification import dtypes
 
 _COMMAND: Final = "rmsnorm selftest"
 _SLOWEST_FIRST: Final = ("flax", "numpy", "tf", "torch")

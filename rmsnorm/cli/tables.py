@@ -9,9 +9,10 @@ from typing import Annotated, Final
 import typer
 from rich.table import Table
 
-from rmsnorm import PRESETS, Variant, screen
+from rmsnorm import PRESETS, Variant
 from rmsnorm.cli.usage import DIFFERS, choices, unusable
-from rmsnorm.variants import families
+from rmsnorm.parity import screen
+from rmsnorm.specification.variants import families
 
 
 def variants(

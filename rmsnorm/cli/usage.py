@@ -10,9 +10,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rmsnorm import errors, screen
-from rmsnorm.frameworks import FRAMEWORKS, NAMES
-from rmsnorm.variants import get_variant
+from rmsnorm.parity import screen
+from rmsnorm.specification import errors
+from rmsnorm.specification.frameworks import FRAMEWORKS, NAMES
+from rmsnorm.specification.variants import get_variant
 
 if TYPE_CHECKING:
     from rmsnorm.parity.comparison import Run

@@ -7,9 +7,11 @@ from typing import Annotated, Final
 
 import typer
 
-from rmsnorm import PRESETS, dtypes, screen
+from rmsnorm import PRESETS
 from rmsnorm.cli.reports import Json, Junit, check_folders, write_reports
 from rmsnorm.cli.usage import DIFFERS, choices, progress
+from rmsnorm.parity import screen
+from rmsnorm.specification import dtypes
 
 app = typer.Typer(
     name="vectors", help="Golden test vectors in files, for implementations that Python cannot call.",

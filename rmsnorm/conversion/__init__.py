@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rmsnorm.frameworks import lazy
+from rmsnorm.specification.frameworks import lazy
 
 if TYPE_CHECKING:
     from rmsnorm.conversion.layer_norm import to_rms_norm

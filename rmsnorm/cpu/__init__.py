@@ -21,8 +21,8 @@ from __future__ import annotations
 import warnings
 from functools import lru_cache
 
-from rmsnorm import environment
-from rmsnorm.call import Call
+from rmsnorm.specification import environment
+from rmsnorm.specification.call import Call
 
 
 @lru_cache(maxsize=1)

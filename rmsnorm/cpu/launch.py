@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from rmsnorm.call import Call
 from rmsnorm.cpu import _native
+from rmsnorm.specification.call import Call
 
 _CHUNK: Final = 2**15  # elements: below, one thread is as fast as two
 _POOL: Final = 2**21  # elements: likewise for threads that must be woken first

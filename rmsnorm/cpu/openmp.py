@@ -12,7 +12,7 @@ import sys
 from functools import lru_cache
 from typing import Final
 
-from rmsnorm import environment
+from rmsnorm.specification import environment
 
 _PROCESS: Final = os.getpid()
 _FORKED: Final = 0x40  # PF_FORKNOEXEC of Linux: the process is forked, and has executed no program since

@@ -6,9 +6,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
-from rmsnorm import cpu, dtypes
-from rmsnorm.call import Call, Spec, resolve
-from rmsnorm.variants import derive
+from rmsnorm import cpu
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Call, Spec, resolve
+from rmsnorm.specification.variants import derive
 
 # The options of a call: variant, eps, partial, axis, feature_axis and out_dtype.
 Options: TypeAlias = tuple[Any, Any, Any, Any, Any, Any]

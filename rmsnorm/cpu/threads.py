@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from rmsnorm import environment
+from rmsnorm.specification import environment
 
 
 def available() -> int:

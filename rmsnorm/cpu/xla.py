@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.call import Call
 from rmsnorm.cpu import _native
 from rmsnorm.cpu.launch import Plan, note, plan
 from rmsnorm.cpu.threads import available
+from rmsnorm.specification.call import Call
 
 _PARALLEL: Final = 2**17  # elements: below, one thread is as fast as two
 

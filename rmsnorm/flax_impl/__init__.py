@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rmsnorm.frameworks import imported, lazy
+from rmsnorm.specification.frameworks import imported, lazy
 
 with imported("flax"):
     from rmsnorm.flax_impl.functional import rms_norm, rms_norm_vjp

@@ -15,8 +15,8 @@ import jax
 from jax import ffi
 
 from rmsnorm import cpu
-from rmsnorm.call import Call, given
 from rmsnorm.flax_impl import private
+from rmsnorm.specification.call import Call, given
 
 
 class Engine(Enum):

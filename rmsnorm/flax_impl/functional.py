@@ -15,14 +15,14 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from rmsnorm import dtypes, errors
-from rmsnorm.call import Axis, Call, given
 from rmsnorm.cpu.prepared import Options, prepare
 from rmsnorm.flax_impl.kernels import gradients, normalise
 from rmsnorm.flax_impl.operations import Across
 from rmsnorm.flax_impl.rounding import add, cast, narrowed
-from rmsnorm.interface import forward_of, gradients_of, unknown_argument
-from rmsnorm.variants import Preset, Variant
+from rmsnorm.specification import dtypes, errors
+from rmsnorm.specification.call import Axis, Call, given
+from rmsnorm.specification.interface import forward_of, gradients_of, unknown_argument
+from rmsnorm.specification.variants import Preset, Variant
 
 
 @forward_of(jax.Array)

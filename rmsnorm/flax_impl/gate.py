@@ -16,10 +16,10 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from rmsnorm.call import Call
 from rmsnorm.flax_impl import operations
 from rmsnorm.flax_impl.operations import Across
 from rmsnorm.flax_impl.rounding import convert, zero_outside
+from rmsnorm.specification.call import Call
 
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
 Norm: TypeAlias = Callable[..., Pair]

@@ -18,7 +18,6 @@ from jax import ffi
 from jax import numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from rmsnorm.call import Call, filled, given
 from rmsnorm.flax_impl import gate as plain
 from rmsnorm.flax_impl import private
 from rmsnorm.flax_impl.engines import Context, Engine, context_of, engine_of
@@ -26,6 +25,7 @@ from rmsnorm.flax_impl.gate import Pair
 from rmsnorm.flax_impl.operations import Across, elementwise, gain, may_leave_range
 from rmsnorm.flax_impl.private import Primitive, ad, batching, mlir
 from rmsnorm.flax_impl.rounding import convert, double, excess, exponent_of, times_two_to, with_x64, zero_outside
+from rmsnorm.specification.call import Call, filled, given
 
 Present: TypeAlias = tuple[bool | None, ...]  # for each operand, of x's shape, mask or parameter; None if it is None
 Wanted: TypeAlias = tuple[str | None, ...]  # dtypes of dx, dscale, dbias and dgate; None for what is not computed

@@ -18,13 +18,13 @@ from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 from jax import numpy as jnp
 from jax.nn import initializers
 
-from rmsnorm import errors
-from rmsnorm.call import check_axis
 from rmsnorm.cpu.prepared import Options, prepare
 from rmsnorm.flax_impl.functional import arrays, forward
 from rmsnorm.flax_impl.operations import Across
-from rmsnorm.interface import constructor
-from rmsnorm.variants import Preset, Variant, derive
+from rmsnorm.specification import errors
+from rmsnorm.specification.call import check_axis
+from rmsnorm.specification.interface import constructor
+from rmsnorm.specification.variants import Preset, Variant, derive
 
 # By the offset of the gain. Flax 0.11 keeps the function: these are equal in every layer, and pickle knows them.
 _UNIT: Final[Mapping[float, Initializer]] = {0.0: initializers.ones, 1.0: initializers.zeros}

@@ -9,9 +9,9 @@ import jax
 from jax import numpy as jnp
 from jax.nn import initializers
 
-from rmsnorm.frameworks import imported
-from rmsnorm.interface import constructor
-from rmsnorm.variants import Preset, Variant, derive
+from rmsnorm.specification.frameworks import imported
+from rmsnorm.specification.interface import constructor
+from rmsnorm.specification.variants import Preset, Variant, derive
 
 with imported("flax"):
     import flax.linen as nn

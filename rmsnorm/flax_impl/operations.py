@@ -24,8 +24,6 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from rmsnorm import dtypes
-from rmsnorm.call import Call
 from rmsnorm.flax_impl.rounding import (
     clip,
     convert,
@@ -39,6 +37,8 @@ from rmsnorm.flax_impl.rounding import (
     zero_outside,
     zeros_of,
 )
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Call
 
 
 class Across(NamedTuple):

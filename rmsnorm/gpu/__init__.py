@@ -18,8 +18,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Final
 
-from rmsnorm import environment, errors
-from rmsnorm.call import Call
+from rmsnorm.specification import environment, errors
+from rmsnorm.specification.call import Call
 
 _OLDEST: Final = 3, 4  # Triton, which hands eps as a float32 to a kernel before
 

@@ -11,8 +11,8 @@ from rmsnorm.identify.findings import NotRms
 from rmsnorm.identify.gate import solve_gate
 from rmsnorm.identify.model import Gate, Model
 from rmsnorm.identify.probe import Probe
+from rmsnorm.specification.variants import Variant
 from rmsnorm.targets.bridges import Array
-from rmsnorm.variants import Variant
 
 
 def solve_affine(probe: Probe) -> tuple[Probe, Model, Gate | None]:

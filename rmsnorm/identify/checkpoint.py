@@ -21,9 +21,9 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from rmsnorm import errors, tensors
-from rmsnorm.files import HDF5, PICKLE, SAFETENSORS, ZIP, check_kind, check_regular
-from rmsnorm.variants import PRESETS, Variant, get_variant
+from rmsnorm.files import HDF5, PICKLE, SAFETENSORS, ZIP, check_kind, check_regular, tensors
+from rmsnorm.specification import errors
+from rmsnorm.specification.variants import PRESETS, Variant, get_variant
 
 _OP: Final = "gains"
 _WANTED: Final = (

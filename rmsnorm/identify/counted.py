@@ -14,9 +14,9 @@ from rmsnorm.identify.findings import NotRms
 from rmsnorm.identify.groups import responding
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.probe import Probe
+from rmsnorm.specification.variants import PartialRounding
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
-from rmsnorm.variants import PartialRounding
 
 _WIDTHS: Final = range(8, 161)
 _MOST: Final = 8  # widths that are measured beside those that are known

@@ -13,7 +13,6 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import EPS_SPREAD, FORM, FORMULA, within
 from rmsnorm.identify.counted import Counted, find_counted, with_fraction
 from rmsnorm.identify.findings import NotRms
@@ -21,9 +20,10 @@ from rmsnorm.identify.identity import Kind
 from rmsnorm.identify.layout import ROWS
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.probe import Probe
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.variants import EpsPosition
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
-from rmsnorm.variants import EpsPosition
 
 # powers of two by which rows are multiplied, the largest (eps and roundings are small beside it) and the smallest
 _EXPONENTS: Final = {"float16": (3, -13), "bfloat16": (20, -58), "float32": (20, -58), "float64": (20, -220)}

@@ -6,10 +6,10 @@ from typing import Final, Literal
 
 import numpy as np
 
-from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import IN_RANGE
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.probe import Probe
+from rmsnorm.specification import dtypes
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import FORMULA
 from rmsnorm.identify.findings import NotRms
 from rmsnorm.identify.model import ACTIVATIONS, Gate, Position
 from rmsnorm.identify.probe import Probe
+from rmsnorm.specification import dtypes
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import DESCRIBED, FORMULA, OWN_GRADIENT, STEP, STEP_OF_FLOAT32, bound
 from rmsnorm.accuracy.rounding import cast
 from rmsnorm.accuracy.terms import term_sizes
-from rmsnorm.call import Spec, resolve
 from rmsnorm.identify.model import Inputs, Model
 from rmsnorm.identify.probe import Probe
 from rmsnorm.numpy_impl import rms_norm_vjp
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Spec, resolve
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 

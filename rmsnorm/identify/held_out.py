@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import SAME_BITS, bound
 from rmsnorm.accuracy.rounding import cast
 from rmsnorm.accuracy.ulps import ulps
@@ -18,9 +17,10 @@ from rmsnorm.identify.names import FIELDS, different
 from rmsnorm.identify.probe import Answer, Probe
 from rmsnorm.identify.rounding import Numerics, Pair
 from rmsnorm.numpy_impl import rms_norm
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.variants import PRESETS, Variant
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
-from rmsnorm.variants import PRESETS, Variant
 
 Answers = Mapping[Pair, Answer]
 

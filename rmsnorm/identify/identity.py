@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from rmsnorm.identify import names
 from rmsnorm.identify.findings import DEFECT, Finding
-from rmsnorm.variants import Variant, get_variant
+from rmsnorm.specification.variants import Variant, get_variant
 
 Kind = Literal["rmsnorm", "layernorm", "rms_scaling", "none"]
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import FORMULA, SAME_BITS_OF_SUM
 from rmsnorm.identify.affine import close
 from rmsnorm.identify.model import Model
 from rmsnorm.identify.probe import Probe
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.numpy_impl.arithmetic import add
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.variants import Rounding, Variant
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
-from rmsnorm.variants import Rounding, Variant
 
 _ROUNDED = {
     "before": "the statistic is of the sum after it is rounded",

@@ -10,9 +10,9 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from rmsnorm.accuracy.rounding import cast, rounded
-from rmsnorm.call import Call, Spec, resolve
+from rmsnorm.specification.call import Call, Spec, resolve
+from rmsnorm.specification.variants import Variant
 from rmsnorm.targets.bridges import Array
-from rmsnorm.variants import Variant
 
 Position = Literal["before", "after"]  # of the normalisation
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from fractions import Fraction
 from typing import Any, Final
 
-from rmsnorm.variants import PRESETS, Variant
+from rmsnorm.specification.variants import PRESETS, Variant
 
 FIELDS: Final = tuple(f.name for f in fields(Variant) if f.name not in ("name", "scale_name", "source"))
 SHOWN: Final = 6  # presets that are listed

@@ -9,11 +9,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmsnorm import dtypes
 from rmsnorm.accuracy.rounding import rounded
 from rmsnorm.identify.findings import Findings
 from rmsnorm.identify.layout import ORDINARY, ROWS, Layout, call, find_layout
 from rmsnorm.identify.model import Inputs
+from rmsnorm.specification import dtypes
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import Target, TargetError
 

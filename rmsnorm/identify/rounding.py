@@ -8,15 +8,15 @@ from typing import Final
 
 import numpy as np
 
-from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import SAME_BITS, of_row
 from rmsnorm.accuracy.rounding import rounded
-from rmsnorm.call import Spec, resolve
 from rmsnorm.identify.model import Model, Stages
 from rmsnorm.identify.probe import Answer, Probe
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.variants import ResultDtype, Rounding, Variant
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
-from rmsnorm.variants import ResultDtype, Rounding, Variant
 
 PAIRS: Final = (
     ("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "float32"), ("float64", "float64"),

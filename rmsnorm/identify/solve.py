@@ -24,9 +24,9 @@ from rmsnorm.identify.model import Gate, Model
 from rmsnorm.identify.names import named
 from rmsnorm.identify.probe import Probe, open_probe
 from rmsnorm.identify.rounding import Numerics, explained, solve_rounding, solve_stages
+from rmsnorm.specification.variants import PRESETS, Variant
 from rmsnorm.targets.open import WIDTH, open_target
 from rmsnorm.targets.target import Target, TargetError, random_state_kept
-from rmsnorm.variants import PRESETS, Variant
 
 TIME_LIMIT: Final = 60.0
 _SOMETIMES_HIDDEN: Final = {"scale_offset", "rounding", "result_dtype", "partial_rounding", "eps_position"}

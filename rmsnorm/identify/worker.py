@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from rmsnorm import errors
 from rmsnorm.identify.identity import Identity
-from rmsnorm.processes import Worker, call
+from rmsnorm.specification import errors
+from rmsnorm.targets.processes import Worker, call
 
 _IMPORTS: Final = 300.0  # seconds to import a target, which do not count in its limit
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rmsnorm.frameworks import lazy
+from rmsnorm.specification.frameworks import lazy
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.checkpoints.converted import save_flax, save_keras, save_safetensors

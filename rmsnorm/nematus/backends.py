@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm import errors
-from rmsnorm.frameworks import framework
 from rmsnorm.nematus.config import Config
+from rmsnorm.specification import errors
+from rmsnorm.specification.frameworks import framework
 
 _CLASSES: Final = {"rnn": "RNNSearch", "transformer": "Transformer"}
 

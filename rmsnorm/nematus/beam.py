@@ -18,9 +18,9 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from rmsnorm import errors
 from rmsnorm.nematus.dialects import rules
 from rmsnorm.nematus.rules import RULES
+from rmsnorm.specification import errors
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config

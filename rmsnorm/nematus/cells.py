@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
-from rmsnorm import errors
 from rmsnorm.nematus.config import Bias, Config, Norm
+from rmsnorm.specification import errors
 
 CellNorm: TypeAlias = Norm
 Shapes: TypeAlias = dict[str, tuple[int, ...]]

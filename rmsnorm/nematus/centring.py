@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm import errors
 from rmsnorm.nematus.cells import GRU
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.dialects import rules
 from rmsnorm.nematus.names import check
 from rmsnorm.nematus.zero import recurrent_maps
+from rmsnorm.specification import errors
 
 # The matrix whose result a norm of a cell or of the attention normalises.
 _MATRIX: Final = {row.norm: row.name for row in GRU} | {

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
-from rmsnorm import errors
 from rmsnorm.nematus import zero
 from rmsnorm.nematus.rules import Dialect, rules_of
+from rmsnorm.specification import errors
 
 Norm = Literal["none", "layer", "rms", "prms"]
 BEAM: Final = 5  # hypotheses that Nematus's translate keeps

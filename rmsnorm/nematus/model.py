@@ -16,15 +16,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm import errors
 from rmsnorm.files import check_expansion, reading
+from rmsnorm.files.tensors import Tensors
 from rmsnorm.nematus import zero
 from rmsnorm.nematus.checkpoints import converted, original
 from rmsnorm.nematus.checkpoints.files import Form, finite, locate, read_options
 from rmsnorm.nematus.config import LEGACY, RMS, Config, Norm, dialect_of, read
 from rmsnorm.nematus.names import VERSIONS, is_of_training, match, unused, variables
 from rmsnorm.nematus.rules import Dialect, Rules, rules_of
-from rmsnorm.tensors import Tensors
+from rmsnorm.specification import errors
 
 # What ``port info`` calls a form of the files, and its reader.
 FORMS: Final[Mapping[Form, tuple[str, Callable[[Path], Tensors]]]] = {

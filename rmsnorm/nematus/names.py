@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from rmsnorm import errors
 from rmsnorm.nematus import dialects
 from rmsnorm.nematus.cells import gru_rows, leaves
 from rmsnorm.nematus.config import Bias, Config
 from rmsnorm.nematus.zero import recurrent_maps
+from rmsnorm.specification import errors
 
 
 class Variable(NamedTuple):

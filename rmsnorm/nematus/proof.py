@@ -9,11 +9,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmsnorm import errors
 from rmsnorm.files import read_json, write_text
 from rmsnorm.nematus.backends import ArrayModel
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.rules import RULES
+from rmsnorm.specification import errors
 
 FILE: Final = "proof.json"
 # Two float64 computations of the same scores differ by rounding errors of about 1e-13 of the largest score, as those of

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from rmsnorm import errors
 from rmsnorm.nematus import zero
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.dialects import rules
 from rmsnorm.nematus.model import FORMS, Model
 from rmsnorm.nematus.names import is_of_training
 from rmsnorm.nematus.vocabulary import dictionaries, read_vocabulary
+from rmsnorm.specification import errors
 
 _ROWS_OF_THEIR_OWN = ("dialect", "norm", "norm_offset", "search", "model_type", "dim_per_factor", "options", "folder")
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rmsnorm import errors
 from rmsnorm.nematus.dialects import rules
+from rmsnorm.specification import errors
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config

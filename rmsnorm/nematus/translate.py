@@ -8,11 +8,11 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from rmsnorm import errors
 from rmsnorm.nematus.beam import finite_alpha
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.dialects import rules
 from rmsnorm.nematus.vocabulary import Vocabulary, batch
+from rmsnorm.specification import errors
 
 Progress = Callable[[int, int | None], None]
 Row: TypeAlias = tuple[int, tuple[str, ...]]  # the number of a line, and the texts that belong together

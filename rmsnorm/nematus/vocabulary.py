@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from rmsnorm import errors
 from rmsnorm.files import read_json, read_text, write_text
 from rmsnorm.nematus.dialects import rules
 from rmsnorm.nematus.rules import RULES, Dialect
+from rmsnorm.specification import errors
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from rmsnorm import errors
+from rmsnorm.specification import errors
 
 # zero's options by the fields of Config, with zero's defaults.
 _OPTIONS: Final = {

@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from rmsnorm.call import Call
 from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
+from rmsnorm.specification.call import Call
 
 _BLOCK = 2**15  # elements: the temporaries of a block of rows stay in cache
 _LEAST = -(2**20)  # below every exponent

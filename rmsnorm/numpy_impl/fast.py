@@ -22,13 +22,13 @@ from typing import Any, Never
 import numpy as np
 
 from rmsnorm import cpu
-from rmsnorm.call import Axis
 from rmsnorm.cpu.prepared import prepare
-from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.numpy_impl import functional as golden
 from rmsnorm.numpy_impl import kernels
 from rmsnorm.numpy_impl.functional import ArrayLike, _arrays
-from rmsnorm.variants import Preset, Variant
+from rmsnorm.specification.call import Axis
+from rmsnorm.specification.interface import forward_of, gradients_of, unknown_argument
+from rmsnorm.specification.variants import Preset, Variant
 
 
 @forward_of(np.ndarray)

@@ -15,9 +15,6 @@ from typing import Any, Never, TypeAlias
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 
-from rmsnorm import errors
-from rmsnorm.call import Axis, Call, Spec, resolve, three_of
-from rmsnorm.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.numpy_impl.arithmetic import (
     Rows,
     Scaled,
@@ -37,7 +34,10 @@ from rmsnorm.numpy_impl.arithmetic import (
 )
 from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
 from rmsnorm.numpy_impl.gate import factor, slope
-from rmsnorm.variants import Preset, Variant, derive
+from rmsnorm.specification import errors
+from rmsnorm.specification.call import Axis, Call, Spec, resolve, three_of
+from rmsnorm.specification.interface import forward_of, gradients_of, unknown_argument
+from rmsnorm.specification.variants import Preset, Variant, derive
 
 ArrayLike: TypeAlias = Any  # what np.asarray takes
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rmsnorm.call import Call
 from rmsnorm.numpy_impl.arithmetic import Scaled, plus, scaled, times
 from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
+from rmsnorm.specification.call import Call
 
 
 def factor(call: Call, gate: Array) -> Scaled:

@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 
-from rmsnorm.call import Call
 from rmsnorm.cpu.prepared import Prepared, back
 from rmsnorm.cpu.threads import own_threads
+from rmsnorm.specification.call import Call
 
 Array: TypeAlias = np.ndarray
 

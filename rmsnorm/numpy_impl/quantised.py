@@ -15,12 +15,12 @@ from typing import Any, Final, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from rmsnorm import dtypes, errors
-from rmsnorm.call import Call, Spec, resolve
 from rmsnorm.numpy_impl.arithmetic import Scaled, plus, scaled, statistic, times
 from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
-from rmsnorm.quantisation import FORMATS, Quantisation, get_quantisation
-from rmsnorm.variants import Variant, check_eps
+from rmsnorm.specification import dtypes, errors
+from rmsnorm.specification.call import Call, Spec, resolve
+from rmsnorm.specification.quantisation import FORMATS, Quantisation, get_quantisation
+from rmsnorm.specification.variants import Variant, check_eps
 
 _BLOCK: Final = 2**15  # elements: the temporaries of a block of rows stay in cache
 _NAN: Final = {"e4m3fn": 0x7F, "e5m2": 0x7E, "e4m3fnuz": 0x80, "e5m2fnuz": 0x80}

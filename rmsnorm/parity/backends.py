@@ -14,15 +14,15 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmsnorm import errors
-from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.numpy_impl.arithmetic import Rows
 from rmsnorm.numpy_impl.paper import derivation
 from rmsnorm.parity.cases import Array, Data
 from rmsnorm.parity.equations import Steps, candidate
 from rmsnorm.parity.judge import Implementation, Outcome, named_gradients
+from rmsnorm.specification import errors
+from rmsnorm.specification.frameworks import FRAMEWORKS
+from rmsnorm.specification.variants import Variant
 from rmsnorm.targets.bridges import bridge
-from rmsnorm.variants import Variant
 
 _INPUTS: Final = ("x", "scale", "bias", "residual", "gate")
 

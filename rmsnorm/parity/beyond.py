@@ -17,9 +17,9 @@ from rmsnorm.parity.cases import Case, Data, make
 from rmsnorm.parity.comparison import Comparison, Skip
 from rmsnorm.parity.fitting import expect_in_groups, posed
 from rmsnorm.parity.judge import Expected, Outcome, compare, failed
+from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import Target, TargetError
 from rmsnorm.targets.open import WIDTH
-from rmsnorm.variants import Variant
 
 BATCHES: Final = "batches"
 LARGE: Final = Case("2^31 elements", (257, 64), ("standard",), "more elements than 31 bits count")

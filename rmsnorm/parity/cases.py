@@ -16,9 +16,9 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 import numpy.typing as npt
 
-from rmsnorm import dtypes
-from rmsnorm.call import Axis, Call, Spec, resolve
-from rmsnorm.variants import PRESETS, GateFunction, GatePosition, ResidualRounding, Variant, derive
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Axis, Call, Spec, resolve
+from rmsnorm.specification.variants import PRESETS, GateFunction, GatePosition, ResidualRounding, Variant, derive
 
 Array = npt.NDArray[Any]
 _EVERY: Final = tuple(PRESETS)

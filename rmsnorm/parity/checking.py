@@ -11,8 +11,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm import dtypes as formats
-from rmsnorm import errors
 from rmsnorm.accuracy.signed import SignedErrors
 from rmsnorm.identify import identify
 from rmsnorm.numpy_impl.arithmetic import add
@@ -23,10 +21,12 @@ from rmsnorm.parity.fitting import asked, expect_in_groups, fitted, in_batches, 
 from rmsnorm.parity.judge import Expected, Outcome, compare, failed
 from rmsnorm.parity.quantised import check_quantised
 from rmsnorm.parity.report import Report, sentences, skips
-from rmsnorm.quantisation import Quantisation
+from rmsnorm.specification import dtypes as formats
+from rmsnorm.specification import errors
+from rmsnorm.specification.quantisation import Quantisation
+from rmsnorm.specification.variants import Preset, Variant, get_variant
 from rmsnorm.targets import Target, TargetError, open_target
 from rmsnorm.targets.target import WrongResult, random_state_kept
-from rmsnorm.variants import Preset, Variant, get_variant
 
 _DTYPES: Final = ("float16", "bfloat16", "float32")
 _GRADIENTS: Final = {"x": "dx", "scale": "dscale", "bias": "dbias", "residual": "dresidual", "gate": "dgate"}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from rmsnorm.processes import Worker
+from rmsnorm.targets.processes import Worker
 
 if TYPE_CHECKING:
     from rmsnorm.identify import Identity

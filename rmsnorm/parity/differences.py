@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import STEP
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import Data
 from rmsnorm.parity.comparison import Comparison
+from rmsnorm.specification import dtypes
 
 
 def differences(data: Data) -> list[Comparison]:

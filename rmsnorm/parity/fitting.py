@@ -13,9 +13,9 @@ import numpy as np
 from rmsnorm.parity.cases import Array, Case, Data, make, recast, select
 from rmsnorm.parity.comparison import Run, Skip
 from rmsnorm.parity.judge import Expected, expect
+from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import Target, TargetError
 from rmsnorm.targets.target import WrongResult
-from rmsnorm.variants import Variant
 
 _OF_THE_WIDTH: Final = ("wide", "very wide", "width 1", "one element", "no columns")
 _ROWS: Final = 2**16  # elements of the different rows of a case, and

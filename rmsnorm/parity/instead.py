@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from rmsnorm.parity.cases import CASES, Array, Data, make, recast
 from rmsnorm.parity.judge import Outcome, compare, expect, golden
-from rmsnorm.variants import PRESETS, Variant
+from rmsnorm.specification.variants import PRESETS, Variant
 
 _CASES: Final = {case.name: case for case in CASES}
 _NAMES: Final = 4  # that fit on a line

@@ -10,13 +10,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rmsnorm import dtypes, errors
 from rmsnorm.accuracy.bounds import QUANTITIES, Bound, bound
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import Data
 from rmsnorm.parity.comparison import Comparison
+from rmsnorm.specification import dtypes, errors
 
 Array = npt.NDArray[Any]
 

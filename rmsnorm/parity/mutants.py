@@ -10,11 +10,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmsnorm import dtypes
 from rmsnorm.accuracy.rounding import cast, rounded
 from rmsnorm.parity.equations import Change, Steps, candidate
 from rmsnorm.parity.judge import Implementation
-from rmsnorm.variants import PartialRounding
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.variants import PartialRounding
 
 
 class Fault(NamedTuple):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rmsnorm.errors import InputError
-from rmsnorm.variants import Preset, Variant
+from rmsnorm.specification.errors import InputError
+from rmsnorm.specification.variants import Preset, Variant
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -28,19 +28,19 @@ from typing import Any, Final, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from rmsnorm import dtypes as formats
-from rmsnorm import errors
 from rmsnorm.accuracy.rounding import cast
 from rmsnorm.numpy_impl import allowed, rms_norm_quantised
 from rmsnorm.parity.cases import Array
 from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled
 from rmsnorm.parity.judge import failed
 from rmsnorm.parity.report import Report
-from rmsnorm.quantisation import FORMATS, QUANTISATIONS, Quantisation, get_quantisation
+from rmsnorm.specification import dtypes as formats
+from rmsnorm.specification import errors
+from rmsnorm.specification.quantisation import FORMATS, QUANTISATIONS, Quantisation, get_quantisation
+from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import Target, TargetError, open_target
 from rmsnorm.targets.bridges import Bridge, Torch
 from rmsnorm.targets.locate import locate
-from rmsnorm.variants import Variant
 
 _F32: Final = 2.0**-24  # unit roundoff
 _EPS: Final = 0.25  # of unit rows

@@ -18,15 +18,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rmsnorm import dtypes, errors
 from rmsnorm.accuracy.bounds import QUANTITIES
 from rmsnorm.files import replacing, write_text
-from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.parity.comparison import Comparison, Run
 from rmsnorm.parity.fitting import OPTIONS, together
-from rmsnorm.screen import Fitting
-from rmsnorm.variants import Variant
-from rmsnorm.version import VERSION
+from rmsnorm.parity.screen import Fitting
+from rmsnorm.specification import dtypes, errors
+from rmsnorm.specification.frameworks import FRAMEWORKS
+from rmsnorm.specification.variants import Variant
+from rmsnorm.specification.version import VERSION
 
 _LEGEND: Final = (
     "Cells: the largest distance to the golden in f16 bf16 f32 f64, in ulps of the terms that make the element; "

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rmsnorm.parity.comparison import Comparison, Run, labelled
-from rmsnorm.processes import call, stop
+from rmsnorm.targets.processes import call, stop
 
 NO_LARGE: Final = ("numpy",)  # backends that make a matrix for each row, as the paper does
 PATIENCE: Final = 240.0  # seconds that a case may take

@@ -38,15 +38,15 @@ from typing import Any, Final
 import numpy as np
 import safetensors
 
-from rmsnorm import errors
 from rmsnorm.accuracy.bounds import QUANTITIES, Bound
 from rmsnorm.files import check_regular, read_json, reading, replacing
 from rmsnorm.parity.cases import Array, Data, make, select
 from rmsnorm.parity.comparison import Comparison, Run, labelled
 from rmsnorm.parity.instead import Output, instead
 from rmsnorm.parity.judge import Expected, Outcome, compare, expect, failed
-from rmsnorm.variants import PRESETS, Variant
-from rmsnorm.version import VERSION
+from rmsnorm.specification import errors
+from rmsnorm.specification.variants import PRESETS, Variant
+from rmsnorm.specification.version import VERSION
 
 FORMAT: Final = 1
 _KIND: Final = "rmsnorm vectors"

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final
 
-from rmsnorm import errors
 from rmsnorm.identify import Identity
 from rmsnorm.parity.comparison import Comparison, Run, Skip
 from rmsnorm.parity.report import Report
 from rmsnorm.parity.run import PATIENCE
-from rmsnorm.processes import call
+from rmsnorm.specification import errors
+from rmsnorm.specification.variants import PRESETS, Variant
+from rmsnorm.targets.processes import call
 from rmsnorm.targets.target import Shape, Target
-from rmsnorm.variants import PRESETS, Variant
 
 _LARGE: Final = 15.0  # times as much patience where y has 2^31 elements, and with the golden
 

@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from rmsnorm import errors
-from rmsnorm.frameworks import framework, imported
+from rmsnorm.specification import errors
+from rmsnorm.specification.frameworks import framework, imported
 
 Array = npt.NDArray[Any]
 Tensors = Mapping[str, Any]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from rmsnorm import errors
+from rmsnorm.specification import errors
 from rmsnorm.targets.target import NoTarget
 
 _RELATIVE: Final = ": name a file of a package as package.module:attribute, in the folder that has the package"

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm import errors
+from rmsnorm.specification import errors
 from rmsnorm.targets.arguments import argument_named
 from rmsnorm.targets.bridges import NumPy
 from rmsnorm.targets.names import assign

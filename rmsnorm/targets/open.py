@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm import errors
-from rmsnorm.frameworks import FRAMEWORKS
-from rmsnorm.frameworks import framework as row_of
+from rmsnorm.specification import errors
+from rmsnorm.specification.frameworks import FRAMEWORKS
+from rmsnorm.specification.frameworks import framework as row_of
 from rmsnorm.targets.arguments import (
     FromCall,
     Unguessable,
@@ -72,7 +72,7 @@ def open_target(
             Keras, Flax (nnx, linen), Equinox or MLX; its class, or a function that makes it; a ``module:attribute`` or
             ``file.py:attribute`` that names one of these; an .onnx file; a Target, which is returned as it is.
         framework: for a function that does not show whose arrays it takes: torch, tf, keras, jax, flax, numpy, or
-            another name of rmsnorm.frameworks.
+            another name of rmsnorm.specification.frameworks.
         width: size of the normalised axis to build and to call it with; None for 64, or the only size that it takes.
         init: arguments for its constructor, or options for a function.
         device: cpu or cuda.

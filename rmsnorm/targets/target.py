@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm import dtypes, errors
+from rmsnorm.specification import dtypes, errors
 from rmsnorm.targets.bridges import Array, Bridge, Function
 
 Shape = tuple[int, ...]

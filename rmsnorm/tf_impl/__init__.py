@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rmsnorm.frameworks import lazy
+from rmsnorm.specification.frameworks import lazy
 
 if TYPE_CHECKING:
     from rmsnorm.tf_impl.functional import rms_norm, rms_norm_vjp

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 import tensorflow as tf
 
 from rmsnorm import cpu
-from rmsnorm.call import Call, filled, given
 from rmsnorm.cpu.prepared import Prepared, in_order, order_of
+from rmsnorm.specification.call import Call, filled, given
 from rmsnorm.tf_impl import graph, kernels, operations
 from rmsnorm.tf_impl.private import is_recording, record_gradient
 

@@ -13,14 +13,14 @@ from typing import Any, Never
 
 import tensorflow as tf
 
-from rmsnorm import errors
-from rmsnorm.call import Axis, Spec, given
 from rmsnorm.cpu.prepared import Options, Prepared, prepare
-from rmsnorm.interface import forward_of, gradients_of, unknown_argument
+from rmsnorm.specification import errors
+from rmsnorm.specification.call import Axis, Spec, given
+from rmsnorm.specification.interface import forward_of, gradients_of, unknown_argument
+from rmsnorm.specification.variants import Preset, Variant
 from rmsnorm.tf_impl import engines
 from rmsnorm.tf_impl.private import EAGER_TENSOR
 from rmsnorm.tf_impl.rounding import add, cast
-from rmsnorm.variants import Preset, Variant
 
 
 @forward_of(tf.Tensor)

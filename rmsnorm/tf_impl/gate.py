@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from rmsnorm.call import Call
+from rmsnorm.specification.call import Call
 
 
 def factor(call: Call, gate: tf.Tensor) -> tf.Tensor:

@@ -19,8 +19,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from rmsnorm import environment
-from rmsnorm.call import Call, filled, given
+from rmsnorm.specification import environment
+from rmsnorm.specification.call import Call, filled, given
 from rmsnorm.tf_impl import lite, operations, private
 from rmsnorm.tf_impl.rounding import cast
 

@@ -12,10 +12,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from rmsnorm import dtypes
-from rmsnorm.call import Axis, Call, Spec, resolve
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Axis, Call, Spec, resolve
+from rmsnorm.specification.variants import Variant
 from rmsnorm.tf_impl import portable
-from rmsnorm.variants import Variant
 
 
 def rms_norm(

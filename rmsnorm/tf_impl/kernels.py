@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from rmsnorm.call import filled, given
 from rmsnorm.cpu.prepared import Prepared, back
 from rmsnorm.cpu.threads import own_threads
+from rmsnorm.specification.call import filled, given
 from rmsnorm.tf_impl.private import numbers
 
 

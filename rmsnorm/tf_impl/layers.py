@@ -11,13 +11,13 @@ from typing import Any, Final, TypedDict, Unpack
 
 import keras
 
-from rmsnorm import dtypes as formats
-from rmsnorm import errors
-from rmsnorm.call import Axis, Call, Spec, check_axis, resolve
-from rmsnorm.frameworks import FRAMEWORKS
-from rmsnorm.interface import SIZES, check_arguments
+from rmsnorm.specification import dtypes as formats
+from rmsnorm.specification import errors
+from rmsnorm.specification.call import Axis, Call, Spec, check_axis, resolve
+from rmsnorm.specification.frameworks import FRAMEWORKS
+from rmsnorm.specification.interface import SIZES, check_arguments
+from rmsnorm.specification.variants import PRESETS, Preset, Variant, derive, get_variant
 from rmsnorm.tf_impl import keras_ops
-from rmsnorm.variants import PRESETS, Preset, Variant, derive, get_variant
 
 _LAST_AXIS: Final = 7  # TensorFlow's operations have at most 8 axes
 _FUNCTION: Final = {name: f"call rmsnorm.tf_impl.rms_norm(x, scale, {name}={name})" for name in ("mask", "residual")}

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from rmsnorm.call import Call, given
+from rmsnorm.specification.call import Call, given
 from rmsnorm.tf_impl import operations
 from rmsnorm.tf_impl.portable import counted_only, length, normalised, with_parameters
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from rmsnorm import dtypes
-from rmsnorm.call import Call
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Call
 from rmsnorm.tf_impl.gate import factor, slope
 from rmsnorm.tf_impl.rounding import (
     cast,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from rmsnorm.call import Call
+from rmsnorm.specification.call import Call
 
 
 def length(call: Call, k: Any) -> Any:

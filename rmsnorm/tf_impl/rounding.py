@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from rmsnorm import dtypes
+from rmsnorm.specification import dtypes
 
 
 def add(x: tf.Tensor, residual: tf.Tensor | None, dtype: str) -> tf.Tensor:

@@ -1,6 +1,6 @@
 """RMSNorm for PyTorch: functions on tensors and a module."""
 
-from rmsnorm.frameworks import imported
+from rmsnorm.specification.frameworks import imported
 
 with imported("torch"):
     from rmsnorm.torch_impl.functional import rms_norm, rms_norm_vjp

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rmsnorm.call import Call
+from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl import kernels, operators
 from rmsnorm.torch_impl.memory import is_plain, laid_out
 from rmsnorm.torch_impl.operations import gradients

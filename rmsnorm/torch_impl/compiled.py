@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from rmsnorm.specification.variants import Variant
 from rmsnorm.torch_impl import engines
-from rmsnorm.variants import Variant
 
 
 @torch.compiler.allow_in_graph

@@ -14,15 +14,15 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from rmsnorm import errors
-from rmsnorm.call import Call, Spec, resolve
 from rmsnorm.cpu.prepared import Options, Prepared, prepare
+from rmsnorm.specification import errors
+from rmsnorm.specification.call import Call, Spec, resolve
+from rmsnorm.specification.variants import derive
 from rmsnorm.torch_impl import kernels, onnx, operations, operators
 from rmsnorm.torch_impl.autograd import RMSNormFunction
 from rmsnorm.torch_impl.memory import check_storage, laid_out, moved, moved_back
 from rmsnorm.torch_impl.private import is_differentiated, is_transformed, is_watched, untraced
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
-from rmsnorm.variants import derive
 
 Tensors: TypeAlias = tuple[Any, Any, Any, Any, Any, Any]  # x, residual, scale, bias, mask and gate
 Results: TypeAlias = tuple[Any, Any, Any]  # y, h = x + residual or None, 1 / rho or None

@@ -13,10 +13,10 @@ from typing import Any, Never
 import torch
 from torch import Tensor
 
-from rmsnorm.call import Axis
-from rmsnorm.interface import forward_of, gradients_of, unknown_argument
+from rmsnorm.specification.call import Axis
+from rmsnorm.specification.interface import forward_of, gradients_of, unknown_argument
+from rmsnorm.specification.variants import Preset, Variant
 from rmsnorm.torch_impl import engines
-from rmsnorm.variants import Preset, Variant
 
 
 @forward_of(Tensor)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rmsnorm.call import Call
+from rmsnorm.specification.call import Call
 
 
 def factor(call: Call, gate: Tensor, sigmoid: Callable[[Tensor], Tensor] | None = None) -> Tensor:

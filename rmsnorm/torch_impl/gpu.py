@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from rmsnorm import gpu
-from rmsnorm.call import Call
 from rmsnorm.gpu.plan import Tiles, power_of_two, tiles
+from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl.memory import gapless, mask_rows, rows_of
 from rmsnorm.torch_impl.private import starter
 from rmsnorm.torch_impl.rounding import dtype_name

@@ -11,11 +11,12 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from rmsnorm import cpu, dtypes
-from rmsnorm.call import Call
+from rmsnorm import cpu
 from rmsnorm.cpu import openmp
 from rmsnorm.cpu.prepared import Prepared
 from rmsnorm.gpu import is_interpreted
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl import gpu, operations
 from rmsnorm.torch_impl.memory import (
     axes_last,

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn import Parameter, init
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from rmsnorm import errors
-from rmsnorm.interface import constructor
+from rmsnorm.specification import errors
+from rmsnorm.specification.interface import constructor
+from rmsnorm.specification.variants import Preset, Variant, derive
 from rmsnorm.torch_impl.autograd import repeat
 from rmsnorm.torch_impl.engines import repeated_for, spec_of
 from rmsnorm.torch_impl.functional import rms_norm
 from rmsnorm.torch_impl.kernels import Repeated
 from rmsnorm.torch_impl.private import TRACED, built_in_dtype, has_tangents, is_watched, may_differ
-from rmsnorm.variants import Preset, Variant, derive
 
 
 class RMSNorm(torch.nn.RMSNorm):

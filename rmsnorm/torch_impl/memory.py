@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
-from rmsnorm import errors
-from rmsnorm.call import Call
 from rmsnorm.cpu.prepared import back, in_order, order_of
+from rmsnorm.specification import errors
+from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl.private import format_of, is_zero_tensor, modes
 from rmsnorm.torch_impl.rounding import dtype_name
 

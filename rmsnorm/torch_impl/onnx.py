@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rmsnorm.call import Call
+from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl import private
 from rmsnorm.torch_impl.operations import _centred, _counted, _part, gated
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rmsnorm.call import Call
+from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl.gate import factor, slope
 from rmsnorm.torch_impl.private import is_transformed
 from rmsnorm.torch_impl.rounding import (

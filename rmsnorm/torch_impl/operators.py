@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from rmsnorm import cpu, gpu
-from rmsnorm.call import Call, fields_of, text_of
+from rmsnorm.specification.call import Call, fields_of, text_of
 from rmsnorm.torch_impl import gpu as gpu_rows
 from rmsnorm.torch_impl import inductor, kernels, operations, private
 from rmsnorm.torch_impl.memory import axes_last, is_plain, laid_out, moved, moved_back

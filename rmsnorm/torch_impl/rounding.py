@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from rmsnorm import dtypes
+from rmsnorm.specification import dtypes
 from rmsnorm.torch_impl.private import bits_of, is_batch_of_gradients
 
 NAMES: Final = {getattr(torch, name): name for name in (*dtypes.FLOATS, "bool")}

@@ -28,7 +28,7 @@ from timing.problem import OPS
 from timing.run import BenchRun, run
 
 from rmsnorm.cli.usage import backends
-from rmsnorm.frameworks import FRAMEWORKS
+from rmsnorm.specification.frameworks import FRAMEWORKS
 
 
 def _python(code):

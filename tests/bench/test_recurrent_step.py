@@ -12,8 +12,8 @@ from commands import command
 from recurrent_step import NORMS, OPS, Sizes, allowed, app, make
 from timing.measure import LEAST_TURNS
 
-from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.nematus.numpy.recurrent import nematus_gru
+from rmsnorm.specification.frameworks import FRAMEWORKS
 
 SMALL = ("--length", "3", "--batch", "2", "--features", "4", "--state", "8", "--seconds", "0", "--threads", "1")
 MODES = {"numpy": [""], "torch": [""], "tf": ["graph", "jit"], "flax": ["jit"]}

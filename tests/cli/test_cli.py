@@ -11,9 +11,10 @@ import typer
 from commands import rmsnorm
 from rich.console import Console
 
-from rmsnorm import PRESETS, Variant, screen
+from rmsnorm import PRESETS, Variant
 from rmsnorm.cli import app, tables
-from rmsnorm.variants import families
+from rmsnorm.parity import screen
+from rmsnorm.specification.variants import families
 
 listing = import_module("rmsnorm.cli.selftest")._listing
 
@@ -92,7 +93,7 @@ def test_a_disagreement_exits_with_1(tmp_path):
     ("code", "words"),
     [
         (
-            "import rmsnorm.processes as processes\n"
+            "import rmsnorm.targets.processes as processes\n"
             "every = processes.messenger\n"
             "def messenger():\n"
             "    write, count = every(), iter(range(99))\n"

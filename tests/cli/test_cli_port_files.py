@@ -15,12 +15,13 @@ from nematus_commands import run, saved, skip_without
 from nematus_models import config_of, random_parameters
 from safetensors.numpy import load_file
 
-from rmsnorm import frameworks, nematus
+from rmsnorm import nematus
 from rmsnorm.nematus import convert as converting
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.names import unused, variables
 from rmsnorm.nematus.numpy import RNNSearch
 from rmsnorm.nematus.vocabulary import vocabularies
+from rmsnorm.specification import frameworks
 
 
 @pytest.mark.parametrize(

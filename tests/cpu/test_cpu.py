@@ -10,15 +10,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rmsnorm import cpu, dtypes
+from rmsnorm import cpu
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.ulps import ulps
-from rmsnorm.call import Spec, resolve
 from rmsnorm.numpy_impl import fast, kernels
 from rmsnorm.numpy_impl.double_double import DoubleDouble
 from rmsnorm.parity import judge
 from rmsnorm.parity.cases import CASES, make, select
-from rmsnorm.variants import Variant
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.variants import Variant
 
 if not cpu.is_available():
     pytest.skip("there are no kernels here", allow_module_level=True)

@@ -10,11 +10,11 @@ import pytest
 from kit import BY_NAME
 
 from rmsnorm.accuracy.ulps import ulps
-from rmsnorm.call import Spec, resolve
 from rmsnorm.identify.batches import dependences
 from rmsnorm.identify.findings import Findings
 from rmsnorm.identify.probe import open_probe
 from rmsnorm.parity.cases import make
+from rmsnorm.specification.call import Spec, resolve
 from rmsnorm.targets import open_target
 
 VARIANTS = ["standard", "llama"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from programs import printed
 
-from rmsnorm.frameworks import FRAMEWORKS
+from rmsnorm.specification.frameworks import FRAMEWORKS
 
 FAULTS = ("threads", "interrupt", "memory")
 PROGRAM = Path(__file__).with_name("faults.py")

@@ -21,14 +21,15 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from rmsnorm import cpu, dtypes
+from rmsnorm import cpu
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.bounds import bound
 from rmsnorm.accuracy.terms import term_sizes
-from rmsnorm.call import Spec, resolve
 from rmsnorm.flax_impl import RMSNorm, linen, rms_norm, rms_norm_vjp
 from rmsnorm.parity.judge import Expected, Outcome, compare
-from rmsnorm.variants import PRESETS
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.variants import PRESETS
 
 ROWS, WIDTH = 16, 64  # on a device at least 8 rows or 16 columns: no part of x is as small as a row or a column of it
 QUANTITIES = ("y", "dx", "dscale", "dbias")

@@ -13,7 +13,7 @@ from programs import printed
 pytest.importorskip("jax")
 pytest.importorskip("flax")
 
-from rmsnorm import dtypes
+from rmsnorm.specification import dtypes
 
 ROWS, WIDTH = 16, 64
 MESHES = {"Auto": ("bfloat16", "float32 masked", "float64"), "Explicit": ("float64 masked",)}

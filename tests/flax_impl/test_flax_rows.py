@@ -21,11 +21,11 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 
 from rmsnorm import cpu  # noqa: E402
 from rmsnorm import numpy_impl as golden  # noqa: E402
-from rmsnorm.call import Spec, resolve  # noqa: E402
 from rmsnorm.flax_impl import engines, kernels, rms_norm, rms_norm_vjp  # noqa: E402
 from rmsnorm.flax_impl.engines import Engine  # noqa: E402
 from rmsnorm.flax_impl.private import enable_x64  # noqa: E402
-from rmsnorm.variants import Variant  # noqa: E402
+from rmsnorm.specification.call import Spec, resolve  # noqa: E402
+from rmsnorm.specification.variants import Variant  # noqa: E402
 
 if not cpu.is_available() or jax.default_backend() != "cpu":
     pytest.skip("no kernels for this device", allow_module_level=True)

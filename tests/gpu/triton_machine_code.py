@@ -10,9 +10,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from rmsnorm.call import Spec, resolve
+from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.variants import Variant
 from rmsnorm.torch_impl import gpu
-from rmsnorm.variants import Variant
 
 # kernel, dtype, n, capability; the most registers that may not fit, in bytes
 ONE = 8  # one number, written before the loop over tiles and read behind it

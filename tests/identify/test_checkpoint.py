@@ -14,7 +14,7 @@ import pytest
 from commands import rmsnorm
 from safetensors.numpy import save_file
 
-from rmsnorm import tensors
+from rmsnorm.files import tensors
 from rmsnorm.identify import identify_checkpoint
 
 

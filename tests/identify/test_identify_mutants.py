@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from rmsnorm import Variant
-from rmsnorm.call import Spec, resolve
 from rmsnorm.identify import Target, identify
 from rmsnorm.parity.cases import CASES, make
 from rmsnorm.parity.equations import candidate
 from rmsnorm.parity.mutants import FAULTS, MUTANTS
+from rmsnorm.specification.call import Spec, resolve
 from rmsnorm.targets.bridges import NumPy
 
 _PLAIN = make(CASES[0], "standard", "float64")

@@ -12,10 +12,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from rmsnorm import Variant, dtypes
-from rmsnorm.call import Spec, resolve
+from rmsnorm import Variant
 from rmsnorm.identify import Target, identify
 from rmsnorm.numpy_impl import fast, rms_norm, rms_norm_vjp
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Spec, resolve
 from rmsnorm.targets.bridges import NumPy
 
 COUNT = int(os.environ.get("RMSNORM_IDENTIFY_VARIANTS", "120"))

@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmsnorm import PRESETS, Variant, dtypes
+from rmsnorm import PRESETS, Variant
 from rmsnorm.accuracy.bounds import Bound, bound
 from rmsnorm.accuracy.terms import term_sizes
-from rmsnorm.call import Spec, resolve
 from rmsnorm.identify import identify
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.parity.cases import make, select
 from rmsnorm.parity.judge import Expected, Outcome, compare, expect
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Spec, resolve
 from rmsnorm.targets import NoTarget, open_target
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install '.[onnx]'")

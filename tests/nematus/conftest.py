@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rmsnorm.frameworks import FRAMEWORKS
+from rmsnorm.specification.frameworks import FRAMEWORKS
 
 
 @pytest.fixture(params=["torch", "tf", "flax"])

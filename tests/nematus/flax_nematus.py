@@ -21,7 +21,7 @@ from rmsnorm.flax_impl.private import enable_x64
 from rmsnorm.nematus import flax as nematus
 from rmsnorm.nematus.backends import model_class
 from rmsnorm.nematus.flax import operations
-from rmsnorm.variants import Variant
+from rmsnorm.specification.variants import Variant
 
 KEY = "flax"
 wide = partial(enable_x64, True)

@@ -19,9 +19,10 @@ from hypothesis import settings
 from nematus_commands import rewrite, save
 from nematus_models import config_of, refuses, reoption
 
-from rmsnorm import errors, files, nematus
+from rmsnorm import files, nematus
 from rmsnorm.nematus.convert import TARGETS, convert
 from rmsnorm.nematus.vocabulary import dictionaries, read_vocabulary
+from rmsnorm.specification import errors
 
 NIGHTLY = settings().max_examples > 100  # pytest --hypothesis-profile nightly
 CONFIG = config_of("rms")

@@ -14,8 +14,8 @@ import pytest
 
 from rmsnorm import nematus
 from rmsnorm.cli import port
-from rmsnorm.frameworks import FRAMEWORKS
 from rmsnorm.nematus import protocol
+from rmsnorm.specification.frameworks import FRAMEWORKS
 
 CELLS = ("nematus_gru", "gru", "lstm")
 MODELS = ("RNNSearch", "Transformer")

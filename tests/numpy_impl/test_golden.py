@@ -11,10 +11,11 @@ import pytest
 from mpmath import mp
 from oracle import BITS, FORMATS, Row, check, exact, nearest
 
-from rmsnorm import PRESETS, Variant, dtypes
+from rmsnorm import PRESETS, Variant
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import CASES, make
+from rmsnorm.specification import dtypes
 
 FINITE = [case for case in CASES if case.data != "non_finite" and 0 not in case.shape and not case.is_large]
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from programs import printed
 
-from rmsnorm import PRESETS, dtypes
+from rmsnorm import PRESETS
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
+from rmsnorm.specification import dtypes
 
 DIGEST = "92dd94b0b5aeceeaf9753606505d57ab678130b553c614e31e8cdb73f6482689"
 SOME = ("standard", "zhang_torch", "x_transformers", "keras_rms_scaling")  # one for each eps_position and statistic

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from programs import finished
 
-from rmsnorm import PRESETS, cpu, dtypes, numpy_impl
-from rmsnorm.call import Spec, resolve
+from rmsnorm import PRESETS, cpu, numpy_impl
 from rmsnorm.numpy_impl import fast
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Spec, resolve
 
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", [numpy_impl, fast], ids=["golden", "fast"])
 NAMES = ("dy", "x", "scale", "bias", "residual", "dh", "mask")

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from mpmath import mp
 from oracle import FORMATS, check
 
-from rmsnorm import Variant, cpu, dtypes
+from rmsnorm import Variant, cpu
 from rmsnorm.accuracy.ulps import ulps
-from rmsnorm.call import Spec, resolve
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.parity.cases import Case, Data
 from rmsnorm.parity.judge import golden, judge
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Spec, resolve
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # from forward_ad
 PROFILE = settings(

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from rmsnorm import PRESETS, dtypes
+from rmsnorm import PRESETS
 from rmsnorm.accuracy.bounds import QUANTITIES, bound
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
@@ -18,6 +18,7 @@ from rmsnorm.parity.differences import differences
 from rmsnorm.parity.equations import EQUATIONS, candidate
 from rmsnorm.parity.judge import Outcome, compare, expect, golden, judge
 from rmsnorm.parity.mutants import FAULTS, MUTANTS
+from rmsnorm.specification import dtypes
 
 BY_NAME = {case.name: case for case in CASES}
 

@@ -12,7 +12,7 @@ import pytest
 from rmsnorm import Quantisation
 from rmsnorm.parity import check
 from rmsnorm.parity import report as reports
-from rmsnorm.quantisation import FORMATS, QUANTISATIONS
+from rmsnorm.specification.quantisation import FORMATS, QUANTISATIONS
 
 pytestmark = pytest.mark.needs("ml_dtypes>=0.5", "which has E2M1 and E8M0")
 F32 = np.float32

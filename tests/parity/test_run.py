@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rmsnorm.parity import report
 from rmsnorm.parity.run import job_of, run
-from rmsnorm.processes import Worker, messages
+from rmsnorm.targets.processes import Worker, messages
 
 HONEST = job_of("numpy", variants=["standard"], dtypes=["float32"])
 

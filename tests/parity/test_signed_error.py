@@ -11,7 +11,7 @@ import pytest
 from rmsnorm.accuracy.signed import SignedErrors
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.parity import check, report
-from rmsnorm.variants import Variant
+from rmsnorm.specification.variants import Variant
 
 
 def truncated(exact, dtype):

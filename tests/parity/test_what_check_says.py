@@ -17,11 +17,11 @@ from commands import rmsnorm
 
 from rmsnorm import PRESETS, numpy_impl
 from rmsnorm.accuracy.bounds import bound
-from rmsnorm.errors import InputError
 from rmsnorm.identify import Identity
 from rmsnorm.parity import check, fitting, report, worker
 from rmsnorm.parity.cases import CASES, make
 from rmsnorm.parity.worker import check_apart
+from rmsnorm.specification.errors import InputError
 from rmsnorm.targets import open_target
 
 BY_NAME = {case.name: case for case in CASES}

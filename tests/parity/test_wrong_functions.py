@@ -11,8 +11,8 @@ import pytest
 from rmsnorm.identify import identify
 from rmsnorm.parity import beyond, check
 from rmsnorm.parity.cases import Case
+from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import open_target
-from rmsnorm.variants import Variant
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from rmsnorm import cpu, environment
+from rmsnorm import cpu
 from rmsnorm.cli import app
 from rmsnorm.numpy_impl import fast
+from rmsnorm.specification import environment
 
 PACKAGE = Path(environment.__file__).parent
 SILLY = ("abc", "-1", "1e3", "2.5", "0x1", " 1", "\u0662", "9" * 400)

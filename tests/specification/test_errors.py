@@ -9,7 +9,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from rmsnorm import PRESETS, Variant, errors, numpy_impl
+from rmsnorm import PRESETS, Variant, numpy_impl
+from rmsnorm.specification import errors
 
 X = np.ones((4, 16), np.float32)
 G = np.ones(16, np.float32)

@@ -12,8 +12,9 @@ import pytest
 import typer
 
 import rmsnorm
-from rmsnorm import dtypes, numpy_impl
-from rmsnorm.frameworks import FRAMEWORKS
+from rmsnorm import numpy_impl
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.frameworks import FRAMEWORKS
 
 X = np.ones((4, 16), np.float32)
 LAZY = {

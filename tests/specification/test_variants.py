@@ -10,9 +10,10 @@ from typing import get_args
 
 import pytest
 
-from rmsnorm import PRESETS, Variant, dtypes
-from rmsnorm.call import Spec, resolve
-from rmsnorm.variants import Preset
+from rmsnorm import PRESETS, Variant
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.variants import Preset
 
 # eps, its place, rounding, offset, bias, rounding of partial, dtype of y, name of the gain
 TABLE = {

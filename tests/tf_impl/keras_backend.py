@@ -26,10 +26,11 @@ if __name__ == "__main__":
 import keras
 
 import rmsnorm
-from rmsnorm import cpu, dtypes
+from rmsnorm import cpu
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
+from rmsnorm.specification import dtypes
 from rmsnorm.tf_impl import RMSNormalization
 
 BACKEND = keras.backend.backend()

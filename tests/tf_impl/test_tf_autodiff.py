@@ -11,8 +11,8 @@ import pytest
 from options import DIFFERENTIABLE, directions_of, product_with_hessian
 from options import small as shared
 
-from rmsnorm import dtypes
 from rmsnorm import numpy_impl as golden
+from rmsnorm.specification import dtypes
 
 tf = pytest.importorskip("tensorflow")
 

@@ -11,10 +11,11 @@ import pytest
 from checks import check_near
 from kit import BY_NAME, failures
 
-from rmsnorm import cpu, dtypes
+from rmsnorm import cpu
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.parity.backends import open_backend
+from rmsnorm.specification import dtypes
 
 tf = pytest.importorskip("tensorflow")
 

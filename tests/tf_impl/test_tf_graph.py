@@ -11,8 +11,8 @@ import pytest
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.bounds import bound
 from rmsnorm.accuracy.terms import term_sizes
-from rmsnorm.call import Spec, resolve
-from rmsnorm.variants import PRESETS
+from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.variants import PRESETS
 
 tf = pytest.importorskip("tensorflow")
 

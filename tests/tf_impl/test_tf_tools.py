@@ -10,10 +10,10 @@ import pytest
 from checks import check_values
 from options import hard_to_round
 
-from rmsnorm import dtypes
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.numpy_impl.double_double import DoubleDouble
+from rmsnorm.specification import dtypes
 
 tf = pytest.importorskip("tensorflow")
 

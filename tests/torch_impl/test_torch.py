@@ -9,11 +9,11 @@ import pytest
 from kit import hold
 from options import ENDS, hard_to_round
 
-from rmsnorm import dtypes
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.numpy_impl.double_double import DoubleDouble
 from rmsnorm.parity.cases import Data, select
 from rmsnorm.parity.judge import Outcome
+from rmsnorm.specification import dtypes
 
 torch = pytest.importorskip("torch")
 from torch_arrays import to_numpy, to_torch  # noqa: E402

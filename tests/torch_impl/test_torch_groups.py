@@ -14,8 +14,8 @@ from torch_arrays import randn, to_numpy  # noqa: E402
 
 from rmsnorm import cpu  # noqa: E402
 from rmsnorm import numpy_impl as golden  # noqa: E402
+from rmsnorm.specification.variants import Variant  # noqa: E402
 from rmsnorm.torch_impl import RMSNorm, kernels, operations, operators, rms_norm  # noqa: E402
-from rmsnorm.variants import Variant  # noqa: E402
 
 pytest.importorskip("rmsnorm.cpu._native", reason="without the kernels a program has plain operations")
 pytestmark = [

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmsnorm import dtypes
+from rmsnorm.specification import dtypes
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from checks import check_values
 
-from rmsnorm import dtypes
 from rmsnorm import numpy_impl as golden
+from rmsnorm.specification import dtypes
 
 torch = pytest.importorskip("torch")
 from torch._dynamo.testing import CompileCounter  # noqa: E402

@@ -22,9 +22,9 @@ from torch_arrays import to_numpy, to_torch
 from torch_group_models import close, draw, mesh_of, whole
 
 import rmsnorm
-from rmsnorm import dtypes
 from rmsnorm.parity.cases import Data, make
 from rmsnorm.parity.judge import expect
+from rmsnorm.specification import dtypes
 from rmsnorm.torch_impl import RMSNorm, rms_norm, rms_norm_vjp
 
 ROWS = (3, 2, 4)

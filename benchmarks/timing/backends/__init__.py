@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Final, NamedTuple
 
-from rmsnorm import errors
-from rmsnorm.frameworks import FRAMEWORKS
-from rmsnorm.variants import PRESETS, Variant
+from rmsnorm.specification import errors
+from rmsnorm.specification.frameworks import FRAMEWORKS
+from rmsnorm.specification.variants import PRESETS, Variant
 from timing.candidates import Workbench
 
 

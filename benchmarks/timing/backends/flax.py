@@ -10,8 +10,8 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 
+from rmsnorm.specification.variants import PRESETS, Variant
 from rmsnorm.targets.bridges import bridge
-from rmsnorm.variants import PRESETS, Variant
 from timing.backends import keras
 from timing.candidates import (
     BUILTIN,

@@ -6,7 +6,7 @@ import os
 from importlib import import_module
 from typing import Any
 
-from rmsnorm.variants import PRESETS, Variant
+from rmsnorm.specification.variants import PRESETS, Variant
 from timing.candidates import BUILTIN, LAYER_NORM, OURS
 from timing.problem import Problem
 

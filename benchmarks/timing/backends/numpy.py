@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rmsnorm import errors
 from rmsnorm.numpy_impl.fast import rms_norm, rms_norm_vjp
-from rmsnorm.variants import PRESETS, Variant
+from rmsnorm.specification import errors
+from rmsnorm.specification.variants import PRESETS, Variant
 from timing.candidates import (
     BUILTIN,
     COPY,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from rmsnorm.specification.variants import Variant
 from rmsnorm.targets.bridges import bridge
-from rmsnorm.variants import Variant
 from timing.backends import keras
 from timing.candidates import COPY, Call, Candidate, Workbench, copy_into
 from timing.machine import processor

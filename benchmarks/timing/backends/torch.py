@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import torch
 
+from rmsnorm.specification.variants import PRESETS, Variant
 from rmsnorm.targets.bridges import bridge
 from rmsnorm.torch_impl import RMSNorm
-from rmsnorm.variants import PRESETS, Variant
 from timing.backends import keras
 from timing.candidates import (
     BUILTIN,

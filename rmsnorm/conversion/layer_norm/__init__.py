@@ -13,9 +13,9 @@ import importlib
 import sys
 from typing import Any
 
-from rmsnorm import errors
 from rmsnorm.conversion.layer_norm.convert import convert
 from rmsnorm.conversion.layer_norm.result import Conversion, Layer
+from rmsnorm.specification import errors
 
 __all__ = ["Conversion", "Layer", "to_rms_norm"]
 

@@ -17,7 +17,7 @@ from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.identify import Target, TargetError
 from rmsnorm.identify.denominator import nice
 from rmsnorm.identify.layout import parameters
-from rmsnorm.variants import Variant
+from rmsnorm.specification.variants import Variant
 
 _NARROW: Final = "it computes LayerNorm in less than float64, where nothing shows that its replacement is exact"
 _LEADS: Final = ((3,), (2, 3), (2, 3, 4))

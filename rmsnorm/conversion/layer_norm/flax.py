@@ -20,7 +20,7 @@ from rmsnorm.conversion.replacement.proof import first_parameter
 from rmsnorm.flax_impl.layers import RMSNorm
 from rmsnorm.flax_impl.private import Literal, Primitive, batching, bind_equation, enable_x64, mlir
 from rmsnorm.identify import Target, open_target
-from rmsnorm.variants import derive
+from rmsnorm.specification.variants import derive
 
 _INLINE: Final = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
 _SAME: Final = {"convert_element_type", "copy", "neg", "optimization_barrier", "reduce_precision", "stop_gradient"}

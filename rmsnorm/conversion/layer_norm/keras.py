@@ -10,13 +10,13 @@ from typing import Any, Final
 import keras
 import numpy as np
 
-from rmsnorm import errors
 from rmsnorm.accuracy.bounds import CONVERSION, CONVERSION_OF_FLOAT32
 from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace
 from rmsnorm.conversion.layer_norm.streams import Node, Operand, Plan, Rule, Value, moved, spread, sum_of
 from rmsnorm.conversion.replacement.keras import BACKEND
 from rmsnorm.conversion.replacement.proof import first_parameter
 from rmsnorm.identify import Target
+from rmsnorm.specification import errors
 from rmsnorm.targets.layers import open_keras
 from rmsnorm.tf_impl.layers import RMSNormalization
 

@@ -24,8 +24,8 @@ from rmsnorm.conversion.layer_norm.torch_rules import is_float, rule_of
 from rmsnorm.conversion.replacement.proof import first_parameter
 from rmsnorm.conversion.replacement.torch import BACKEND, become_layer
 from rmsnorm.identify import Target, open_target
+from rmsnorm.specification.variants import get_variant
 from rmsnorm.targets.bridges import bridge
-from rmsnorm.variants import get_variant
 
 _SHAPES: Final = {
     "empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like",

@@ -6,13 +6,13 @@ import importlib
 import sys
 from typing import Any, Final
 
-from rmsnorm import errors
 from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.change import change
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.report import NoNorm, Replacement, Unproven, nothing
 from rmsnorm.identify import Identity
-from rmsnorm.variants import Variant, get_variant
+from rmsnorm.specification import errors
+from rmsnorm.specification.variants import Variant, get_variant
 
 __all__ = ["Replacement", "replace"]
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 from rmsnorm.conversion.replacement.report import NoNorm, Unproven
 from rmsnorm.identify import Target, TargetError
 from rmsnorm.identify.layout import Layout, feature_axes, normalised_axes
+from rmsnorm.specification.variants import Variant
 from rmsnorm.targets.open import WIDTH
 from rmsnorm.targets.target import Shape
-from rmsnorm.variants import Variant
 
 _OTHERS: Final = (2, 3, 5, 4, 6, 7)  # sizes of the axes of x that have nothing to do with the gain
 

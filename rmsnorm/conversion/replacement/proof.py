@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm import dtypes
 from rmsnorm.accuracy.bounds import of_replacement
 from rmsnorm.conversion.replacement.layout import Norm, find_layout, size_of_gain
 from rmsnorm.conversion.replacement.report import REASONS, NoNorm, Unproven, recognised
 from rmsnorm.identify import Identity, Target, TargetError
 from rmsnorm.identify.layout import Layout, parameters
 from rmsnorm.identify.solve import identify_opened
+from rmsnorm.specification import dtypes
 from rmsnorm.targets.arguments import argument_named
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import random_state_kept

@@ -7,7 +7,7 @@ from typing import Final, get_args
 
 from rmsnorm.identify import Identity
 from rmsnorm.identify.names import named
-from rmsnorm.variants import PRESETS, GateFunction, GatePosition, Variant
+from rmsnorm.specification.variants import PRESETS, GateFunction, GatePosition, Variant
 
 REASONS: Final = {
     "none": "it computes something else",

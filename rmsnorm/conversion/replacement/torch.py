@@ -19,13 +19,13 @@ from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import changed, decide, require_gain_alone
 from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.identify import Identity, Target, TargetError, open_target
+from rmsnorm.specification.variants import PRESETS, Variant
 from rmsnorm.targets.target import random_state_kept
 from rmsnorm.torch_impl.autograd import repeat
 from rmsnorm.torch_impl.engines import repeated_for
 from rmsnorm.torch_impl.functional import rms_norm
 from rmsnorm.torch_impl.layers import RMSNorm
 from rmsnorm.torch_impl.private import has_tangents, is_watched
-from rmsnorm.variants import PRESETS, Variant
 
 _COMPARABLE: Final = (bool, int, float, str, tuple, type(None), torch.dtype)
 

@@ -17,14 +17,14 @@ from typing import Any, Final
 import numpy as np
 from safetensors.numpy import save
 
-from rmsnorm import errors, tensors
-from rmsnorm.files import reading, replacing
+from rmsnorm.files import reading, replacing, tensors
 from rmsnorm.nematus.backends import model_class
 from rmsnorm.nematus.cells import dotted, slashed
 from rmsnorm.nematus.checkpoints.files import OP, Location, write_options
 from rmsnorm.nematus.config import Config, write
 from rmsnorm.nematus.names import check
 from rmsnorm.nematus.vocabulary import copied
+from rmsnorm.specification import errors
 
 KERAS: Final = ".keras"
 _WANTED: Final = "a model of rmsnorm in a file of Keras"

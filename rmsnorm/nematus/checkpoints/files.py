@@ -11,10 +11,10 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from rmsnorm import errors
 from rmsnorm.files import check_regular, read_json, write_text
 from rmsnorm.nematus.config import Config, write
 from rmsnorm.nematus.dialects import rules
+from rmsnorm.specification import errors
 
 OP: Final = "nematus.load"
 ZERO_OPTIONS: Final = "param.json"  # beside a checkpoint of zero

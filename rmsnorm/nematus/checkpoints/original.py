@@ -15,14 +15,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm import errors, tensors
-from rmsnorm.files import reading, replacing
+from rmsnorm.files import reading, replacing, tensors
 from rmsnorm.nematus import zero
 from rmsnorm.nematus.checkpoints.files import OP, ZERO_OPTIONS, write_options
 from rmsnorm.nematus.config import RMS, Config, write
 from rmsnorm.nematus.dialects import rules
 from rmsnorm.nematus.names import VERSIONS, check, is_of_training, variables
 from rmsnorm.nematus.vocabulary import copied
+from rmsnorm.specification import errors
 
 _WANTED: Final = "a whole checkpoint"
 

@@ -11,12 +11,12 @@ import jax
 from flax import nnx
 from jax import numpy as jnp
 
-from rmsnorm import errors
 from rmsnorm.nematus import protocol
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.flax import operations
 from rmsnorm.nematus.models import rnnsearch, transformer
 from rmsnorm.nematus.models.parameters import Parameters
+from rmsnorm.specification import errors
 
 
 class Scope(nnx.Module):

@@ -13,9 +13,9 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from rmsnorm import dtypes
 from rmsnorm.flax_impl import functional
 from rmsnorm.nematus.models.operations import Step
+from rmsnorm.specification import dtypes
 
 attention: Final = None
 

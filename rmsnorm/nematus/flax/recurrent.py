@@ -11,7 +11,6 @@ from flax import nnx
 from jax import numpy as jnp
 from jax.nn import initializers
 
-from rmsnorm import dtypes, errors
 from rmsnorm.nematus import protocol
 from rmsnorm.nematus.cells import PARTIAL, CellNorm, Shapes, gru_shapes, initial, lstm_shapes, nematus_gru_shapes
 from rmsnorm.nematus.config import Bias
@@ -19,6 +18,7 @@ from rmsnorm.nematus.flax import operations
 from rmsnorm.nematus.flax.model import Named
 from rmsnorm.nematus.models.parameters import Parameters
 from rmsnorm.nematus.models.recurrent import CELLS
+from rmsnorm.specification import dtypes, errors
 
 __all__ = ["GRU", "LSTM", "NematusGRU", "gru", "lstm", "nematus_gru"]
 

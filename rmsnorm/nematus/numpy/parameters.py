@@ -17,7 +17,7 @@ from rmsnorm.nematus import cells
 from rmsnorm.nematus.cells import EPS, PARTIAL, CellNorm, check_norm
 from rmsnorm.nematus.dialects import Use, label_target, rules, table
 from rmsnorm.nematus.rules import NOTHING, ZERO_BIAS
-from rmsnorm.variants import Variant
+from rmsnorm.specification.variants import Variant
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config

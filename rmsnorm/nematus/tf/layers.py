@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from rmsnorm import errors
+from rmsnorm.specification import errors
+from rmsnorm.specification.variants import check_eps
 from rmsnorm.tf_impl.functional import rms_norm
-from rmsnorm.variants import check_eps
 
 __all__ = ["LayerNormLayer", "RMSNormLayer"]
 

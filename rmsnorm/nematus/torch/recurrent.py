@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import init
 
-from rmsnorm import errors
 from rmsnorm.nematus import protocol
 from rmsnorm.nematus.cells import PARTIAL, CellNorm, Shapes, gru_shapes, initial, lstm_shapes, nematus_gru_shapes
 from rmsnorm.nematus.config import Bias
@@ -17,6 +16,7 @@ from rmsnorm.nematus.models.parameters import Parameters
 from rmsnorm.nematus.models.recurrent import CELLS
 from rmsnorm.nematus.torch import operations
 from rmsnorm.nematus.torch.model import Named
+from rmsnorm.specification import errors
 
 __all__ = ["GRU", "LSTM", "NematusGRU", "gru", "lstm", "nematus_gru"]
 

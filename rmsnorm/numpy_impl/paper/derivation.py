@@ -17,8 +17,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rmsnorm import dtypes, errors
-from rmsnorm.variants import Variant, derive
+from rmsnorm.specification import dtypes, errors
+from rmsnorm.specification.variants import Variant, derive
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

@@ -29,10 +29,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rmsnorm import dtypes, errors
 from rmsnorm.numpy_impl.functional import rms_norm, rms_norm_vjp
 from rmsnorm.numpy_impl.paper.norms import batch_norm, layer_norm, weight_norm
-from rmsnorm.variants import is_real
+from rmsnorm.specification import dtypes, errors
+from rmsnorm.specification.variants import is_real
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

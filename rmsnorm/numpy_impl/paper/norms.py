@@ -13,9 +13,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rmsnorm import dtypes, errors
-from rmsnorm.call import Axis, Spec, resolve
-from rmsnorm.variants import derive
+from rmsnorm.specification import dtypes, errors
+from rmsnorm.specification.call import Axis, Spec, resolve
+from rmsnorm.specification.variants import derive
 
 Array: TypeAlias = npt.NDArray[np.float64]
 Gradients: TypeAlias = tuple[Array, Array | None, Array | None]

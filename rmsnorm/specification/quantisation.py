@@ -15,8 +15,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from rmsnorm import errors
-from rmsnorm.variants import is_real
+from rmsnorm.specification import errors
+from rmsnorm.specification.variants import is_real
 
 
 class Format(NamedTuple):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
-from rmsnorm import errors
+from rmsnorm.specification import errors
 
 MOST_THREADS: Final = 1024  # each takes memory; no machine has more cores today
 

@@ -8,9 +8,9 @@ from fractions import Fraction
 from functools import wraps
 from typing import Any, Concatenate, Final, Literal, Protocol, TypedDict, TypeVar, Unpack, overload
 
-from rmsnorm import errors
-from rmsnorm.call import Axis
-from rmsnorm.variants import Preset, Variant
+from rmsnorm.specification import errors
+from rmsnorm.specification.call import Axis
+from rmsnorm.specification.variants import Preset, Variant
 
 F = TypeVar("F", bound=Callable[..., None])
 In = TypeVar("In")

@@ -26,7 +26,7 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from typing import Any, Final
 
-from rmsnorm.errors import InputError
+from rmsnorm.specification.errors import InputError
 
 _READER_END: Final = 10.0  # seconds; the reader takes so long only where a child of the process has the pipe open
 _PARENT: Final = "RMSNORM_PARENT"
@@ -197,7 +197,7 @@ def call(worker: Worker, function: str, job: Any, *, patience: float) -> Iterato
     job, result: values that JSON has.
     patience: as of ``messages``.
     """
-    command = [sys.executable, "-c", "from rmsnorm.processes import answer; answer()", function]
+    command = [sys.executable, "-c", "from rmsnorm.targets.processes import answer; answer()", function]
     try:
         yield from messages(worker, command, patience=patience, job=job)
     except KeyboardInterrupt:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, get_args
 
-from rmsnorm import dtypes, errors
+from rmsnorm.specification import dtypes, errors
 
 Preset = Literal[
     "standard",

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from rmsnorm import errors
+from rmsnorm.specification import errors
 
 LARGEST_TEXT: Final = 2**28  # bytes of a JSON file; the largest dictionaries of Nematus have some megabytes
 EXPANSION: Final = 16  # how many times the size of its file a model may have in memory; weights hardly compress

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Number
 from typing import Any, Final
 
-from rmsnorm import dtypes
+from rmsnorm.specification import dtypes
 
 Shape = Sequence[int | None]
 _SYNONYMS: Final = (  # what the frameworks and their users call the same argument

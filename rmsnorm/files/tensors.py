@@ -20,8 +20,9 @@ import ml_dtypes
 import numpy as np
 from safetensors import safe_open
 
-from rmsnorm import dtypes, errors, files
+from rmsnorm import files
 from rmsnorm.files import SAFETENSORS, ZIP, check_expansion, check_kind, reading
+from rmsnorm.specification import dtypes, errors
 
 Tensors = tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
-from rmsnorm import errors
+from rmsnorm.specification import errors
 
 
 class Framework(NamedTuple):

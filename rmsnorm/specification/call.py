@@ -12,9 +12,9 @@ from numbers import Integral
 from operator import index
 from typing import Any, NamedTuple, TypeAlias
 
-from rmsnorm import dtypes, errors
-from rmsnorm.variants import Variant
-from rmsnorm.version import VERSION
+from rmsnorm.specification import dtypes, errors
+from rmsnorm.specification.variants import Variant
+from rmsnorm.specification.version import VERSION
 
 Axis: TypeAlias = int | Sequence[int]
 Shape: TypeAlias = tuple[Any, ...]  # of int, None for an unknown size, or symbols of a compiler

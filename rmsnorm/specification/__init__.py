@@ -1,0 +1,1 @@
+"""What a call means: variants, dtypes, shapes, and the errors of what cannot be. No array library."""
