@@ -96,7 +96,8 @@ def test_the_table_of_variants_is_what_the_command_prints():
 
 
 def test_the_families_are_many_and_their_variants_are_presets():
-    families = json.loads((ROOT / "rmsnorm" / "specification" / "families.json").read_text(encoding="utf-8"))["families"]
+    path = ROOT / "rmsnorm" / "specification" / "families.json"
+    families = json.loads(path.read_text(encoding="utf-8"))["families"]
     assert len(families) >= 25
     assert {family["variant"].split(",")[0].split(" but ")[0] for family in families.values()} <= set(PRESETS)
     assert f"lists {len(families)} families" in (ROOT / "README.md").read_text(encoding="utf-8")

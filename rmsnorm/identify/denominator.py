@@ -33,6 +33,7 @@ _KINDS: Final[dict[Kind, str]] = {
     "layernorm": "the mean is subtracted from x and in the statistic",
     "rms_scaling": "the mean is subtracted in the statistic but not from x: this is not RMSNorm",
     "rmsnorm": "x divided by the root of its mean square, whatever its mean",
+    "l2norm": "x divided by the root of its sum of squares at every width: its norm, with eps beside that",
 }
 _FORMULAS: Final[Mapping[EpsPosition, str]] = {
     "inside": "sqrt(q + eps)", "outside": "sqrt(q) + eps", "clamp": "max(sqrt(q), eps / sqrt(k))",
@@ -349,6 +350,9 @@ def _with_reading(probe: Probe, model: Model, measured: Sequence[Denominator]) -
     readings = _readings([first]) if single else fits
     chosen = readings[0]
     said = chosen.sentences(first, single=single)
+    if chosen.size == _ONE and chosen.factor == _ONE and kind_of(model) == "rmsnorm":
+        if chosen.eps.form == "1" or first.eps == 0:
+            findings.add("kind", "l2norm", _KINDS["l2norm"])
     if single:  # eps is a number there; what somebody wrote is another question
         said.pop("eps", None)
     for name, term in (("divisor", chosen.size), ("factor", chosen.factor)):

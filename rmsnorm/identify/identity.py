@@ -13,7 +13,7 @@ from rmsnorm.identify import names
 from rmsnorm.identify.findings import DEFECT, Finding
 from rmsnorm.specification.variants import Variant, get_variant
 
-Kind = Literal["rmsnorm", "layernorm", "rms_scaling", "none"]
+Kind = Literal["rmsnorm", "layernorm", "rms_scaling", "l2norm", "none"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Identity:
     Attributes:
         target: its name.
         framework: the library that computes it.
-        kind: ``rmsnorm``, ``layernorm``, ``rms_scaling`` (the variance in the denominator only) or ``none``.
+        kind: ``rmsnorm``, ``layernorm``, ``rms_scaling`` (the variance in the denominator only), ``l2norm`` (the
+            sum of squares in place of the mean) or ``none``.
         variant: the solved fields; those that are not observable are the standard variant's. None where no
             variant describes it.
         recognised: it is an RMSNorm, fresh data confirmed every finding, and it has no defect.
@@ -131,6 +132,8 @@ class Identity:
         if self.kind == "rms_scaling":
             return f"{self.target} is not RMSNorm: x is divided by the root of its variance, as keras_rms_scaling does"
         where = "" if self.last_axes else f" over axis {self['axes']} (not the last)"
+        if self.kind == "l2norm":
+            return f"{self.target} is {self._l2_norm}"
         if self.recognised:
             return f"{self.target} is RMSNorm{where}: {self.described}"
         if self["confirmed"] is False and self["rounding"] is None and self["eps_position"] is None:
@@ -144,6 +147,20 @@ class Identity:
     def _unrecognised(self) -> str:
         reasons = [finding.evidence for finding in self.findings if finding.name == "kind"]
         return f"not recognised: {next(iter([*reasons, *self.defects]), 'nothing is known of it')}"
+
+    @property
+    def _l2_norm(self) -> str:
+        """What is known of it, and with which eps and gain RMSNorm computes the same."""
+        eps, position = self["eps"], self["eps_position"]
+        eps = f"{eps:.6g}" if isinstance(eps, float) else str(eps)
+        where, formula, same = {
+            "inside": (", eps on the sum", f"x / sqrt(sum(x^2) + {eps})", "eps / n"),
+            "outside": (", eps on the norm", f"x / (|x| + {eps})", "eps / sqrt(n)"),
+            "clamp": (", eps below the norm", f"x / max(|x|, {eps})", "the same eps"),
+        }.get(position, ("", "x / |x|", "eps 0"))
+        others = [defect for defect in self.defects if defect not in (f.evidence for f in self.findings)]
+        more = f"; {len(others)} other defect{'s' * (len(others) > 1)}" if others else ""
+        return f"the L2 norm{where}: {formula}, which is RMSNorm with {same} and 1 / sqrt(n) times the gain{more}"
 
     @property
     def rows(self) -> list[Finding]:
@@ -173,6 +190,8 @@ class Identity:
     @property
     def cluster(self) -> str:
         """What it computes, whatever its name: targets that compute the same have the same text."""
+        if self.kind == "l2norm":
+            return self._l2_norm
         if self.kind != "rmsnorm":
             return {"layernorm": "LayerNorm", "rms_scaling": "rms_scaling", "none": self._unrecognised}[self.kind]
         gain = ", without a gain" if self["gain"] is False else ""

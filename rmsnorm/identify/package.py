@@ -28,7 +28,7 @@ def norms(package: str, **options: Any) -> Iterator[tuple[str, Identity | str]]:
     """
     named, others = find(package)
     for name, result in identities([*named, *others], **options):
-        if name in named or (isinstance(result, Identity) and result.kind == "rmsnorm"):
+        if name in named or (isinstance(result, Identity) and result.kind in ("rmsnorm", "l2norm")):
             yield name, result
 
 

@@ -292,6 +292,8 @@ STEPS: Final[tuple[Callable[[State], State], ...]] = (
 def _identity(state: State, target: Target) -> Identity:
     """What the last state says of the target."""
     model, layout, kind = state.model, state.probe.layout, kind_of(state.model)
+    if (named := state.findings["kind"]) is not None and named.value == "l2norm":
+        kind = "l2norm"
     recognised = state.confirmed and kind == "rmsnorm" and not state.findings.defects
     gate = model.gate or state.optional_gate
     return Identity(
