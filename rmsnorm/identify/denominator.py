@@ -350,9 +350,9 @@ def _with_reading(probe: Probe, model: Model, measured: Sequence[Denominator]) -
     readings = _readings([first]) if single else fits
     chosen = readings[0]
     said = chosen.sentences(first, single=single)
-    if chosen.size == _ONE and chosen.factor == _ONE and kind_of(model) == "rmsnorm":
-        if chosen.eps.form == "1" or first.eps == 0:
-            findings.add("kind", "l2norm", _KINDS["l2norm"])
+    is_of_sums = chosen.size == _ONE and chosen.factor == _ONE and (chosen.eps.form == "1" or first.eps == 0)
+    if is_of_sums and kind_of(model) == "rmsnorm":
+        findings.add("kind", "l2norm", _KINDS["l2norm"])
     if single:  # eps is a number there; what somebody wrote is another question
         said.pop("eps", None)
     for name, term in (("divisor", chosen.size), ("factor", chosen.factor)):
