@@ -66,8 +66,12 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
 
 def _explained_call(function: Any, arrays: list[Any], options: dict[str, Any]) -> str:
     """What a call of a layer, or of any function, runs."""
-    found = [value for value in (*arrays, *options.values()) if _key(value) is not None]
-    row = _framework(found[0] if found else None)
+    of_a_framework = [value for value in (*arrays, *options.values()) if _key(value) is not None]
+    if not of_a_framework:
+        raise errors.wrong_type(
+            "explain", "x", None, "an array of a framework", "which code runs depends on it: explain(layer, x)"
+        )
+    row = _framework(of_a_framework[0])
     if row.key == "flax":
         names = _traced(lambda first, named: function(*first, **named), arrays, options)
     else:

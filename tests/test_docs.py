@@ -32,6 +32,7 @@ PRINTED = {
     "troubleshooting.md": "there is no argument 'epsilon', expected 'normalized_shape', 'eps'",
     "exactness.md": "of the elements are not the nearest number",
     "performance.md": "NumPy: plain operations, as ",
+    "variants.md": "True",
     "quantised.md": "[[256 -352 0 448]] [[0.00315673]]",
     "coming-from.md": "1 (LlamaRMSNorm): now RMSNorm, variant llama, eps 1e-06",
 }

@@ -42,6 +42,9 @@ def selftest(
         bool, typer.Option("--all", help="Compare every case in every variant and dtype that it has.")
     ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print the largest distance to the golden for each variant.")
+    ] = False,
     json: Json = None,
     junit: Junit = None,
 ) -> None:
@@ -85,7 +88,7 @@ def selftest(
             on_progress=lambda state: bars.update(tasks[state.name], completed=state.cases),
         )
     runs.sort(key=lambda state: chosen.index(state.name))
-    screen.console().print(report.terminal(runs))
+    screen.console().print(report.terminal(runs, tables=verbose))
     write_reports(runs, json, junit)
     end_of_check(runs, requested=bool(backend))
 

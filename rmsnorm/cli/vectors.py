@@ -95,7 +95,7 @@ def check(
     with progress() as bars:
         task = bars.add_task("check", total=None)
         run = vectors.check(folder, on_progress=lambda done, total: bars.update(task, completed=done, total=total))
-    screen.console().print(report.terminal([run]))
+    screen.console().print(report.terminal([run], tables=True))
     write_reports([run], json, junit)
     if run.failures:
         raise typer.Exit(DIFFERS)

@@ -32,6 +32,13 @@ _LEGEND: Final = (
     "Cells: the largest distance to the golden in f16 bf16 f32 f64, in ulps of the terms that make the element; "
     "0 is bit for bit, - is not there, x is beyond the bound."
 )
+_COMPARED: Final = (
+    "Compared were y, 1/rho, the gradients and derivatives with the golden, the exact reference in NumPy."
+)
+_ELSEWHERE: Final = (
+    "Where a number is not bit for bit the golden's, it is within its bound, most often one ulp, the distance to the "
+    "next number: -v prints the largest distance for each variant."
+)
 _CASES: Final = 12  # names in a line
 _SHOWN: Final = 5  # lines of failures of a target
 
@@ -159,15 +166,19 @@ def _kind(record: Comparison) -> str:
     return f"{record.case} {record.quantity}" if record.bound else words
 
 
-def terminal(runs: Sequence[Run], *, failures: int = 12) -> RenderableType:
-    """A line for every backend, a table for every one that ran, and the first failures."""
+def terminal(runs: Sequence[Run], *, failures: int = 12, tables: bool = False) -> RenderableType:
+    """A line for every backend, what was compared and where y is bit for bit the golden's, and the first failures.
+
+    ``tables`` adds a table for every backend that ran.
+    """
     parts: list[RenderableType] = [_line(run) for run in runs]
-    for run in runs:
-        if run.records:
-            by_dtype = Group(*(_table(run, (dtype,)) for dtype in dtypes.FLOATS if _of(run, dtype)))
-            parts += ["", Fitting(_table(run, dtypes.FLOATS), by_dtype), _bits(run)]
     if any(run.records for run in runs):
-        parts.append(Text(_LEGEND, style="dim"))
+        parts += [Text(_COMPARED), *(_bits(run) for run in runs if run.records)]
+        parts.append(Text(_LEGEND if tables else _ELSEWHERE, style="dim"))
+    for run in runs:
+        if tables and run.records:
+            by_dtype = Group(*(_table(run, (dtype,)) for dtype in dtypes.FLOATS if _of(run, dtype)))
+            parts += ["", Fitting(_table(run, dtypes.FLOATS), by_dtype)]
     failed = [(run, record) for run in runs for record in run.failures]
     for run, record in failed[:failures]:
         label = f"{run.name} {record.variant} {dtypes.short(record.dtype)} {record.case!r} {record.quantity}"
@@ -284,7 +295,7 @@ def _bits(run: Run) -> Text:
         own = [r.bit_identical for r in run.records if (r.quantity, r.dtype) == ("y", dtype)]
         if own:
             shares.append(f"{dtypes.short(dtype)} {100 * sum(own) / len(own):.2f} %")
-    return Text(f"y bit-identical: {', '.join(shares)}", style="dim")
+    return Text(f"y bit for bit the golden's: {_title(run)} {', '.join(shares)}", style="dim")
 
 
 def _line(run: Run) -> Text:

@@ -45,7 +45,9 @@ def test_every_level_gives_the_same_bits() -> None:
 
 
 def test_a_level_that_is_none_is_refused() -> None:
-    done = finished("-c", "from rmsnorm import environment; environment.check()", timeout=60, RMSNORM_CPU_LEVEL="v5")
+    done = finished(
+        "-c", "from rmsnorm.specification import environment; environment.check()", timeout=60, RMSNORM_CPU_LEVEL="v5"
+    )
     assert "RMSNORM_CPU_LEVEL is 'v5', expected v3, v4, v4-bf16 or arm64" in done.stderr
     done = finished("-c", "import rmsnorm.numpy_impl.fast", timeout=60, RMSNORM_CPU_LEVEL="v5")
     assert "ValueError" in done.stderr

@@ -93,11 +93,12 @@ def test_the_terminal_shows_where_and_by_how_much(runs):
     assert "hung hung: the case 'rows' took more than 20 s" in text
     assert "absent absent: pip install it" in text
     verdicts = "\n".join(text.splitlines()[: len(runs)])
-    assert "NumPy held: all" in verdicts, "they come before the tables"
+    assert "NumPy held: all" in verdicts, "they come first"
+    assert "1/rho    " not in text, "there are tables where they are asked for"
     narrow = Console(width=80, record=True, file=io.StringIO())
-    narrow.print(report.terminal(runs))
+    narrow.print(report.terminal(runs, tables=True))
     text = narrow.export_text()
-    assert "f32" in text, "a table for each dtype where the four numbers of a cell do not fit"
+    assert "NumPy" in text and ", f32" in text, "a table for each dtype where the four numbers of a cell do not fit"
     assert max(len(line) for line in text.splitlines()) <= 80
 
 
