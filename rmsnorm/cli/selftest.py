@@ -43,7 +43,13 @@ def selftest(
     ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Print the largest distance to the golden for each variant.")
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            help="Print the largest distance to the golden for each variant.",
+            rich_help_panel="Reports",
+        ),
     ] = False,
     json: Json = None,
     junit: Junit = None,

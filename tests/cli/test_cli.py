@@ -39,7 +39,7 @@ def test_help_begins_with_at_most_six_options():
 def test_selftest_holds_and_writes_its_reports(tmp_path):
     files = {name: tmp_path / f"parity.{name}" for name in ("json", "junit")}
     flags = [word for name, path in files.items() for word in (f"--{name}", str(path))]
-    shown = rmsnorm("selftest", "--backend", "numpy", "--variant", "llama", "--dtype", "bfloat16", *flags)
+    shown = rmsnorm("selftest", "--backend", "numpy", "--variant", "llama", "--dtype", "bfloat16", "-v", *flags)
     assert shown.exit_code == 0, shown.stderr
     assert "NumPy held: all" in shown.stdout
     assert "llama" in shown.stdout
