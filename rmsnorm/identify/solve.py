@@ -14,6 +14,7 @@ from rmsnorm.identify.batches import solve_batches
 from rmsnorm.identify.denominator import kind_of, solve_denominator
 from rmsnorm.identify.extremes import solve_extremes, solve_float64
 from rmsnorm.identify.findings import Findings, NotRms
+from rmsnorm.identify.first import ASKED, first_parameters
 from rmsnorm.identify.gradients import solve_gate_gradient, solve_gradients
 from rmsnorm.identify.groups import grouped
 from rmsnorm.identify.held_out import Answers, ask_held_out, confirm, nearest
@@ -241,6 +242,26 @@ def _training(state: State) -> State:
     return state
 
 
+def _first_parameters(state: State) -> State:
+    """Does a new layer multiply the normalised row by 1, and add 0?"""
+    probe = state.probe
+    own = [name for name in ("scale", "bias") if probe.takes(name)]
+    if not own or not probe.target.is_new or ASKED not in probe.accepts:
+        return state
+    fresh = probe.leaving_out(*probe.left_out, *own)  # then the layer keeps the parameters that it was made with
+    rows = 8 * np.random.default_rng(23).normal(size=(16, probe.n))
+    offset = state.model.variant.scale_offset
+    try:
+        y = fresh.unit(rows, ASKED), fresh.unit(-rows, ASKED), probe.unit(rows, ASKED)
+    except TargetError:  # it has parameters of another dtype
+        return state
+    factor, sentences = first_parameters(*y, offset)
+    state.findings.add("initial_factor", factor, "what a new layer multiplies the normalised row by")
+    for sentence in sentences:
+        state.findings.defect(sentence)
+    return state
+
+
 def _arguments(state: State) -> State:
     """Does it write to its arguments?"""
     if touched := state.probe.target.touched:
@@ -283,6 +304,7 @@ STEPS: Final[tuple[Callable[[State], State], ...]] = (
     _mask_and_residual,
     _batches,
     _training,
+    _first_parameters,
     _arguments,
     _optional_gate,
     _unpredicted,

@@ -13,6 +13,7 @@ import numpy as np
 
 from rmsnorm.accuracy.signed import SignedErrors
 from rmsnorm.identify import identify
+from rmsnorm.identify.first import ASKED, first_parameters
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.parity import beyond
 from rmsnorm.parity.cases import Array, Data
@@ -157,6 +158,8 @@ def check(
             run.records += labelled(comparisons, chosen.name, dtype, name)
         for name, dtype, quantity, sentence in missing(target, run, asked(target, chosen, types, extremes=extremes)):
             run.records += labelled([failed(quantity, sentence)], chosen.name, dtype, name) if elements else []
+    if target.is_new and elements and all(comparison.passed for comparison in run.records):
+        run.records += labelled(_of_new(target, chosen), chosen.name, ASKED, "first parameters")
     _biased(run, signed, chosen)
     run.seconds = time.monotonic() - began
     run.conclude()
@@ -170,6 +173,25 @@ def check(
         else:
             run.message = "; ".join(sentences(run, chosen))
     return Report(target.name, chosen, run, tuple(together(target.arguments)))
+
+
+def _of_new(target: Target, variant: Variant) -> list[Comparison]:
+    """What is wrong with y of a layer that has the parameters that it was made with; nothing where it takes no rows."""
+    x = (8 * np.random.default_rng(23).normal(size=(4, target.width or 64))).astype(ASKED)
+    own = {name: value for name, value in (("scale", 1 - variant.scale_offset), ("bias", 0.0))
+           if name in target.arguments}  # fmt: skip
+    gate = {"gate": np.full_like(x, 2.0)} if "gate" in target.arguments else {}
+    if not own:
+        return []
+    try:
+        one = {name: np.full(target.shape_of(name, x.shape), value, ASKED) for name, value in own.items()}
+        with target.evaluating():
+            y = target.forward(x, **gate), target.forward(-x, **gate), target.forward(x, **one, **gate)
+    except TargetError:
+        return []
+    there, back, unit = (array.astype(np.float64) for array in y)
+    _, sentences = first_parameters(there, back, unit, variant.scale_offset)
+    return [failed("y", sentence) for sentence in sentences]
 
 
 def _comparisons(

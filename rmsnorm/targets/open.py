@@ -227,7 +227,8 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
             lines = str(error).strip().splitlines() or ["without a message"]
             shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())[:120]
             raise NoTarget(f"{name}({shown}) raised {raised(lines[0], error)}; pass init, {_FACTORY}") from error
-        return replace(_open(made, name, None, {}, replace(call, fresh=isinstance(make, type))), resized=build)
+        is_new = isinstance(make, type)
+        return replace(_open(made, name, None, {}, replace(call, fresh=is_new)), resized=build, is_new=is_new)
 
     return build(size)
 

@@ -97,6 +97,7 @@ class Target:
         shape_of: shape of an argument (scale, bias, factor or gate_vector) for a shape of x.
         names: the layer's own name of each parameter.
         resized: makes the same target for another width, None where that is impossible.
+        is_new: whether it was made of its class alone, so that its parameters are the first ones.
         derivatives: for a function without automatic differentiation: (arrays, dy) to gradients, by argument.
         notes: assumptions that were needed to open it, as sentences.
         rank: the only number of axes of x that it takes, None for any.
@@ -120,6 +121,7 @@ class Target:
     shape_of: Callable[[str, Shape], Shape] = lambda argument, shape: shape[-1:]
     names: Mapping[str, str] = field(default_factory=dict)
     resized: Callable[[int], Target] | None = None
+    is_new: bool = False
     derivatives: Callable[[Mapping[str, Array], Array], Mapping[str, Array | None]] | None = None
     notes: tuple[str, ...] = ()
     rank: int | None = None

@@ -1,0 +1,106 @@
+"""What a new layer computes, with the parameters that it was made with."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from plain_layers import Plain, torch
+
+from rmsnorm.identify import identify
+from rmsnorm.identify.first import first_parameters
+from rmsnorm.parity import check
+
+pytestmark = pytest.mark.torch
+
+
+class Zero(Plain):
+    """A gain that starts at 0."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        torch.nn.init.zeros_(self.weight)
+
+
+class Offset(Zero):
+    """A gain of 1 + g that starts at 1, as Gemma's."""
+
+    def norm(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * (1 + self.weight.float())
+
+
+class Twice(Offset):
+    """The same, after an initialiser for gains without an offset."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        torch.nn.init.ones_(self.weight)
+
+
+class Drawn(Plain):
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        torch.nn.init.uniform_(self.weight)
+
+
+class Shifted(Plain):
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.bias = torch.nn.Parameter(torch.full((dim,), 0.5))
+
+    def forward(self, x):
+        return (self.norm(x.float()) + self.bias.float()).type_as(x)
+
+
+WRONG = [
+    (Zero, "standard", 0.0, "y of a new layer is 0, as its gain g starts at 0 and g multiplies"),
+    (Twice, "gemma", 2.0, "y of a new layer is 2 times the normalised row, as its gain g starts at 1 and 1 + g"),
+    (Drawn, "standard", None, "the gain of a new layer does not start at one number"),
+    (Shifted, "standard", 1.0, "the bias of a new layer does not start at 0"),
+]
+
+
+@pytest.mark.parametrize(("layer", "variant", "factor", "words"), WRONG)
+def test_a_layer_that_does_not_begin_as_the_norm_alone(layer, variant, factor, words):
+    identity = identify(layer, gradients=False)
+    assert identity["initial_factor"] == factor
+    assert [words in defect for defect in identity.defects] == [True]
+    assert not identity.recognised
+    report = check(layer, variant, dtypes="float32", gradients=False)
+    assert not report.passed
+    assert words in report.text
+    made = layer(64)
+    assert identify(made, gradients=False)["initial_factor"] is None, "a layer that exists may have learned"
+    assert check(made, variant, dtypes="float32", gradients=False).passed
+
+
+@pytest.mark.parametrize(("layer", "variant"), [(Plain, "standard"), (Offset, "gemma")])
+def test_a_layer_that_does(layer, variant):
+    identity = identify(layer, gradients=False)
+    assert (identity["initial_factor"], identity.recognised) == (1.0, True)
+    assert check(layer, variant, dtypes="float32", gradients=False).passed
+
+
+@pytest.mark.parametrize("variant", ["standard", "gemma", "lasagne"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rmsnorm.torch_impl:RMSNorm",
+        "rmsnorm.tf_impl:RMSNormalization",
+        "rmsnorm.flax_impl:RMSNorm",
+        "rmsnorm.flax_impl.linen:RMSNorm",
+    ],
+)
+def test_the_layers_of_this_package_begin_as_the_norm_alone(name, variant):
+    pytest.importorskip({"tf": "keras", "fl": "flax", "to": "torch"}[name.partition(".")[2][:2]])
+    identity = identify(name, init={"variant": variant}, gradients=False)
+    assert identity["initial_factor"] == 1.0
+    assert identity["scale_offset"] == (variant == "gemma")
+    assert identity.recognised, identity.text
+
+
+def test_what_is_not_finite_is_no_factor():
+    """As of memory that nobody has written."""
+    x = np.linspace(-2, 2, 8)
+    factor, sentences = first_parameters(np.full(8, np.nan), np.full(8, np.nan), x, 0.0)
+    assert factor is None
+    assert len(sentences) == 1
