@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final, TextIO, get_args
+from typing import Annotated, Any, Final, get_args
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rmsnorm.cli.opened import backend_key, load, opened, stderr_kept
+from rmsnorm.cli.streams import STDIN, lines_of, unknown_counted, write
 from rmsnorm.cli.usage import BACKEND_NAMES, DIFFERS, choices, progress
 from rmsnorm.files import replacing
 from rmsnorm.nematus.config import BEAM, Norm
 from rmsnorm.parity import screen
 from rmsnorm.specification import errors
-from rmsnorm.specification.frameworks import FRAMEWORKS, framework
 
 app = typer.Typer(
     name="port", help="Models of Nematus and of zero: describe, convert, translate, score.",
     no_args_is_help=True,
 )  # fmt: skip
 
-_STDIN: Final = Path("-")
 _TARGETS: Final = ("torch", "keras", "flax", "numpy", "tf", "theano")
 _FORMS: Final = {"pytorch": "torch", "tensorflow": "tf", "jax": "flax"}
 _STATUS: Final = "Exit status: 0 written, 2 bad usage, or files that are damaged or do not fit each other."
@@ -109,7 +106,7 @@ Batch = Annotated[
 @app.command(epilog=_STATUS.replace("written", "shown"))
 def info(model: Where, config: Options = None, source_norm: SourceNorm = None) -> None:
     """Describe a model: its Nematus version, norm, sizes and vocabulary, and the tensors that are not part of it."""
-    loaded = _load(model, config, source_norm)
+    loaded = load(model, config, source_norm)
     from rmsnorm.nematus.report import facts
 
     table = Table.grid(padding=(0, 2))
@@ -174,7 +171,7 @@ def _convert(
     command = f"rmsnorm port {system}"
     (to,) = choices("to", [_FORMS.get(to, to)], targets, command)
     choices("norm", [norm] if norm else None, ("rms",), command)
-    source = _load(model, config, source_norm)
+    source = load(model, config, source_norm)
     from rmsnorm.nematus.convert import SENTENCES, convert
     from rmsnorm.nematus.dialects import rules
 
@@ -182,7 +179,7 @@ def _convert(
     if own.system != system:
         raise errors.out_of_domain(command, "the model", f"of {own.system}", system, f"use rmsnorm port {own.system}")
 
-    with _aside() as terminal, Console(file=terminal).status("converting and comparing"):
+    with stderr_kept() as terminal, Console(file=terminal).status("converting and comparing"):
         result = convert(source, folder, to, rms_norm=norm is not None)
     console = screen.console(highlight=False)
     scale = f"of logits up to {result.largest:.3g}, {SENTENCES} random sentences"
@@ -217,9 +214,9 @@ def verify(
     """
     from rmsnorm.nematus import proof
 
-    model = _load(folder, None, None)
-    key = _backend("rmsnorm port verify", backend)
-    with _aside():
+    model = load(folder, None, None)
+    key = backend_key("rmsnorm port verify", backend)
+    with stderr_kept():
         verdict = proof.verify(folder, key, model.config, model.parameters)
     console = screen.console(highlight=False)
     same = verdict.now.output == verdict.expected.output
@@ -277,8 +274,8 @@ def translate(
     options = {
         "beam_size": beam, "max_length": max_length, "alpha": alpha, "seed": seed, "n_best": n_best, "batch_size": batch
     }  # fmt: skip
-    loaded = _load(model, config, source_norm)
-    _run(command, loaded, backend, dictionary, output, translate, [_lines(command, source)], options)
+    loaded = load(model, config, source_norm)
+    _run(command, loaded, backend, dictionary, output, translate, [lines_of(command, source)], options)
 
 
 @app.command(epilog=SCORE_EPILOG)
@@ -299,10 +296,10 @@ def score(
     from rmsnorm.nematus.translate import score
 
     command = "rmsnorm port score"
-    if source == target == _STDIN:
+    if source == target == STDIN:
         raise errors.out_of_domain(command, "target", "-", "another file than the source", "name one of the two")
     options = {"alpha": alpha or 0.0, "batch_size": batch}
-    loaded, texts = _load(model, config, source_norm), [_lines(command, path) for path in (source, target)]
+    loaded, texts = load(model, config, source_norm), [lines_of(command, path) for path in (source, target)]
     _run(command, loaded, backend, dictionary, output, score, texts, options, scoring=True)
 
 
@@ -324,18 +321,18 @@ def norms(
 
     command = "rmsnorm port norms"
     try:
-        known = _load(model, config, None).config.norm
-    except errors.InputError:  # also of another fault, which the next call of _load says
+        known = load(model, config, None).config.norm
+    except errors.InputError:  # also of another fault, which the next call of load says
         known = None
     console = screen.console(highlight=False)
     if known is not None:
         console.print(f"{_NORMS[known]}: the variables or the options of the model say so; --source-norm is not needed")
         return
-    texts = [list(_lines(command, path)) for path in (source, target)]
+    texts = [list(lines_of(command, path)) for path in (source, target)]
     words, found = sum(len(line.split()) + 1 for line in texts[1]), {}
     for norm in ("layer", "rms"):
-        loaded = _load(model, config, norm)
-        array_model, vocabularies = _opened(command, loaded, backend, dictionary, scoring=True)
+        loaded = load(model, config, norm)
+        array_model, vocabularies = opened(command, loaded, backend, dictionary, scoring=True)
         scores = score(array_model, loaded.config, texts[0], texts[1], *vocabularies, batch_size=batch)
         found[norm] = list(map(float, scores))
         mean = sum(found[norm]) / len(found[norm])
@@ -354,35 +351,6 @@ def norms(
                   f"it. Add --source-norm {norm} to the next command.")  # fmt: skip
 
 
-def _load(model: Path, config: Path | None, norm: str | None) -> Any:
-    from rmsnorm import nematus
-
-    choices("source_norm", [norm] if norm else None, get_args(Norm), "rmsnorm port")
-    with _aside():
-        return nematus.load(model, config=config, norm=norm)  # type: ignore[arg-type]
-
-
-@contextmanager
-def _aside() -> Iterator[TextIO]:
-    """Keep what TensorFlow writes to file descriptor 2 when it starts, and show it only if this package has a mistake.
-
-    No setting of TensorFlow makes it silent: it writes before it reads them. Yields a stream that reaches the terminal.
-    """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with open(os.dup(2), "w") as terminal, tempfile.TemporaryFile() as kept:
-        os.dup2(kept.fileno(), 2)
-        try:
-            yield terminal
-        except (errors.InputError, OSError):
-            raise
-        except Exception:
-            kept.seek(0)
-            terminal.write(kept.read().decode(errors="replace"))
-            raise
-        finally:
-            os.dup2(terminal.fileno(), 2)
-
-
 def _run(
     command: str,
     model: Any,
@@ -398,9 +366,9 @@ def _run(
     """Compute lines with a model, and write each as soon as it is there; a file is there when all are complete."""
     if output is not None and not output.parent.is_dir():
         raise FileNotFoundError(f"{command}: {output.parent} is not a folder, expected one to write {output.name} in")
-    array_model, words = _opened(command, model, backend, dictionary, scoring=scoring)
+    array_model, words = opened(command, model, backend, dictionary, scoring=scoring)
     if not scoring:
-        counted = _warning_of_unknown(texts[0], words[0])
+        counted = unknown_counted(texts[0], words[0])
         texts = [list(counted) if isinstance(texts[0], list) else counted, *texts[1:]]
     with progress("sentences", hidden=output is None and sys.stdout.isatty()) as bars:
         bar = bars.add_task(array_model.key, total=None)
@@ -410,80 +378,7 @@ def _run(
 
         lines = compute(array_model, model.config, *texts, *words, on_progress=advance, **options)
         if output is None:
-            _write(lines, sys.stdout.buffer)
+            write(lines, sys.stdout.buffer)
             return
         with replacing(output) as temporary, temporary.open("wb") as file:
-            _write(lines, file)
-
-
-def _opened(
-    command: str, model: Any, backend: str | None, dictionary: list[Path] | None, *, scoring: bool
-) -> tuple[Any, Any]:
-    """A model in a framework, and its vocabularies."""
-    from rmsnorm.nematus.backends import ArrayModel
-    from rmsnorm.nematus.dialects import rules
-    from rmsnorm.nematus.vocabulary import vocabularies
-
-    key = _backend(command, backend)
-    files = (dictionary[:-1], dictionary[-1]) if dictionary else ()
-    words = vocabularies(model, *files, scoring=scoring)
-    config = model.config
-    if scoring and not rules(config).scores_smoothed:
-        config = config.replace(label_smoothing=0.0)
-    with _aside():
-        return ArrayModel(key, config, model.parameters), words
-
-
-def _backend(command: str, name: str | None) -> str:
-    """The key of the backend of this name, or of the usual one."""
-    return framework(command, name or ("numpy" if FRAMEWORKS["torch"].missing else "torch"), "backend").key
-
-
-def _warning_of_unknown(lines: Iterable[str], sources: Sequence[Any]) -> Iterator[str]:
-    """The same lines. A warning says which is the first with unknown words, and one at the end how many there are."""
-    from rmsnorm.nematus.vocabulary import count_unknown
-
-    lines_with = unknown = words = number = 0
-    for number, line in enumerate(lines, start=1):
-        of_line, count = count_unknown(line, sources)
-        lines_with, unknown, words = lines_with + bool(of_line), unknown + of_line, words + count
-        if of_line and lines_with == 1:
-            _warn(f"{of_line} of {count} words of line {number} are unknown; are lines split (BPE) as for training?")
-        yield line
-    if lines_with > 1:
-        _warn(f"{unknown} of {words} words in {lines_with} of {number} lines are unknown")
-
-
-def _warn(message: str) -> None:
-    screen.console(stderr=True).print(Text(f"warning: {message}", style="yellow"))
-
-
-def _write(lines: Iterable[str], file: BinaryIO) -> None:
-    """In UTF-8 as Nematus, whatever the terminal has; who reads from a pipe sees each line at once."""
-    for line in lines:
-        file.write(f"{line}\n".encode())
-        file.flush()
-
-
-def _lines(command: str, path: Path) -> Iterable[str]:
-    """The lines of a file; those of standard input, or of a pipe, are read when they are needed.
-
-    Only line feeds end a line: other line breaks of Unicode may be part of a sentence.
-    """
-    if path == _STDIN:
-        return _decoded(command, "standard input", sys.stdin.buffer)
-    file = path.open("rb")
-    lines = _decoded(command, str(path), file)
-    return list(lines) if path.is_file() else lines
-
-
-def _decoded(command: str, name: str, file: BinaryIO) -> Iterator[str]:
-    with file:
-        for number, line in enumerate(file, start=1):
-            try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n")  # a mark is no word
-            except UnicodeDecodeError as error:
-                raise errors.out_of_domain(
-                    command, f"byte {error.start + 1} of line {number} of {name}", error.object[error.start], "UTF-8",
-                    "convert the file",
-                ) from None  # fmt: skip
+            write(lines, file)

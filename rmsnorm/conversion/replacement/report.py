@@ -69,7 +69,7 @@ def recognised(identity: Identity, *, gated: bool) -> Variant:
     if gated or identity["group_size"]:
         known = function in get_args(GateFunction) and position in get_args(GatePosition)
         known = known if gated else not function
-        fits = identity.recognised and identity.last_axes and known and not identity["learned_factor"]
+        fits = identity.recognised and identity.last_axes and known
     if not fits:
         if identity.kind == "rmsnorm":
             raise Unproven("; ".join(identity.defects) or REASONS["rmsnorm"])

@@ -108,9 +108,4 @@ template <Format X>
     });
 }
 
-// Whether the squares of a gated row may have left the range, if their mean is q: see `measure`.
-inline bool may_have_left(const Call& c, double q) {
-    return q > most_square || (q < least_square && c.eps < 0x1p-400);
-}
-
 }  // namespace rmsnorm::RMSNORM_LEVEL

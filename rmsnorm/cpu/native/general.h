@@ -113,6 +113,17 @@ inline std::pair<int, int> take_powers(const Call& c, double* v, const double*& 
     return {a, b};
 }
 
+// Writes the i-th row of dx + dh. `other` has room for dh.
+inline void store_dx(const Call& c, const Backward& a, std::int64_t i, double* dx, double* other) {
+    std::int64_t bytes = c.n * size_of(c.x);
+    if (a.dh) {
+        load_any(c.x, a.dh + i * bytes, other, c.n);
+        for (std::int64_t j = 0; j < c.n; ++j) dx[j] += other[j];
+    }
+    for (std::int64_t j = 0; j < c.n; ++j) dx[j] += 0.0;  // a zero becomes +0
+    store_any(c.x, a.dx + i * bytes, dx, c.n);
+}
+
 constexpr double may_cancel = 0x1p-16;  // here rows are not tested for being along h
 
 inline bool backward_general(
@@ -199,13 +210,7 @@ inline bool backward_general(
         } else if (row.shift) {
             for (std::int64_t j = 0; j < n; ++j) dx[j] = std::ldexp(dx[j], row.shift);
         }
-        if (!a.dx) continue;
-        if (a.dh) {
-            load_any(c.x, a.dh + i * x_bytes, v, n);
-            for (std::int64_t j = 0; j < n; ++j) dx[j] += v[j];
-        }
-        for (std::int64_t j = 0; j < n; ++j) dx[j] += 0.0;  // a zero becomes +0
-        store_any(c.x, a.dx + i * x_bytes, dx, n);
+        if (a.dx) store_dx(c, a, i, dx, v);
     }
     return true;
 }

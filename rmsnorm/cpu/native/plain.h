@@ -156,13 +156,7 @@ inline bool backward_gated(
             if (dgate) store_gradient(c.gate, dx, x, slope, dgate, n);
             for (std::int64_t j = 0; j < n && a.dx; ++j) dx[j] *= f[j];
         }
-        if (!a.dx) continue;
-        if (a.dh) {
-            load_any(c.x, a.dh + i * x_bytes, v, n);
-            for (std::int64_t j = 0; j < n; ++j) dx[j] += v[j];
-        }
-        for (std::int64_t j = 0; j < n; ++j) dx[j] += 0.0;  // a zero becomes +0
-        store_any(c.x, a.dx + i * x_bytes, dx, n);
+        if (a.dx) store_dx(c, a, i, dx, v);
     }
     return succeeds;
 }

@@ -90,6 +90,11 @@ inline std::int64_t exponent_of(double number) { return number != 0 ? std::ilogb
 // Beyond these the squares of a row may have lost digits.
 constexpr double least_square = 0x1p-900, most_square = 0x1p900;
 
+// Whether the squares of a row may have left the range, if their mean is q.
+inline bool may_have_left(const Call& c, double q) {
+    return q > most_square || (q < least_square && c.eps < 0x1p-400);
+}
+
 // Writes rho, and multiplies the row by a power of two where its squares leave the range.
 //
 // `rescale(exponent)` writes the row times 2^exponent, and `top()` is the exponent of its largest element that is in the
@@ -99,7 +104,7 @@ inline void measure(Row& row, double* used, Rescale rescale, Top top) {
     const Call& c = row.call;
     double q = mean_square(row, used);
     bool may_leave = c.x == Format::f64 || c.gate_before;
-    if (may_leave && row.k && (q > most_square || (q < least_square && c.eps < 0x1p-400))) {
+    if (may_leave && row.k && may_have_left(c, q)) {
         std::int64_t largest = top();
         if (largest > no_exponent) {
             std::int64_t most = c.eps == 0 ? 1 << 30 : (c.position == Position::inside ? 500 : 1000);

@@ -1,0 +1,223 @@
+"""Each preset of a quantisation written out by itself, in mpmath."""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+from mpmath import mp, mpf
+
+from rmsnorm import Quantisation
+from rmsnorm.numpy_impl import rms_norm_quantised
+
+BF16 = ml_dtypes.bfloat16
+UNIT = [1.75, 1.5, 1.25, 0.75, 0.5, 0.5, 0.25, 0.0]  # with eps 0 its mean square is exactly 1, in any order of the sum
+UNIT_EPS = [1.5, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.0]  # the same with eps 1/4
+ROUNDED = {"float32": (24, -126), "bfloat16": (8, -126), "float16": (11, -14), "e4m3": (4, -6), "e2m1": (2, 0)}
+
+
+def preset(name, **changes):
+    return Quantisation.get(name).replace(**changes)
+
+
+def result(quantisation, x, gain=None, eps=0.0, **options):
+    """Each output as float64."""
+    outputs = rms_norm_quantised(np.asarray(x), gain, eps=eps, quantisation=quantisation, **options)
+    return [np.asarray(output).astype(np.float64) for output in outputs]
+
+
+def ones_times(*values, dtype=np.float32, n=8):
+    """x of ones and a gain: so y, before it is rounded, is the gain."""
+    gain = np.ones(n)
+    gain[: len(values)] = values
+    return np.ones(n, dtype), gain.astype(dtype)
+
+
+# A second implementation: each preset written out by itself, in mpmath.
+
+
+def near(value, name):
+    """Rounded to nearest, ties to even."""
+    precision, least = ROUNDED[name]
+    if value == 0:
+        return value
+    step = mpf(2) ** (max(int(mp.floor(mp.log(abs(value), 2))), least) - precision + 1)
+    return mp.nint(value / step) * step
+
+
+def f32(value):
+    return near(value, "float32")
+
+
+def e4m3(value):
+    return max(min(near(value, "e4m3"), mpf(448)), mpf(-448))
+
+
+def e2m1(value):
+    return max(min(near(value, "e2m1"), mpf(6)), mpf(-6))
+
+
+def divided(values, statistic):
+    rho = mp.sqrt(mp.fsum(v * v for v in statistic) / len(statistic) + EPS)
+    return [v / rho for v in values]
+
+
+def blocks_of(values, size):
+    return [values[i : i + size] for i in range(0, len(values), size)]
+
+
+def llama_order(h, gain, dtype):
+    return [near(near(v, dtype) * g, dtype) for v, g in zip(divided(h, h), gain, strict=True)]
+
+
+def one_rounding(h, gain, dtype="bfloat16"):
+    return [near(v * g, dtype) for v, g in zip(divided(h, h), gain, strict=True)]
+
+
+def vllm_static(x, r, gain):
+    h = [near(a + b, "bfloat16") for a, b in zip(x, r, strict=True)]
+    inverse = f32(1 / STATIC)
+    return [e4m3(f32(y * inverse)) for y in llama_order(h, gain, "bfloat16")], [STATIC]
+
+
+def vllm_dynamic(x, r, gain):
+    y = llama_order([a + b for a, b in zip(x, r, strict=True)], gain, "bfloat16")
+    s = max(f32(max(map(abs, y)) / 448), f32(mpf(1) / (448 * 512)))
+    return [e4m3(f32(v / s)) for v in y], [s]
+
+
+def flashinfer_static(x, r, gain):
+    h = [a + b for a, b in zip(x, r, strict=True)]
+    return [e4m3(v * g * f32(1 / STATIC)) for v, g in zip(divided(h, h), gain, strict=True)], [STATIC]
+
+
+def flashinfer_fp4(x, r, gain):
+    y = divided([near(v * g, "bfloat16") for v, g in zip(x, gain, strict=True)], x)
+    q, scales = [], []
+    for block in blocks_of(y, 16):
+        s = e4m3(f32(f32(GLOBAL * f32(max(map(abs, block)))) * f32(mpf(1) / 6)))
+        q += [e2m1(v * f32(GLOBAL * f32(1 / s))) for v in block]
+        scales.append(s)
+    return q, scales
+
+
+def trtllm_add_nvfp4(x, r, gain):
+    q, scales = [], []
+    for block in blocks_of(one_rounding([a + b for a, b in zip(x, r, strict=True)], gain), 16):
+        s = e4m3(f32(GLOBAL * f32(max(map(abs, block)) * f32(mpf(1) / 6))))
+        q += [e2m1(f32(v * f32(1 / f32(s * f32(1 / GLOBAL))))) for v in block]
+        scales.append(s)
+    return q, scales
+
+
+def te_mxfp8(x, r, gain):
+    q, scales = [], []
+    for block in blocks_of(one_rounding(x, gain), 32):
+        s = mpf(2) ** int(mp.ceil(mp.log(f32(max(map(abs, block)) * f32(mpf(1) / 448)), 2)))
+        q += [e4m3(v / s) for v in block]
+        scales.append(s)
+    return q, scales
+
+
+def te_nvfp4(x, r, gain):
+    y = one_rounding(x, gain)
+    g = f32(2688 / max(map(abs, y)))
+    q, scales = [], []
+    for block in blocks_of(y, 16):
+        s = e4m3(f32(max(map(abs, block)) * f32(g * f32(mpf(1) / 6))))
+        q += [e2m1(f32(v * f32(1 / f32(s * f32(1 / g))))) for v in block]
+        scales.append(s)
+    return q, scales
+
+
+def torchao_mx(x, r, gain):
+    q, scales = [], []
+    for block in blocks_of(one_rounding(x, gain), 32):
+        s = mpf(2) ** (int(mp.floor(mp.log(max(map(abs, block)), 2))) - 8)
+        q += [e4m3(v / s) for v in block]
+        scales.append(s)
+    return q, scales
+
+
+def aiter_int8(x, r, gain):
+    h = [a + b for a, b in zip(x, r, strict=True)]
+    y = [v * g for v, g in zip(divided(h, h), gain, strict=True)]
+    s = f32(f32(max(map(abs, y))) * f32(mpf(1) / 127))
+    return [mpf(int(v * f32(1 / s))) for v in y], [s]
+
+
+def llama_q8_0(x, r, gain):
+    q, scales = [], []
+    for block in blocks_of(llama_order(x, gain, "float32"), 32):
+        d = f32(max(map(abs, block)) / 127)
+        q += [mp.sign(v) * mp.floor(abs(f32(v * f32(1 / d))) + mpf(1) / 2) for v in block]
+        scales.append(near(d, "float16"))
+    return q, scales
+
+
+def onnx_qdq(x, r, gain):
+    y = llama_order(x, gain, "bfloat16")
+    return [max(min(mp.nint(f32(v / STATIC)), 127), -128) for v in y], [STATIC]
+
+
+REFERENCES = {
+    "vllm.static": vllm_static, "vllm.dynamic_fp8": vllm_dynamic, "flashinfer.static": flashinfer_static,
+    "flashinfer.fp4": flashinfer_fp4, "trtllm.add_nvfp4": trtllm_add_nvfp4, "te.mxfp8": te_mxfp8,
+    "te.nvfp4": te_nvfp4, "torchao.mx": torchao_mx, "aiter.int8": aiter_int8, "llama.q8_0": llama_q8_0,
+    "onnx.qdq": onnx_qdq,
+}  # fmt: skip
+EPS, STATIC, GLOBAL = (mpf(float(number)) for number in (1e-3, np.float32(0.013), np.float32(371.3)))
+ADDING = {"vllm.static", "vllm.dynamic_fp8", "flashinfer.static", "trtllm.add_nvfp4", "aiter.int8"}
+
+
+def call_options(name):
+    """The scales that a call of this preset needs."""
+    quantisation = Quantisation.get(name)
+    static = {"static_scale": float(STATIC)} if quantisation.block == "static" else {}
+    return static | ({"global_scale": float(GLOBAL)} if quantisation.global_scale == "given" else {})
+
+
+def random_row(name, seed, n=64):
+    rng = np.random.default_rng(seed)
+    dtype = np.float32 if name == "llama.q8_0" else BF16
+    size = 10.0 ** rng.uniform(-3, 2)
+    x, r = ((size * rng.standard_normal(n)).astype(dtype) for _ in range(2))
+    gain = (1 + 0.3 * rng.standard_normal(n)).astype(dtype)
+    return x, (r if name in ADDING else None), gain
+
+
+def in_float32(name, x, r, gain):
+    """What a kernel computes, every operation in float32: the codes and scales."""
+    x, r, gain = (np.zeros_like(x, F32) if a is None else a.astype(F32) for a in (x, r, gain))
+    h = (x + r).astype(BF16).astype(F32) if name == "vllm.static" else x + r
+    inverse = F32(1) / np.sqrt(np.mean(h * h, dtype=F32) + F32(1e-3))
+    if name.startswith("vllm"):
+        y = ((h * inverse).astype(BF16).astype(F32) * gain).astype(BF16).astype(F32)
+    else:
+        y = h * inverse * gain
+        y = y.astype(BF16).astype(F32) if name == "te.mxfp8" else y
+    if name == "te.mxfp8":
+        fraction, exponent = np.frexp(np.abs(y).reshape(-1, 32).max(1) * (F32(1) / F32(448)))
+        scales = np.ldexp(F32(1), exponent - (fraction == 0.5)).astype(F32)
+    else:
+        largest = np.maximum(np.abs(y).max(keepdims=True) / F32(448), F32(1 / (448 * 512)))
+        scales = largest if name == "vllm.dynamic_fp8" else F32(STATIC)
+    s = np.repeat(scales, x.size // scales.size)
+    v = y / s if name == "vllm.dynamic_fp8" else y * (F32(1) / s)
+    return np.clip(v, F32(-448), F32(448)).astype(ml_dtypes.float8_e4m3fn), scales
+
+
+def same(a, b):
+    return a == b or (math.isnan(a) and math.isnan(b))
+
+
+VLLM = preset("vllm.static")
+F32 = np.float32
+FLOOR_OF_AITER = float(F32(1e-10) * (F32(1) / F32(127)))
+E5M2 = VLLM.replace(element="e5m2", qmax=57344.0, qmin=-57344.0)
+INT8_ROW = preset("vllm.dynamic_fp8", element="int8", qmax=127.0, qmin=-127.0)
+FP4 = preset("onnx.qdq", element="e2m1fn", qmax=6.0, qmin=-6.0)
+MX8 = preset("torchao.mx", block=8)
+NV8 = preset("trtllm.add_nvfp4", block=8)
+STATIC_1 = {"static_scale": 1.0}
