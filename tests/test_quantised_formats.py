@@ -29,7 +29,7 @@ from quantisers import (
     random_row,
     result,
     same,
-)
+)  # fmt: skip
 
 from rmsnorm import Quantisation
 from rmsnorm.numpy_impl import allowed, rms_norm_quantised

@@ -232,7 +232,7 @@ RMSNORM_INLINE void store(Stored<F>* to, const D& d) {
 #endif
             HalfBits doubt{};
             for (auto& x : single) {
-                HalfBits word = (HalfBits)x, size = word & 0x7fffffff;
+                HalfNaturals word = (HalfNaturals)x, size = word & 0x7fffffff;
                 if constexpr (F == Format::f16) {
                     doubt |= ((word & 0x1fff) == 0x1000) | ((size < (127 - 14) << 23) & (size != 0));
                     doubt |= (size > 0x7f800000);

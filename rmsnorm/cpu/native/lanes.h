@@ -33,6 +33,7 @@ typedef std::int64_t Bits __attribute__((vector_size(8 * native)));
 typedef std::uint64_t Naturals __attribute__((vector_size(8 * native)));
 typedef float HalfPart __attribute__((vector_size(4 * native)));
 typedef std::int32_t HalfBits __attribute__((vector_size(4 * native)));
+typedef std::uint32_t HalfNaturals __attribute__((vector_size(4 * native)));
 
 struct D {
     Part part[parts];
