@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from rmsnorm import cpu
+from rmsnorm.cpu.prepared import axes_last
 from rmsnorm.specification import errors
 from rmsnorm.specification.call import Call, Spec, resolve
 from rmsnorm.specification.frameworks import FRAMEWORKS, Framework
@@ -50,14 +51,11 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
         with _noted() as names:
             _rms_norm(row)(x, scale, bias, **options)
     if not names:
-        if row.key in ("tf", "flax"):
+        if row.key == "numpy":  # see numpy_impl/fast.py
+            reason = cpu.why_not(axes_last(call)) or "the sum of x and the residual is not rounded before the norm"
+        else:
             engines = import_module(f"rmsnorm.{row.folder}.engines")
             reason = engines.why_not(call, (x, scale, bias, *arrays.values()))
-        else:
-            reason = cpu.why_not(call)
-        if row.key == "numpy" and call.exact_sum:  # see numpy_impl/fast.py
-            reason = "the sum of x and the residual is not rounded before the norm"
-        reason = reason or "an array is not in the memory of a CPU as it is"
         return f"{row.title}: plain operations, as {reason}"
     is_apart = options.get("gate") is not None and call.variant.gate_function not in names[0]
     rest = ", and plain operations for the gate" if is_apart else ""

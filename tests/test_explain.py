@@ -109,6 +109,20 @@ def test_a_switch_that_is_set_too_late_changes_neither_what_runs_nor_what_it_say
 
 @needs_kernels
 @pytest.mark.torch
+def test_of_a_tensor_that_no_kernel_reads_it_says_why() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.ones(4, 6)
+    negative = torch.complex(x, x).conj().imag
+    assert rmsnorm.explain(negative).endswith("as the numbers of a tensor are not in memory as they are")
+    assert rmsnorm.explain(x.to("meta")).endswith("as no kernel for the device of x can compute the call")
+    assert rmsnorm.explain(x[:0]).endswith("as x has no elements")
+    said: list[str] = []
+    torch.func.grad(lambda x: (said.append(rmsnorm.explain(x)), x.sum())[1])(x)
+    assert said[0].endswith("as a compiler or torch.func takes the operations apart")
+
+
+@needs_kernels
+@pytest.mark.torch
 def test_of_a_layer_and_of_a_model_it_names_every_kernel() -> None:
     """Also of a call that the layer keeps, of a compiled one, and of a function without a norm of ours."""
     torch = pytest.importorskip("torch")

@@ -75,8 +75,7 @@ def _prepared(
         variant=derive(op, variant, eps, partial), axis=axis, feature_axis=feature_axis,
         **({} if dy is None else {"dy": dy, "dh": dh}),
     )  # fmt: skip
-    order = order_of(call)
-    rows = call if order is None else in_order(call, order)
+    order, rows = order_of(call), axes_last(call)
     planned = rows if dy is None else replace(rows, result=dy.dtype)
     is_known = all(isinstance(size, int) for size in call.shape)  # and none is a symbol of a compiler
     reason, plan = cpu.why_not(planned) if is_known else "a size of x is not known before the program runs", None
@@ -100,8 +99,11 @@ def order_of(call: Call) -> tuple[int, ...] | None:
     return (*(axis for axis in call.shared_axes if axis not in others), *call.feature_axes, *others)
 
 
-def in_order(call: Call, order: tuple[int, ...]) -> Call:
+def axes_last(call: Call) -> Call:
     """The call on x with its axes in that order."""
+    order = order_of(call)
+    if order is None:
+        return call
     axes, feature_axes = (tuple(sorted(map(order.index, part))) for part in (call.axes, call.feature_axes))
     return replace(call, shape=tuple(call.shape[axis] for axis in order), axes=axes, feature_axes=feature_axes)
 

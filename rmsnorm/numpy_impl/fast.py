@@ -4,8 +4,8 @@
 
 The arithmetic has the 53 bits of float64, that of the golden 106. So f16, bf16 and f32 equal the golden's results
 unless the exact result is within a few 2^-53 of the middle between two numbers, and y in f64 is within an ulp:
-docs/numbers.md. For other axes than the last, for a gate in float64, for a residual whose sum is rounded after the
-norm, and without kernels, these functions call the golden.
+docs/numbers.md. For a residual whose sum is rounded after the norm, and without kernels, these functions call
+the golden.
 
 dscale and dbias are summed in float64 over chunks of rows, from the first row to the last, and then over the chunks,
 from the first to the last. The size of a chunk depends on the number and the length of the rows alone: not on how they

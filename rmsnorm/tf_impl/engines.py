@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import tensorflow as tf
 
 from rmsnorm import cpu
-from rmsnorm.cpu.prepared import Prepared, in_order, order_of
+from rmsnorm.cpu.prepared import Prepared, axes_last, order_of
 from rmsnorm.specification.call import Call, filled, given
 from rmsnorm.tf_impl import graph, kernels, operations
 from rmsnorm.tf_impl.private import is_recording, record_gradient
@@ -81,9 +81,8 @@ def context_of(
 
 def why_not(call: Call, arrays: Iterable[Any]) -> str | None:
     """Why no kernel computes a call with these arrays; None if one does."""
-    order = order_of(call)
-    rows = call if order is None else in_order(call, order)
-    return engine_of(context_of(Prepared(call, order, rows, None, cpu.why_not(rows)), arrays))[1]
+    rows = axes_last(call)
+    return engine_of(context_of(Prepared(call, order_of(call), rows, None, cpu.why_not(rows)), arrays))[1]
 
 
 def forward(

@@ -6,7 +6,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -14,7 +14,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from rmsnorm.cpu.prepared import Options, Prepared, prepare
+from rmsnorm import cpu
+from rmsnorm.cpu.prepared import Options, Prepared, axes_last, prepare
 from rmsnorm.specification import errors
 from rmsnorm.specification.call import Call, Spec, resolve
 from rmsnorm.specification.variants import derive
@@ -69,7 +70,19 @@ def engine_of(context: Context) -> tuple[Engine, str]:
         return Engine.OPERATIONS, "a compiler or torch.func takes the operations apart"
     if context.has_plan:
         return Engine.KERNELS, "the tensors are in memory as they are"
-    return Engine.OPERATIONS, "no kernel can compute the call, or read the tensors"
+    return Engine.OPERATIONS, "no kernel can compute the call, or read the numbers of the tensors"
+
+
+def why_not(call: Call, tensors: Iterable[Any]) -> str | None:
+    """Why no kernel computes a call with these tensors; None if one does."""
+    tensors = [tensor for tensor in tensors if tensor is not None]
+    if not all(tensor.is_cpu for tensor in tensors):
+        return "no kernel for the device of x can compute the call"
+    if (refusal := cpu.why_not(axes_last(call))) is not None or kernels.are_readable(*tensors):
+        return refusal
+    if is_watched():
+        return engine_of(Context(onnx.is_exported(), is_transformed(), False, False, False))[1]
+    return "the numbers of a tensor are not in memory as they are"
 
 
 def context_of(call: Call, tensors: Tensors) -> Context:

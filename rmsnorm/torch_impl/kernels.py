@@ -13,13 +13,12 @@ from torch import Tensor
 
 from rmsnorm import cpu
 from rmsnorm.cpu import openmp
-from rmsnorm.cpu.prepared import Prepared
+from rmsnorm.cpu.prepared import Prepared, axes_last
 from rmsnorm.gpu import is_interpreted
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl import gpu, operations
 from rmsnorm.torch_impl.memory import (
-    axes_last,
     check_storage,
     gapless,
     is_plain,

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
-from rmsnorm.cpu.prepared import back, in_order, order_of
+from rmsnorm.cpu.prepared import back, order_of
 from rmsnorm.specification import errors
 from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl.private import format_of, is_zero_tensor, modes
@@ -92,12 +92,6 @@ def laid_out(result: Any, x: Any) -> Any:
 
 def gapless(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
-
-
-def axes_last(call: Call) -> Call:
-    """The call on x with its axes in the order of the kernels."""
-    order = order_of(call)
-    return call if order is None else in_order(call, order)
 
 
 def moved(call: Call, *tensors: Tensor | None) -> list[Any]:

@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from rmsnorm import cpu, gpu
+from rmsnorm.cpu.prepared import axes_last
 from rmsnorm.specification.call import Call, fields_of, text_of
 from rmsnorm.torch_impl import gpu as gpu_rows
 from rmsnorm.torch_impl import inductor, kernels, operations, private
-from rmsnorm.torch_impl.memory import axes_last, is_plain, laid_out, moved, moved_back
+from rmsnorm.torch_impl.memory import is_plain, laid_out, moved, moved_back
 from rmsnorm.torch_impl.private import constant, is_differentiated, untraced
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
