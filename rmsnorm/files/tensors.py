@@ -173,7 +173,7 @@ def member(op: str, path: Path, name: str, wanted: str) -> bytes:
         return archive.read(name)
 
 
-def _own(h5py: Any, group: Any, name: str, kind: Any) -> Any:
+def _member(h5py: Any, group: Any, name: str, kind: Any) -> Any:
     """None may be a link or be kept in another file, which the file from outside would choose."""
     part = group[name] if isinstance(group.get(name, getlink=True), h5py.HardLink) else None
     if part is None or (isinstance(part, h5py.Dataset) and (part.external or part.is_virtual)):
@@ -187,14 +187,14 @@ def _own(h5py: Any, group: Any, name: str, kind: Any) -> Any:
 
 def _datasets(h5py: Any, file: Any, within: str) -> dict[str, Any]:
     if within:
-        group = _own(h5py, file, within, h5py.Group)
-        return {name: _own(h5py, group, name, h5py.Dataset) for name in group}
+        group = _member(h5py, file, within, h5py.Group)
+        return {name: _member(h5py, group, name, h5py.Dataset) for name in group}
     found: dict[str, Any] = {}
     seen, waiting = {hash(file.id)}, [("", file)]
     while waiting:
         prefix, group = waiting.pop()
         for name in group:
-            part = _own(h5py, group, name, (h5py.Group, h5py.Dataset))
+            part = _member(h5py, group, name, (h5py.Group, h5py.Dataset))
             if isinstance(part, h5py.Dataset):
                 found[prefix + name] = part
             elif hash(part.id) in seen:

@@ -16,7 +16,7 @@ from jax import ffi
 
 from rmsnorm import cpu
 from rmsnorm.flax_impl import private
-from rmsnorm.specification.call import Call, given
+from rmsnorm.specification.call import Call, without_none
 
 
 class Engine(Enum):
@@ -70,7 +70,7 @@ def _reason(call: Call, context: Context) -> str | None:
 
 def context_of(arrays: Iterable[Any], **others: Any) -> Context:
     """The context of a call with these arrays, some of which may be None."""
-    return Context(is_divided=any(map(private.is_divided, given(arrays))), **others)
+    return Context(is_divided=any(map(private.is_divided, without_none(arrays))), **others)
 
 
 def why_not(call: Call, arrays: Iterable[Any]) -> str | None:

@@ -20,7 +20,7 @@ from rmsnorm.flax_impl.kernels import gradients, normalise
 from rmsnorm.flax_impl.operations import Across
 from rmsnorm.flax_impl.rounding import add, cast, narrowed
 from rmsnorm.specification import dtypes, errors
-from rmsnorm.specification.call import Axis, Call, given
+from rmsnorm.specification.call import Axis, Call, without_none
 from rmsnorm.specification.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.specification.variants import Preset, Variant
 
@@ -145,10 +145,10 @@ def rms_norm_vjp(
     )
     options = (variant, eps, partial, axis, feature_axis, _checked(out_dtype, "rms_norm_vjp"))
     call = prepare("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy, dh).call
-    terms = tuple(t.dtype.name for t in given((x, residual)))  # of the sum: its gradient is that of each
+    terms = tuple(t.dtype.name for t in without_none((x, residual)))  # of the sum: its gradient is that of each
     h = add(x, residual, call.x)
     (dx, *dresidual), dscale, dbias, dgate = gradients(call, terms, dy, h, scale, bias, mask, gate, dh)
-    return dx, dscale, dbias, *dresidual, *given([dgate])
+    return dx, dscale, dbias, *dresidual, *without_none([dgate])
 
 
 def forward(

@@ -25,7 +25,7 @@ from rmsnorm.flax_impl.gate import Pair
 from rmsnorm.flax_impl.operations import Across, elementwise, gain, may_leave_range
 from rmsnorm.flax_impl.private import Primitive, ad, batching, mlir
 from rmsnorm.flax_impl.rounding import convert, double, excess, exponent_of, times_two_to, with_x64, zero_outside
-from rmsnorm.specification.call import Call, filled, given
+from rmsnorm.specification.call import Call, filled, without_none
 
 Present: TypeAlias = tuple[bool | None, ...]  # for each operand, of x's shape, mask or parameter; None if it is None
 Wanted: TypeAlias = tuple[str | None, ...]  # dtypes of dx, dscale, dbias and dgate; None for what is not computed
@@ -100,7 +100,7 @@ def _with_all_axes(call: Call, mask: Any) -> Any:
 def _run(function: Callable[..., Any], *operands: Any, **params: Any) -> Any:
     """The function, of the operands that are not None; ``present`` tells it which these are."""
     present = tuple(None if x is None else True for x in operands)
-    return function(*given(operands), present=present, **params)
+    return function(*without_none(operands), present=present, **params)
 
 
 @with_x64
@@ -232,7 +232,7 @@ def _mask_in_steps(call: Call, mask: Any) -> tuple[Any, tuple[int, int] | None]:
 
 @with_x64
 def _call_kernel(attribute: np.ndarray, types: Any, *operands: Any) -> Any:
-    return ffi.ffi_call("rmsnorm", types)(*given(operands), attribute=attribute)
+    return ffi.ffi_call("rmsnorm", types)(*without_none(operands), attribute=attribute)
 
 
 def _primitive(

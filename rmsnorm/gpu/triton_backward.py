@@ -18,13 +18,14 @@ from rmsnorm.gpu.triton_pairs import (
     MOST,
     MOST_RHO,
     STEP,
+    add_pairs,
+    divide_pairs,
     gains,
+    group_of_program,
     is_counted,
     is_in_statistic,
     is_outside,
-    over,
-    place,
-    plus,
+    multiply_pairs,
     rho_of,
     rounded,
     rounded_near,
@@ -32,7 +33,6 @@ from rmsnorm.gpu.triton_pairs import (
     single,
     split,
     sum_of_parts,
-    times,
     two_sum,
     wide_gains,
 )
@@ -49,7 +49,7 @@ def sum_parts(
 ):  # fmt: skip
     """Into ``parts``, of rows by CHUNKS: <u, h> in a chunk of a row; behind them, with a mask, how many count."""
     index, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, group, _ = place(groups)
+    row, group, _ = group_of_program(groups)
     columns = chunk * BLOCK + tl.arange(0, BLOCK)
     live = is_counted(mask, index, columns, mask_step, mask_stride, columns < n)
     u = single(tl.load(dy + index * n + columns, mask=live, other=0.0)).to(tl.float64)
@@ -73,7 +73,7 @@ def _gain_and_cotangent(dy, scale, offsets, columns, inside, OFFSET: tl.constexp
 
 
 @triton.jit
-def _again(
+def _recompute(
     h, dy, dh, scale, mask, dx, h_row, own_row, mask_row, mask_stride, inside_rows, alive, first, last,
     n, k, r, size, eps, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -89,14 +89,14 @@ def _again(
         gain, cotangent = _gain_and_cotangent(dy, scale, own_row + columns, columns, live, OFFSET)
         u = cotangent * gain
         plain += u * v  # in which an infinite number stays one
-        product, error = times(u, tl.fma(cotangent, gain, -u), v, 0.0)
-        inner, inner_error = plus(inner, inner_error, product, error)
-        product, error = times(v, 0.0, v, 0.0)
+        product, error = multiply_pairs(u, tl.fma(cotangent, gain, -u), v, 0.0)
+        inner, inner_error = add_pairs(inner, inner_error, product, error)
+        product, error = multiply_pairs(v, 0.0, v, 0.0)
         counts = is_in_statistic(columns, k, live)
-        square, square_error = plus(square, square_error, tl.where(counts, product, 0), tl.where(counts, error, 0))
+        square, square_error = add_pairs(square, square_error, tl.where(counts, product, 0), tl.where(counts, error, 0))
     plain = tl.sum(plain, 1)[:, None]
-    inner, inner_error = tl.reduce((inner, inner_error), 1, plus)
-    square, square_error = tl.reduce((square, square_error), 1, plus)
+    inner, inner_error = tl.reduce((inner, inner_error), 1, add_pairs)
+    square, square_error = tl.reduce((square, square_error), 1, add_pairs)
     q = square[:, None] / size
     rho = rho_of(q, size, eps, POSITION)
     slope = tl.full(q.shape, 1.0, tl.float64)
@@ -108,7 +108,7 @@ def _again(
     else:
         share = tl.where(tl.sqrt(q) < rho, 1.0, 0.0)
         slope = 1 - share
-    along, along_error = over(inner, inner_error, square, square_error)
+    along, along_error = divide_pairs(inner, inner_error, square, square_error)
     along, along_error = along[:, None], along_error[:, None]
     step = r * r * slope * plain / size
     by_pairs = (step != 0) & (tl.abs(step) < float("inf"))
@@ -119,8 +119,8 @@ def _again(
         v = single(tl.load(h + h_row + columns, mask=live, other=0.0)).to(tl.float64)
         gain, cotangent = _gain_and_cotangent(dy, scale, own_row + columns, columns, live, OFFSET)
         u = cotangent * gain
-        near, near_error = times(v, 0.0, along, along_error)
-        rest, _ = plus(u, tl.fma(cotangent, gain, -u), -near, -near_error)
+        near, near_error = multiply_pairs(v, 0.0, along, along_error)
+        rest, _ = add_pairs(u, tl.fma(cotangent, gain, -u), -near, -near_error)
         rest = tl.where(tl.abs(rest) <= _ZERO * tl.abs(near), 0.0, rest) + share * near
         counts = is_in_statistic(columns, k, live)
         rest = tl.where(counts, rest, u)
@@ -145,7 +145,7 @@ def backward(
     Those are PROGRAMS by n times the number of groups. ``parts``: what sum_parts has written, if rows are split; a
     tile then is a chunk of one row.
     """
-    program, group, count = place(groups)
+    program, group, count = group_of_program(groups)
     chunk = tl.program_id(1)
     if scale is not None:
         scale += group * n
@@ -233,7 +233,7 @@ def backward(
         tl.store(dx + own_row + columns, gradient, mask=inside)  # now, so that no register keeps it
         if tl.max(bad.to(tl.int32)) > 0:
             tl.debug_barrier()
-            _again(
+            _recompute(
                 h, dy, dh, scale, mask, dx, h_row, own_row, index * mask_step, mask_stride, row < rows, alive,
                 chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), n, k, r, size, eps, POSITION, OFFSET, FORMAT, ROWS,
             )  # fmt: skip

@@ -18,10 +18,10 @@ from rmsnorm.gpu.triton_pairs import (
     MOST_RHO,
     STEP,
     gains,
+    group_of_program,
     is_counted,
     is_in_statistic,
     is_outside,
-    place,
     rho_of,
     rounded,
     rounded_near,
@@ -61,7 +61,7 @@ def sum_parts(
 ):  # fmt: skip
     """Into ``parts``, of rows by CHUNKS: the squares in a chunk of a row; behind them, with a mask, how many count."""
     index, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, group, _ = place(groups)
+    row, group, _ = group_of_program(groups)
     columns = chunk * BLOCK + tl.arange(0, BLOCK)
     counts = is_counted(mask, index, columns, mask_step, mask_stride, is_in_statistic(columns, k, columns < n))
     here = row.to(tl.int64) * x_step + group * n + columns
@@ -84,7 +84,7 @@ def forward(
     ``parts``: what sum_parts has written, if rows are split; a program then has a chunk of one row. NORM, PRODUCT:
     the formats to which h / rho and the products with the parameters are rounded; NORM is empty if only y is.
     """
-    tile, group, count = place(groups)
+    tile, group, count = group_of_program(groups)
     row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     index = row * count + group
     x_row, own_row = row * x_step + group * n, index * n

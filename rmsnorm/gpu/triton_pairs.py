@@ -27,7 +27,7 @@ MOST_RHO: Final = tl.constexpr(2.0**20)
 
 
 @triton.jit
-def place(groups):
+def group_of_program(groups):
     """The number of a program in its group, the group, and how many there are. None is one group."""
     if groups is None:
         return tl.program_id(0), 0, 1
@@ -41,8 +41,8 @@ def is_counted(mask, index, columns, mask_step, mask_stride, inside):
     if mask is None:
         return inside
     else:
-        place = index * mask_step + columns.to(tl.int64) * mask_stride
-        return inside & (tl.load(mask + place, mask=inside, other=0) != 0)
+        position = index * mask_step + columns.to(tl.int64) * mask_stride
+        return inside & (tl.load(mask + position, mask=inside, other=0) != 0)
 
 
 @triton.jit
@@ -61,7 +61,7 @@ def two_sum(a, b):
 
 
 @triton.jit
-def plus(a, a_error, b, b_error):
+def add_pairs(a, a_error, b, b_error):
     total, error = two_sum(a, b)
     error += a_error + b_error
     result = total + error
@@ -69,7 +69,7 @@ def plus(a, a_error, b, b_error):
 
 
 @triton.jit
-def times(a, a_error, b, b_error):
+def multiply_pairs(a, a_error, b, b_error):
     product = a * b
     error = tl.fma(a, b, -product) + (a * b_error + a_error * b)
     result = product + error
@@ -77,7 +77,7 @@ def times(a, a_error, b, b_error):
 
 
 @triton.jit
-def over(a, a_error, b, b_error):
+def divide_pairs(a, a_error, b, b_error):
     quotient = a / b
     rest = tl.fma(-quotient, b, a) + (a_error - quotient * b_error)
     return quotient, rest / b

@@ -278,7 +278,7 @@ _OPTIONS: Final = tuple(name for name in _KINDS if name not in _OTHERS)
 _OWN: Final = "rmsnorm"  # the option with what Nematus's options cannot say
 
 
-def told(options: Mapping[str, Any], name: str, otherwise: Any = None) -> Any:
+def option_of(options: Mapping[str, Any], name: str, otherwise: Any = None) -> Any:
     """What the options of any version of Nematus say of an option of master; None is nothing."""
     values = (options.get(spelling) for spelling in (name, *LEGACY.get(name, ())))
     return next((value for value in values if value is not None), otherwise)
@@ -294,9 +294,9 @@ def read(options: Mapping[str, Any], **known: Any) -> Config:
         values = zero.fields(options)
         return _config([*zero.refused(options)], {**values, **known}, options)
     refused = [*_refused_of_theano(options)]
-    drops = told(options, "rnn_use_dropout", True)  # else the rates in the file have no effect
+    drops = option_of(options, "rnn_use_dropout", True)  # else the rates in the file have no effect
     names = [name for name in _OPTIONS if drops or not name.startswith("rnn_dropout_")]
-    values = {name: value for name in names if (value := told(options, name)) is not None}
+    values = {name: value for name in names if (value := option_of(options, name)) is not None}
     sizes, dims = values.get("source_vocab_sizes", ()), values.get("dim_per_factor", ())
     values["dim_per_factor"] = dims = (dims,) if isinstance(dims, int) else dims
     factors, most = options.get("factors") or 1, max(1, len(dims)) if isinstance(dims, list | tuple) else 1

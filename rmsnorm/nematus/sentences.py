@@ -30,8 +30,8 @@ def source(op: str, x: Any, x_mask: Any, config: Config) -> tuple[Array, Array]:
     if not mask.any(axis=0).all():
         want = "at least one word in every sentence"
         raise errors.out_of_domain(op, "x_mask", 0, want, "leave empty sentences out, or end them")
-    kept = _kept(mask, config)
-    return x[:, kept], mask[kept]
+    columns = _columns_that_count(mask, config)
+    return x[:, columns], mask[columns]
 
 
 def target(op: str, y: Any, y_mask: Any, batch: int, config: Config) -> tuple[Array, Array]:
@@ -47,11 +47,11 @@ def target(op: str, y: Any, y_mask: Any, batch: int, config: Config) -> tuple[Ar
     mask = np.asarray(words if y_mask is None else y_mask, np.float64)
     if mask.shape != y.shape:
         raise errors.wrong_shape(op, "y_mask", mask.shape, y.shape, "y")
-    kept = _kept(mask, config)
-    return y[kept], mask[kept]
+    columns = _columns_that_count(mask, config)
+    return y[columns], mask[columns]
 
 
-def _kept(mask: Array, config: Config) -> Any:
+def _columns_that_count(mask: Array, config: Config) -> Any:
     """Where 0 is padding, the first word and those that are not padding in all sentences; else all."""
     return np.append(True, mask[1:].any(axis=1)) if rules(config).pads_with_zero else slice(None)
 

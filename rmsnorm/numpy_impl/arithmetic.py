@@ -38,7 +38,7 @@ class Data(NamedTuple):
     exponent: Array
     is_variance: bool
     empty: Array  # rows with nothing counted
-    live: Array  # elements that take part in derivatives
+    has_gradient: Array  # elements that take part in derivatives
     gain: DoubleDouble  # o + g
     scale: Array | None
     bias: Array | None
@@ -50,7 +50,7 @@ class Data(NamedTuple):
 
     def elements(self) -> tuple[Scaled, Scaled]:
         """c and h, 0 where they take no part in derivatives."""
-        h = self.h[0].where(self.live, 0.0), self.h[1]
+        h = self.h[0].where(self.has_gradient, 0.0), self.h[1]
         fraction, exponent = self.c.fraction()
         if self.is_variance:
             return (fraction, exponent + self.size), h
@@ -59,24 +59,29 @@ class Data(NamedTuple):
     def inverse_rms(self, dtype: str) -> Array:
         return (DoubleDouble(1.0) / self.rho).where(~self.empty, 0.0).round(dtype, -self.exponent)
 
-    def less(self, vector: Scaled, along: Scaled, inner: Scaled) -> Scaled:
+    def without_projection(self, vector: Scaled, along: Scaled, inner: Scaled) -> Scaled:
         """The vector less (1 - w) a <b, v> / (k q), in which a and b are c and h, given the inner product over k.
 
-        In two steps where w is small, that the second term may equal the vector. What 106 bits do not tell from 0 is 0.
+        Where w is small the second term may equal the vector, so the difference is made in two steps: first without
+        w, where a difference that 106 bits do not tell from 0 is 0, and then the term with w is added.
         Where a term is not finite it is what the textbook's formula gives: a <b, v> / (k s rho).
         """
         seen = self.root.hi != 0
-        near = (along[0] / self.root).where(seen, 0.0) * (inner[0] / self.root).where(seen, 0.0)
-        far = (along[0] / self.s[0]) * (inner[0] / self.rho)
+        by_root = (along[0] / self.root).where(seen, 0.0) * (inner[0] / self.root).where(seen, 0.0)
+        by_rho = (along[0] / self.s[0]) * (inner[0] / self.rho)
         exponent = along[1] + inner[1]
-        of_near, of_far = exponent - 2 * self.size, exponent - self.s[1] - self.exponent
-        large = (self.radial.hi > 0.5) | ~np.isfinite(near.hi)
-        top = np.maximum(_top(*vector), np.where(large, _top(far, of_far), _top(near, of_near)))
-        moved, near, far = vector[0].scaled(vector[1] - top), near.scaled(of_near - top), far.scaled(of_far - top)
-        rest = moved - near
-        rest = rest.where(~(np.abs(rest.hi) <= 2.0**-95 * np.abs(near.hi)), 0.0)
-        small = rest + self.radial * near
-        return small.where(~large, 0.0) + (moved - far).where(large, 0.0), top
+        of_root, of_rho = exponent - 2 * self.size, exponent - self.s[1] - self.exponent
+        large = (self.radial.hi > 0.5) | ~np.isfinite(by_root.hi)
+        top = np.maximum(_top(*vector), np.where(large, _top(by_rho, of_rho), _top(by_root, of_root)))
+        minuend, by_root, by_rho = (
+            vector[0].scaled(vector[1] - top),
+            by_root.scaled(of_root - top),
+            by_rho.scaled(of_rho - top),
+        )
+        rest = minuend - by_root
+        rest = rest.where(~(np.abs(rest.hi) <= 2.0**-95 * np.abs(by_root.hi)), 0.0)
+        small = rest + self.radial * by_root
+        return small.where(~large, 0.0) + (minuend - by_rho).where(large, 0.0), top
 
 
 def statistic(call: Call, h: Scaled, counted: Array, mask: Array, scale: Array | None, bias: Array | None) -> Data:
@@ -118,8 +123,10 @@ def statistic(call: Call, h: Scaled, counted: Array, mask: Array, scale: Array |
     gain = DoubleDouble(1.0)
     if scale is not None:
         gain = DoubleDouble(call.offset) + DoubleDouble(scale)
-    live = mask & ~empty
-    return Data(h, c, counted, count, own, rho, s, radial, size, exponent, is_variance, empty, live, gain, scale, bias)
+    has_gradient = mask & ~empty
+    return Data(
+        h, c, counted, count, own, rho, s, radial, size, exponent, is_variance, empty, has_gradient, gain, scale, bias
+    )
 
 
 def _visible(eps: DoubleDouble, other: DoubleDouble) -> DoubleDouble:
@@ -132,14 +139,14 @@ def affine(call: Call, data: Data) -> Scaled:
     """h / rho * (o + g) + b with the roundings of the variant, but that of y itself."""
     y, exponent = data.quotient()
     if call.norm is None:
-        y, exponent = times((y, exponent), data.gain.fraction())
+        y, exponent = product_of((y, exponent), data.gain.fraction())
         if data.bias is not None:
-            y, exponent = plus((y, exponent), scaled(data.bias))
+            y, exponent = sum_of((y, exponent), scaled(data.bias))
         return y.where(~data.empty, 0.0), exponent
     y = DoubleDouble(y.round(call.norm, exponent))
     if data.scale is not None:
         gain = DoubleDouble(data.gain.round(call.product))
-        y, exponent = times(y.fraction(), gain.fraction())
+        y, exponent = product_of(y.fraction(), gain.fraction())
         y = DoubleDouble(y.round(call.product, exponent))
     if data.bias is not None:
         y = DoubleDouble((y + DoubleDouble(data.bias)).round(call.product))
@@ -148,7 +155,7 @@ def affine(call: Call, data: Data) -> Scaled:
 
 def forward(call: Call, data: Data, factor: Scaled | None = None) -> Array:
     """y, times the factor of a gate if there is one."""
-    y = affine(call, data) if factor is None else times(affine(call, data), factor)
+    y = affine(call, data) if factor is None else product_of(affine(call, data), factor)
     return y[0].round(call.result, y[1])
 
 
@@ -161,11 +168,11 @@ def apply(function: Callable[[Array], Array], number: Scaled) -> Scaled:
     return number[0].apply(function), function(np.broadcast_to(number[1], np.shape(number[0].hi)))
 
 
-def times(a: Scaled, b: Scaled) -> Scaled:
+def product_of(a: Scaled, b: Scaled) -> Scaled:
     return a[0] * b[0], a[1] + b[1]
 
 
-def plus(a: Scaled, b: Scaled) -> Scaled:
+def sum_of(a: Scaled, b: Scaled) -> Scaled:
     """In units of the larger one. What the smaller one then loses, the sum does not show."""
     top = np.maximum(_top(*a), _top(*b))
     return a[0].scaled(a[1] - top) + b[0].scaled(b[1] - top), top
@@ -182,7 +189,7 @@ def _moderate(c: DoubleDouble, exponent: Array) -> Scaled:
     return c.scaled(-own), exponent + own
 
 
-def _total(terms: Scaled, axis: int) -> Scaled:
+def _sum_along(terms: Scaled, axis: int) -> Scaled:
     """Their sum, in units of the largest."""
     top = np.max(_top(*terms), axis=axis, keepdims=True, initial=_LEAST)
     return terms[0].scaled(terms[1] - top).sum(axis), top
@@ -191,21 +198,21 @@ def _total(terms: Scaled, axis: int) -> Scaled:
 def backward(data: Data, v: Scaled) -> Scaled:
     """R^T u = (u - (1 - w) c <u, h> / (k q)) / rho for u = (o + g) v."""
     c, h = data.elements()
-    u = times(data.gain.fraction(), v)
-    u = u[0].where(data.live, 0.0), u[1]
-    inner, exponent = _total(times(u, h), 1)
-    rest, top = data.less(u, c, (inner / data.k, exponent))
+    u = product_of(data.gain.fraction(), v)
+    u = u[0].where(data.has_gradient, 0.0), u[1]
+    inner, exponent = _sum_along(product_of(u, h), 1)
+    rest, top = data.without_projection(u, c, (inner / data.k, exponent))
     rest = rest.where(data.counted, 0.0) + u[0].where(~data.counted, -0.0)
     top = np.where(data.counted, top, u[1])
-    return (rest / data.rho).where(data.live, 0.0), top - data.exponent
+    return (rest / data.rho).where(data.has_gradient, 0.0), top - data.exponent
 
 
 def tangent(data: Data, dh: Scaled) -> Scaled:
     """R dh = (dh - (1 - w) h <c, dh> / (k q)) / rho."""
     c, h = data.elements()
-    along = dh[0].where(data.live, 0.0), dh[1]
-    inner, exponent = _total(times(c, along), 1)
-    rest, top = data.less(along, h, (inner / data.k, exponent))
+    along = dh[0].where(data.has_gradient, 0.0), dh[1]
+    inner, exponent = _sum_along(product_of(c, along), 1)
+    rest, top = data.without_projection(along, h, (inner / data.k, exponent))
     return rest / data.rho, top - data.exponent
 
 
@@ -240,7 +247,7 @@ class Rows:
         sizes = [self.call.shape[axis] for axis in self.call.feature_axes]
         shared = int(np.prod([self.call.shape[axis] for axis in self.call.shared_axes], dtype=np.int64))
         matrix = apply(lambda part: self.back(part).transpose(order).reshape(shared, *sizes), terms)
-        total, exponent = _total(matrix, 0)
+        total, exponent = _sum_along(matrix, 0)
         return derivative(total[0].scaled(exponent[0]))
 
 

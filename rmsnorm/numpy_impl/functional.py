@@ -27,10 +27,10 @@ from rmsnorm.numpy_impl.arithmetic import (
     derivative,
     forward,
     part,
-    plus,
+    product_of,
     scaled,
+    sum_of,
     tangent,
-    times,
 )
 from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
 from rmsnorm.numpy_impl.gate import factor, slope
@@ -183,14 +183,14 @@ def rms_norm_vjp(
         ungated = _sum(call, x, residual)
         h, after = _gated(call, ungated, gate, rows)
         v = apply(rows.of, scaled(dy))
-        v = v if after is None else times(v, after)
+        v = v if after is None else product_of(v, after)
         gradient, along_scale, along_bias, factored = (_empty(rows) for _ in range(4))
         for block, data in blocks(rows, call, h, scale, bias, mask):
             along, exponent = part(v, block)
-            upstream = along.where(data.live, 0.0), exponent
+            upstream = along.where(data.has_gradient, 0.0), exponent
             assign(along_bias, block, upstream)
-            along, exponent = times(data.quotient(), upstream)
-            assign(along_scale, block, (along.where(data.live, 0.0), exponent))
+            along, exponent = product_of(data.quotient(), upstream)
+            assign(along_scale, block, (along.where(data.has_gradient, 0.0), exponent))
             assign(gradient, block, backward(data, upstream))
             if after is not None:
                 assign(factored, block, affine(call, data))  # y before the gate, as the variant rounds it
@@ -203,10 +203,10 @@ def rms_norm_vjp(
         if gate is None:
             dx = dx[0].scaled(dx[1]), np.zeros((), int)
         else:
-            dz = times(dx, ungated) if after is None else times(scaled(dy), apply(rows.back, factored))
-            dgate = (_rounded(_unmasked(times(dz, slope(call, gate)), mask), gate.dtype.name),)
-            dx = _unmasked(times(dx, factor(call, gate)), mask) if after is None else dx
-        dx = dx if dh is None else plus(dx, scaled(dh))
+            dz = product_of(dx, ungated) if after is None else product_of(scaled(dy), apply(rows.back, factored))
+            dgate = (_rounded(_unmasked(product_of(dz, slope(call, gate)), mask), gate.dtype.name),)
+            dx = _unmasked(product_of(dx, factor(call, gate)), mask) if after is None else dx
+        dx = dx if dh is None else sum_of(dx, scaled(dh))
         dresidual = () if residual is None else (_rounded(dx, residual.dtype.name),)
         return _rounded(dx, x.dtype.name), *results, *dresidual, *dgate
 
@@ -268,24 +268,24 @@ def rms_norm_jvp(
     with np.errstate(all="ignore"):
         h, after = _gated(call, _sum(call, x, residual), gate, rows)
         dh = scaled(zero if dx is None else dx)
-        dh = apply(rows.of, times(dh, factor(call, gate)) if call.is_gated_before else dh)
+        dh = apply(rows.of, product_of(dh, factor(call, gate)) if call.is_gated_before else dh)
     dg = rows.of(zero if dscale is None else dscale.reshape(call.feature_shape))
     db = rows.of(zero if dbias is None else dbias.reshape(call.feature_shape))
     dy = np.empty((rows.count, rows.n), call.result)
     with np.errstate(all="ignore"):
         for block, data in blocks(rows, call, h, scale, bias, mask):
-            along = times(tangent(data, part(dh, block)), data.gain.fraction())
-            along = plus(along, times(data.quotient(), scaled(dg[block])))
-            along = plus(along, scaled(db[block]))
-            along = along if after is None else times(along, part(after, block))
-            dy[block] = _rounded((along[0].where(data.live, 0.0), along[1]), call.result)
+            along = product_of(tangent(data, part(dh, block)), data.gain.fraction())
+            along = sum_of(along, product_of(data.quotient(), scaled(dg[block])))
+            along = sum_of(along, scaled(db[block]))
+            along = along if after is None else product_of(along, part(after, block))
+            dy[block] = _rounded((along[0].where(data.has_gradient, 0.0), along[1]), call.result)
     return rows.back(dy)
 
 
 def _sum(call: Call, x: Array, residual: Array | None) -> Scaled:
     """x + residual, rounded as the variant says; x without one."""
     if residual is not None and call.exact_sum:
-        return plus(scaled(x), scaled(residual))
+        return sum_of(scaled(x), scaled(residual))
     return scaled(add(x, residual, call.sum))
 
 
@@ -294,7 +294,7 @@ def _gated(call: Call, h: Scaled, gate: Array | None, rows: Rows) -> tuple[Scale
     if gate is None:
         return h, None
     f = factor(call, gate)
-    return (times(h, f), None) if call.is_gated_before else (h, apply(rows.of, f))
+    return (product_of(h, f), None) if call.is_gated_before else (h, apply(rows.of, f))
 
 
 def _unmasked(terms: Scaled, mask: Array | None) -> Scaled:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rmsnorm.numpy_impl.arithmetic import Scaled, plus, scaled, times
+from rmsnorm.numpy_impl.arithmetic import Scaled, product_of, scaled, sum_of
 from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
 from rmsnorm.specification.call import Call
 
@@ -19,15 +19,15 @@ from rmsnorm.specification.call import Call
 def factor(call: Call, gate: Array) -> Scaled:
     z = gate.astype(np.float64)
     share, _ = _sigmoids(z)
-    return times(scaled(z), share) if call.variant.gate_function == "silu" else share
+    return product_of(scaled(z), share) if call.variant.gate_function == "silu" else share
 
 
 def slope(call: Call, gate: Array) -> Scaled:
     z = gate.astype(np.float64)
     share, rest = _sigmoids(z)
     if call.variant.gate_function == "silu":
-        rest = plus(scaled(np.ones_like(z)), times(scaled(z), rest))
-    return times(share, rest)
+        rest = sum_of(scaled(np.ones_like(z)), product_of(scaled(z), rest))
+    return product_of(share, rest)
 
 
 def _sigmoids(z: Array) -> tuple[Scaled, Scaled]:

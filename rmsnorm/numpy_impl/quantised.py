@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from rmsnorm.numpy_impl.arithmetic import Scaled, plus, scaled, statistic, times
+from rmsnorm.numpy_impl.arithmetic import Scaled, product_of, scaled, statistic, sum_of
 from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
 from rmsnorm.specification import dtypes, errors
 from rmsnorm.specification.call import Call, Spec, resolve
@@ -239,7 +239,7 @@ class _Fraction(NamedTuple):
         return self.top[0] / self.bottom[0], self.top[1] - self.bottom[1]
 
     def times(self, factor: Scaled) -> _Fraction:
-        return _Fraction(times(self.top, factor), self.bottom)
+        return _Fraction(product_of(self.top, factor), self.bottom)
 
     def rounded(self, dtype: str) -> _Fraction:
         number, exponent = self.value()
@@ -251,14 +251,14 @@ def _normalised(given: _Inputs, rows: slice, error: float = 0.0) -> _Fraction:
     preset, call = given.preset, given.call
     total, stored = scaled(given.x[rows]), scaled(_stored(given, rows))
     if given.residual is not None:
-        total = plus(total, scaled(given.residual[rows]))
+        total = sum_of(total, scaled(given.residual[rows]))
     everywhere = np.ones(total[0].hi.shape, bool)
     read = total if preset.statistic_reads == "sum" else stored
     data = statistic(call, read, everywhere, everywhere, None, None)
     y = _Fraction(total if preset.values_read == "sum" else stored, _UNIT)
     for step in ("norm", "gain") if preset.order == "norm_first" else ("gain", "norm"):
         if step == "norm":
-            y = _Fraction(times(y.top, scaled(np.asarray(1.0 + error))), (data.rho, data.exponent))
+            y = _Fraction(product_of(y.top, scaled(np.asarray(1.0 + error))), (data.rho, data.exponent))
         else:
             y = y.times(_gain(preset, given.scale))
         if preset.round_norm if step == "norm" else preset.round_gain:

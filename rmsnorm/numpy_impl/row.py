@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmsnorm.numpy_impl.arithmetic import Rows, affine, blocks, forward, plus, scaled, times
+from rmsnorm.numpy_impl.arithmetic import Rows, affine, blocks, forward, product_of, scaled, sum_of
 from rmsnorm.numpy_impl.double_double import Array
 from rmsnorm.numpy_impl.functional import ArrayLike, _arrays, _resolve
 from rmsnorm.specification.variants import Preset, Variant, derive
@@ -71,9 +71,9 @@ def steps(
     with np.errstate(all="ignore"):
         ((_, data),) = blocks(Rows(call), call, scaled(x), scale, bias, None)
         root, gain, normalised = (data.root, data.size), data.gain.fraction(), data.quotient()
-        product = times(normalised, gain)
-        sums = product if data.bias is None else plus(product, scaled(data.bias))
-        exact = times(root, root), (data.rho, data.exponent), normalised, gain, product, sums
+        product = product_of(normalised, gain)
+        sums = product if data.bias is None else sum_of(product, scaled(data.bias))
+        exact = product_of(root, root), (data.rho, data.exponent), normalised, gain, product, sums
         rounded: list[Array | None] = [None, None, None, None, None, forward(call, data)]
         if call.norm is not None:
             rounded[2] = normalised[0].round(call.norm, normalised[1])

@@ -274,13 +274,13 @@ def three_of(name: str, values: Sequence[Any]) -> list[Any]:
     return [*values, None, None][:3]
 
 
-def given(values: Iterable[Any]) -> list[Any]:
+def without_none(values: Iterable[Any]) -> list[Any]:
     """The values that are not None: what frameworks take that know no None among the arrays of a function."""
     return [value for value in values if value is not None]
 
 
 def filled(values: Iterable[Any], pattern: Iterable[object]) -> list[Any]:
-    """The values in order, with None wherever the pattern has None: what ``given`` has left out.
+    """The values in order, with None wherever the pattern has None: what ``without_none`` leaves out.
 
     >>> filled([1, 2], (True, None, True))
     [1, None, 2]

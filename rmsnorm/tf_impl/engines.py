@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from rmsnorm import cpu
 from rmsnorm.cpu.prepared import Prepared, axes_last, order_of
-from rmsnorm.specification.call import Call, filled, given
+from rmsnorm.specification.call import Call, filled, without_none
 from rmsnorm.tf_impl import graph, kernels, operations
 from rmsnorm.tf_impl.private import is_recording, record_gradient
 
@@ -102,9 +102,9 @@ def forward(
         y, inverse_rms = _run(engine, operations.forward, call, tensors)
 
     def gradient(dy: Any) -> list[tf.Tensor]:
-        return given(gradients(prepared, tf.convert_to_tensor(dy), *tensors, inverse_rms))
+        return without_none(gradients(prepared, tf.convert_to_tensor(dy), *tensors, inverse_rms))
 
-    return record_gradient(y, given([h, scale, bias, gate]), gradient), inverse_rms
+    return record_gradient(y, without_none([h, scale, bias, gate]), gradient), inverse_rms
 
 
 def gradients(
@@ -129,7 +129,7 @@ def _run(engine: Engine, function: Callable[..., Any], call: Call, tensors: Iter
     """The function of constants: a tape would keep every tensor, though no gradient goes through them."""
     constants = [None if t is None else tf.stop_gradient(t) for t in tensors]
     if engine is Engine.COMPILED:
-        return graph.compiled(function, *graph.signature(call, constants))(*given(constants))
+        return graph.compiled(function, *graph.signature(call, constants))(*without_none(constants))
     return function(call, *constants)
 
 
@@ -144,9 +144,9 @@ def _with_gradient(
 
         def gradient(dy: Any, _: Any) -> list[tf.Tensor]:
             dy = tf.convert_to_tensor(dy)
-            return given(operations.gradients(call, dy, h, scale, bias, mask, None, inverse_rms))
+            return without_none(operations.gradients(call, dy, h, scale, bias, mask, None, inverse_rms))
 
         return (y, inverse_rms), gradient
 
-    y, inverse_rms = function(*given([h, scale, bias]))
+    y, inverse_rms = function(*without_none([h, scale, bias]))
     return y, inverse_rms

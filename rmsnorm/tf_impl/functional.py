@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from rmsnorm.cpu.prepared import Options, Prepared, prepare
 from rmsnorm.specification import errors
-from rmsnorm.specification.call import Axis, Spec, given
+from rmsnorm.specification.call import Axis, Spec, without_none
 from rmsnorm.specification.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.specification.variants import Preset, Variant
 from rmsnorm.tf_impl import engines
@@ -150,11 +150,11 @@ def rms_norm_vjp(
     )
     prepared = _prepared("rms_norm_vjp", options, tensors)
     call, (x, scale, bias, mask, residual, gate, dy, dh) = prepared.call, tensors
-    h, terms = add(x, residual, call.x), given([x, residual])  # of the sum: its gradient is that of each
-    is_mixed = len({call.x, call.sum, *(t.dtype.name for t in given([*terms, dh]))}) > 1
+    h, terms = add(x, residual, call.x), without_none([x, residual])  # of the sum: its gradient is that of each
+    is_mixed = len({call.x, call.sum, *(t.dtype.name for t in without_none([*terms, dh]))}) > 1
     dx, dscale, dbias, dgate = engines.gradients(prepared, dy, h, scale, bias, mask, gate, None, dh, is_mixed)
     dx, *dresidual = (cast(dx, t.dtype.name) for t in terms)
-    return dx, dscale, dbias, *dresidual, *given([dgate])
+    return dx, dscale, dbias, *dresidual, *without_none([dgate])
 
 
 def _tensors(op: str, **values: Any) -> list[Any]:

@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from rmsnorm.specification import environment
-from rmsnorm.specification.call import Call, filled, given
+from rmsnorm.specification.call import Call, filled, without_none
 from rmsnorm.tf_impl import lite, operations, private
 from rmsnorm.tf_impl.rounding import cast
 
@@ -50,8 +50,8 @@ class Pullback:
 
     def __call__(self, call: Call, *tensors: tf.Tensor | None) -> list[tf.Tensor]:
         upstream, arguments = tensors[: self.results], tensors[self.results :]
-        variables = given(arguments[: -self.constants])
-        results = given(self.function(call, *arguments))
+        variables = without_none(arguments[: -self.constants])
+        results = without_none(self.function(call, *arguments))
         # not a tape: it records nothing in a graph that TensorFlow traces while it stops all tapes
         return list(tf.gradients(results, variables, upstream, unconnected_gradients="zero"))
 
@@ -64,7 +64,7 @@ def uses_xla() -> bool:
 def may_hold_functions(tensors: Iterable[tf.Tensor | None]) -> bool:
     """Whether what is computed of the tensors of a graph may be a function of its own."""
     is_version_2 = tf.compat.v1.executing_eagerly_outside_functions()
-    return is_version_2 and uses_xla() and private.takes_functions(given(tensors))
+    return is_version_2 and uses_xla() and private.takes_functions(without_none(tensors))
 
 
 def forward(
@@ -119,7 +119,7 @@ def _differentiable(
 ) -> list[tf.Tensor]:
     """The results that are not None, each shaped as its tensor of ``like``."""
     if not may_hold_functions(tensors[: -function.constants]):
-        return given(function.exact(call, *tensors))
+        return without_none(function.exact(call, *tensors))
 
     def gradient(upstream: Sequence[Any], tensors: Sequence[Any], _: Any) -> list[tf.Tensor | None]:
         forms = (function.exact, function.lite, function.operations)
@@ -128,7 +128,7 @@ def _differentiable(
         variables = [*tensors[: -function.constants]]
         return filled(_differentiable(pullback, call, [*upstream, *tensors], variables), variables)
 
-    return _with_gradient(function, call, tensors, [tensor.shape for tensor in given(like)], gradient)
+    return _with_gradient(function, call, tensors, [tensor.shape for tensor in without_none(like)], gradient)
 
 
 def _with_gradient(
@@ -136,16 +136,16 @@ def _with_gradient(
     gradient: Callable[..., list[tf.Tensor | None]],
 ) -> list[tf.Tensor]:  # fmt: skip
     """The results that are not None; ``gradient`` takes their gradients, the tensors and the results."""
-    constants = [None] * len(given(tensors[-function.constants :]))
+    constants = [None] * len(without_none(tensors[-function.constants :]))
 
     @tf.custom_gradient
     def run(*arguments: tf.Tensor) -> Any:
         # of this graph, for the gradient, where tensors of a graph around this one may be out of scope
         inner = [None if t is None else tf.identity(t) for t in filled(arguments, tensors)]
         results = _run(function, call, inner, shapes)
-        return results, lambda *upstream: [*given(gradient(upstream, inner, results)), *constants]
+        return results, lambda *upstream: [*without_none(gradient(upstream, inner, results)), *constants]
 
-    results = list(run(*given(tensors)))
+    results = list(run(*without_none(tensors)))
 
     def rows(inputs: Any) -> list[tuple[tf.Tensor, bool]]:
         """For tf.vectorized_map, which drops custom gradients: operations, which have their own."""
@@ -154,7 +154,7 @@ def _with_gradient(
         def row(stacked: list[tf.Tensor]) -> list[tf.Tensor]:
             rest = iter(stacked)
             arguments = [next(rest) if tensor.is_stacked else tensor.t for tensor in inputs]
-            return given(function.operations(call, *filled(arguments, tensors)))
+            return without_none(function.operations(call, *filled(arguments, tensors)))
 
         mapped = tf.vectorized_map(row, [tensor.t for tensor in inputs if tensor.is_stacked])
         return [*((result, True) for result in mapped), *((tensor.t, tensor.is_stacked) for tensor in inputs)]
@@ -167,10 +167,10 @@ def _run(function: Function, call: Call, tensors: Sequence[tf.Tensor | None], sh
     """The results that are not None. The tensors are constants: a tape would keep what is computed inside."""
     tensors = [None if t is None else tf.stop_gradient(t) for t in tensors]
     general = signature(call, tensors)
-    present = given(tensors)
+    present = without_none(tensors)
     dtypes = [tensor.dtype.name for tensor in tensors[: -function.constants] if tensor is not None]
     if "float64" in (call.product, call.result, *dtypes):
-        results = given(compiled(function.exact, *general)(*present))
+        results = without_none(compiled(function.exact, *general)(*present))
     else:
         specs = tuple(None if t is None else tf.TensorSpec(t.shape, t.dtype) for t in tensors)
         by_xla, otherwise = _branch(function, True, *general), _branch(function, False, call, specs)
@@ -198,10 +198,10 @@ def _replaced(inputs: Any) -> list[tuple[tf.Tensor, bool]]:
 def _branch(function: Function, is_exact: bool, call: Call, specs: tuple[tf.TensorSpec | None, ...]) -> Any:
     def run(*tensors: tf.Tensor) -> Any:
         if is_exact:
-            return given(compiled(function.exact, call, specs)(*tensors))
-        return given(function.lite(call, *filled(tensors, specs)))
+            return without_none(compiled(function.exact, call, specs)(*tensors))
+        return without_none(function.lite(call, *filled(tensors, specs)))
 
-    return tf.function(run, input_signature=given(specs), autograph=False)
+    return tf.function(run, input_signature=without_none(specs), autograph=False)
 
 
 def _device_index() -> tf.Tensor:
@@ -232,4 +232,4 @@ def compiled(function: Callable[..., Any], call: Call, specs: tuple[tf.TensorSpe
     def run(*tensors: tf.Tensor) -> Any:
         return function(call, *filled(tensors, specs))
 
-    return tf.function(run, input_signature=given(specs), jit_compile=True, autograph=False)
+    return tf.function(run, input_signature=without_none(specs), jit_compile=True, autograph=False)

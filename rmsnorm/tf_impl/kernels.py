@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from rmsnorm.cpu.prepared import Prepared, back
 from rmsnorm.cpu.threads import own_threads
-from rmsnorm.specification.call import filled, given
+from rmsnorm.specification.call import filled, without_none
 from rmsnorm.tf_impl.private import numbers
 
 
@@ -44,7 +44,7 @@ def backward(
     plan = prepared.plan
     dy, h, mask, inverse_rms, dh, gate = _permuted(prepared.order, dy, h, _whole(prepared, mask), inverse_rms, dh, gate)
     primals = (h, scale, bias, gate)
-    results = filled(_empty(*((tuple(t.shape), t.dtype.name) for t in given(primals))), primals)
+    results = filled(_empty(*((tuple(t.shape), t.dtype.name) for t in without_none(primals))), primals)
     dx, dscale, dbias, dgate = results
     plan.run_backward(
         own_threads, _array(h), plan.x_bytes, _array(scale), *_mask(plan.n, mask), _array(inverse_rms), _array(dy),

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from rmsnorm.specification.call import Call, given
+from rmsnorm.specification.call import Call, without_none
 from rmsnorm.tf_impl import operations
 from rmsnorm.tf_impl.portable import counted_only, length, normalised, with_parameters
 
@@ -34,7 +34,7 @@ def backward(
     y, _, empty = _normalised(call, counted_only(tf, x, mask), mask)
     y = _scaled(call, y, gain, shift, is_rounded=False)
     y = y if mask is None else counted_only(tf, y, mask & ~empty)
-    gradients = iter(tf.gradients(y, given(wide), tf.cast(dy, tf.float32)))
+    gradients = iter(tf.gradients(y, without_none(wide), tf.cast(dy, tf.float32)))
     return [None if p is None else tf.cast(next(gradients), p.dtype) for p in primals]
 
 

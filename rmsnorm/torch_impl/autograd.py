@@ -120,7 +120,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """dx + dh, dscale, dbias and dgate. ``one_dtype``: that of the residual, if there is one, is that of x."""
     is_served = one_dtype and call.has_last_axes and is_watched()
-    if is_served and operators.serve(call, h, None, dy, dh, scale, mask, gate):
+    if is_served and operators.can_compute(call, h, None, dy, dh, scale, mask, gate):
         return operators.backward(call, dy, h, scale, bias, mask, inverse_rms, dh, gate)
     if is_transformed() or is_differentiated(dy, dh, h, scale, gate) or not one_dtype:
         # a second derivative goes through 1 / rho

@@ -87,7 +87,7 @@ def why_not(call: Call, tensors: Iterable[Any]) -> str | None:
 
 def context_of(call: Call, tensors: Tensors) -> Context:
     """The context of a call that something watches."""
-    has_operator = operators.serve(call, *tensors)
+    has_operator = operators.can_compute(call, *tensors)
     return Context(onnx.is_exported(), is_transformed(), call.gate is not None, has_operator, False)
 
 

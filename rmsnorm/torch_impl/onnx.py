@@ -33,13 +33,13 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """y, x + residual and 1 / rho; the exporter drops what is not used of them."""
     if gate is not None:
-        h = _total(call, x, residual)
+        h = _residual_sum(call, x, residual)
         y, inverse_rms = gated(call, _ungated, h, scale, bias, mask, gate, _sigmoid)
         return y, h, inverse_rms
     wide = _wide(call)
     product = wide if call.norm is None else getattr(torch, call.product)
     norm = wide if call.norm is None else getattr(torch, call.norm)
-    h = _total(call, x, residual)
+    h = _residual_sum(call, x, residual)
     rho, empty = _rho(call, h.to(wide), mask)
     gain = None if scale is None else scale.to(product)
     if scale is not None and call.variant.scale_offset:
@@ -76,7 +76,7 @@ def _ungated(call: Call, h: Tensor, *others: Tensor | None) -> tuple[Tensor, Ten
     return y, inverse_rms
 
 
-def _total(call: Call, x: Tensor, residual: Tensor | None) -> Tensor:
+def _residual_sum(call: Call, x: Tensor, residual: Tensor | None) -> Tensor:
     """x + residual, or x."""
     wide = _wide(call)
     return x if residual is None else (x.to(wide) + residual.to(wide)).to(getattr(torch, call.x))

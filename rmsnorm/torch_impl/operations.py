@@ -76,14 +76,14 @@ def gated(
 
     f(z) is in the dtype of the product with it.
     """
-    f = factor(call, _held(gate, mask), sigmoid)
+    f = factor(call, _constant_under_mask(gate, mask), sigmoid)
     if call.is_gated_before:
-        return norm(call.without_gate, _held(h, mask).to(f.dtype) * f, scale, bias, mask)
+        return norm(call.without_gate, _constant_under_mask(h, mask).to(f.dtype) * f, scale, bias, mask)
     y, inverse_rms = norm(call.without_gate, h, scale, bias, mask)
-    return _held(cast(y * f, call.result), mask), inverse_rms
+    return _constant_under_mask(cast(y * f, call.result), mask), inverse_rms
 
 
-def _held(values: Tensor, mask: Tensor | None) -> Tensor:
+def _constant_under_mask(values: Tensor, mask: Tensor | None) -> Tensor:
     """The values, of which derivatives take those under the mask as constants."""
     if mask is None or torch.onnx.is_in_onnx_export():  # such a program has no derivatives
         return values
@@ -137,9 +137,9 @@ def backward(
     """dx, dscale and dbias in float64, from x and 1 / rho alone."""
     h, v = complete(h), complete(dy).double()
     counted, k, empty = _counted(call, h, mask)
-    live = None if mask is None or empty is None else mask & ~empty
-    if live is not None:
-        v, h = torch.where(live, v, 0.0), torch.where(live, h, 0.0)
+    has_gradient = None if mask is None or empty is None else mask & ~empty
+    if has_gradient is not None:
+        v, h = torch.where(has_gradient, v, 0.0), torch.where(has_gradient, h, 0.0)
     normalised = h * inverse_rms
     u, gain, exponents = v, None if scale is None else _gain(call, scale), []
     if _may_leave_range(call):  # within it while they are multiplied
@@ -159,8 +159,8 @@ def backward(
         half = (total / 2).floor()
         dx = (inverse_rms * two_to(-exponents[0])) * dx * two_to(half) * two_to(total - half)
     along_scale = v * normalised
-    if live is not None:  # again: 1 / rho may be infinite
-        dx, along_scale = torch.where(live, dx, 0.0), torch.where(live, along_scale, 0.0)
+    if has_gradient is not None:  # again: 1 / rho may be infinite
+        dx, along_scale = torch.where(has_gradient, dx, 0.0), torch.where(has_gradient, along_scale, 0.0)
     return dx, _over_rows(call, along_scale), _over_rows(call, v)
 
 

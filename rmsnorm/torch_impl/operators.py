@@ -46,15 +46,15 @@ constant(text_of)
 _has_kernels, _is_usable = constant(lambda: cpu.is_available()), constant(gpu_rows.is_usable)
 
 
-def serve(call: Call, x: Tensor | None, residual: Tensor | None, *others: Tensor | None) -> bool:
+def can_compute(call: Call, x: Tensor | None, residual: Tensor | None, *others: Tensor | None) -> bool:
     """Whether the operators can compute a call on these tensors, once its axes are in order."""
     present = [t for t in (x, residual, *others) if t is not None]
-    own = axes_last(call)
+    rows = axes_last(call)
     if (
         private.below_autograd is None
         or (not private.nests_operators and private.is_in_transform())
         or call.x != call.sum
-        or not (own.has_last_axes and own.has_neighbours)
+        or not (rows.has_last_axes and rows.has_neighbours)
         or not all(type(t) in TYPES and t.layout is torch.strided for t in present)
         or (residual is not None and x is not None and residual.dtype != x.dtype)
     ):
@@ -63,7 +63,7 @@ def serve(call: Call, x: Tensor | None, residual: Tensor | None, *others: Tensor
         return _has_kernels()
     formats = (dtype_name(t.dtype) for t in present if t.dtype != torch.bool)
     is_on_gpu = call.gate is None and all(t.is_cuda for t in present)
-    return is_on_gpu and gpu.supports(own, *formats) and _is_usable(present[0].device)
+    return is_on_gpu and gpu.supports(rows, *formats) and _is_usable(present[0].device)
 
 
 def forward(

@@ -19,32 +19,32 @@ F = TypeVar("F", bound=Callable[..., Any])
 CPU: Final = torch.device("cpu")  # named in every allocation: the default device may be another one
 
 
-def _found(path: str, otherwise: Any) -> Any:
+def _private(path: str, otherwise: Any) -> Any:
     """The object of this name below ``torch``."""
     owner: Any = torch
     return reduce(lambda owner, name: getattr(owner, name, None), path.split("."), owner) or otherwise
 
 
 # Whether a function transform of torch.func is active.
-is_in_transform: Final = _found("_C._are_functorch_transforms_active", lambda: True)
+is_in_transform: Final = _private("_C._are_functorch_transforms_active", lambda: True)
 # How many modes see the operations, as those of make_fx and of selective checkpoints.
-modes: Final = _found("_C._len_torch_dispatch_stack", lambda: 1)
+modes: Final = _private("_C._len_torch_dispatch_stack", lambda: 1)
 # Whether autograd made a tensor of zeros that are not stored.
-is_zero_tensor: Final = _found("Tensor._is_zerotensor", lambda tensor: not tensor.untyped_storage().nbytes())
+is_zero_tensor: Final = _private("Tensor._is_zerotensor", lambda tensor: not tensor.untyped_storage().nbytes())
 # Whether a tensor is a batch of gradients (``is_grads_batched``). PyTorch raises if the bits of one are read.
-is_batch_of_gradients: Final = _found("_C._functorch.is_legacy_batchedtensor", lambda tensor: False)
+is_batch_of_gradients: Final = _private("_C._functorch.is_legacy_batchedtensor", lambda tensor: False)
 # The tensor inside of one that torch.func passes in its place.
-unwrapped: Final = _found("_C._functorch.get_unwrapped", None)
+unwrapped: Final = _private("_C._functorch.get_unwrapped", None)
 # Whether an operator has vmap in vmap, which ends in an assertion in PyTorch 2.5.
 nests_operators: Final = torch.__version__ >= (2, 6)
 # Whether a program is exported. A version that cannot be asked says it of a program that is compiled, too.
-is_exporting: Final = _found("compiler.is_exporting", torch.compiler.is_compiling)
+is_exporting: Final = _private("compiler.is_exporting", torch.compiler.is_compiling)
 # A context in which an operator runs without autograd. Without it the operators are not used.
-below_autograd: Final = _found("_C._AutoDispatchBelowAutograd", None)
+below_autograd: Final = _private("_C._AutoDispatchBelowAutograd", None)
 # The memory format in which PyTorch sees a tensor, also one with gaps. Without it every result is contiguous.
-format_of: Final = _found("_prims_common.suggest_memory_format", lambda tensor: torch.contiguous_format)
+format_of: Final = _private("_prims_common.suggest_memory_format", lambda tensor: torch.contiguous_format)
 # A tensor on the CPU from its sizes, strides and dtype, for half of what torch.empty takes.
-empty_strided: Final = _found(
+empty_strided: Final = _private(
     "_C._dynamo.guards._empty_strided_cpu",
     lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype, device=CPU),
 )
@@ -124,7 +124,7 @@ def untraced(function: F) -> F:
 
     In another version parts of them are compiled. torch.compiler.disable takes a second here, to import Dynamo.
     """
-    strategy = _found("_C._dynamo.eval_frame._FrameExecStrategy", None)
+    strategy = _private("_C._dynamo.eval_frame._FrameExecStrategy", None)
     if strategy is not None:
         skip = torch._C._dynamo.eval_frame._FrameAction.SKIP
         torch._C._dynamo.eval_frame.set_code_exec_strategy(function.__code__, strategy(skip, skip))
@@ -165,7 +165,7 @@ def is_autocast_on(device_type: str) -> bool:
 
 # Whether y of torch.nn.RMSNorm has the dtype of x and the gain promoted, as in PyTorch 2.5 and 2.6. Where there is a
 # fused operator, y has that of x, and the question would end in a warning.
-promotes: Final[bool] = _found("_fused_rms_norm", None) is None and (
+promotes: Final[bool] = _private("_fused_rms_norm", None) is None and (
     torch.nn.functional.rms_norm(
         torch.ones(1, dtype=torch.float16, device=CPU), (1,), torch.ones(1, dtype=torch.float32, device=CPU)
     ).dtype
@@ -195,7 +195,7 @@ def is_widened(device_type: str) -> bool:
 
     It does where autocast casts what its operator takes, or what the square takes that PyTorch 2.5 has in 16 bits.
     """
-    has_kernel = _found("_C._dispatch_has_kernel_for_dispatch_key", lambda *_: device_type in ("cuda", "xpu"))
+    has_kernel = _private("_C._dispatch_has_kernel_for_dispatch_key", lambda *_: device_type in ("cuda", "xpu"))
     operator = "aten::rms_norm" if torch.__version__ >= (2, 6) else "aten::pow.Tensor_Scalar"
     with suppress(RuntimeError):  # there is no such key
         return bool(has_kernel(operator, f"Autocast{device_type.upper()}"))

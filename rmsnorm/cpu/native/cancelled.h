@@ -21,7 +21,7 @@ inline void cancelled(
     Pair mean;
     if (c.variance) {
         for (std::int64_t j = 0; j < c.k; ++j) {
-            if (!counts || counts[j]) mean = plus(mean, {h[j], 0});
+            if (!counts || counts[j]) mean = sum_of(mean, {h[j], 0});
         }
         mean = over(mean, {size, 0});
     }
@@ -30,8 +30,8 @@ inline void cancelled(
     for (std::int64_t j = 0; j < n; ++j) {
         if (counts && !counts[j]) continue;
         double u = v[j] * gain[j];
-        inner = plus(inner, times({u, product_error(v[j], gain[j], u)}, {h[j], 0}));
-        if (j < c.k) square = plus(square, times(centred(j), centred(j)));
+        inner = sum_of(inner, product_of({u, product_error(v[j], gain[j], u)}, {h[j], 0}));
+        if (j < c.k) square = sum_of(square, product_of(centred(j), centred(j)));
     }
     double q = square.value / size, root = std::sqrt(q), rho = rho_of(c, q, k), share = 0;
     if (c.position == Position::inside) {
@@ -50,7 +50,7 @@ inline void cancelled(
         }
         double u = v[j] * gain[j], rest = u;
         if (j < c.k) {
-            Pair near = times(centred(j), along);
+            Pair near = product_of(centred(j), along);
             bool whole = share <= 0.5 && std::isfinite(near.value);
             if (!whole) near = {near.value * (1 - share), near.error * (1 - share)};
             rest = minus({u, product_error(v[j], gain[j], u)}, near).value;

@@ -84,9 +84,9 @@ inline void fill_single(
         std::memcpy(&g, gain32 + j, sizeof g);
         Word doubt = is_near(v, forward_units) | is_tiny(v);
         if constexpr (BEFORE) {
-            v = cut(v) * g;  // exact, or rounded as the variant says
+            v = to_bf16(v) * g;  // exact, or rounded as the variant says
             doubt |= is_tiny(v);
-            if (cuts) v = cut(v);
+            if (cuts) v = to_bf16(v);
         } else {
             v *= g;
             doubt = is_near(v, forward_units) | is_tiny(v);

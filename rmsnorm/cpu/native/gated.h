@@ -31,10 +31,10 @@ inline void fill_gated(
         Word doubt = ~(magnitude(gate) <= single_gate);
         if constexpr (BEFORE) {
             doubt |= is_near(v, gated_units) | is_tiny_or_zero(v);
-            v = cut(v);
+            v = to_bf16(v);
         }
         v *= g;
-        if (cuts) v = cut(v);
+        if (cuts) v = to_bf16(v);
         v *= factor(c.function, gate);
         store_singles<Format::bf16>(y + j, v);
         if (any(doubt | is_near(v, gated_units) | is_tiny_or_zero(v))) [[unlikely]] again(j, j + singles);
@@ -76,7 +76,7 @@ inline void row_of_gated_y(
 
 // A row of x f(z).
 template <Format X>
-[[gnu::noinline]] void weigh(const Call& c, const Stored<X>* x, const std::byte* gates, double* h) {
+[[gnu::noinline]] void multiply_by_gate(const Call& c, const Stored<X>* x, const std::byte* gates, double* h) {
     with_format(c.gate, [=, &c]<Format Z>() {
         const Stored<Z>* z = as<Stored<Z>>(gates);
         by_eights(c.n, [=, &c](std::int64_t j, auto count) {

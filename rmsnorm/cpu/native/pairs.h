@@ -24,14 +24,14 @@ inline Pair normalised(double value, double error) {
     return {total, finite(error - (total - value))};
 }
 
-inline Pair plus(Pair a, Pair b) {
+inline Pair sum_of(Pair a, Pair b) {
     double total = a.value + b.value;
     return normalised(total, sum_error(a.value, b.value, total) + (a.error + b.error));
 }
 
-inline Pair minus(Pair a, Pair b) { return plus(a, {-b.value, -b.error}); }
+inline Pair minus(Pair a, Pair b) { return sum_of(a, {-b.value, -b.error}); }
 
-inline Pair times(Pair a, Pair b) {
+inline Pair product_of(Pair a, Pair b) {
     double product = a.value * b.value;
     return normalised(product, finite(std::fma(a.value, b.value, -product) + (a.value * b.error + a.error * b.value)));
 }

@@ -27,7 +27,7 @@ bool forward_plain(const Call& c, const Forward& a, const double* parameters, st
             }
             if (c.gate_before) {
                 double* h = memory.get() + b * n;
-                weigh<X>(c, rows[b], a.gate + place(c, i, a.gate_step, n * size_of(c.gate)), h);
+                multiply_by_gate<X>(c, rows[b], a.gate + place(c, i, a.gate_step, n * size_of(c.gate)), h);
                 rho[b] = sum_of_squares<Format::f64>(h, c.k) / static_cast<double>(c.k);
                 if (may_have_left(c, rho[b])) return forward_general(c, a, parameters, start, last * c.groups);
             } else {

@@ -47,7 +47,7 @@ RMSNORM_INLINE Float load_singles(const Stored<F>* from) {
 }
 
 // The nearest bfloat16, to even, of finite numbers that are 0 or above 2^-126; as float32.
-RMSNORM_INLINE Float cut(Float x) {
+RMSNORM_INLINE Float to_bf16(Float x) {
 #if defined(__AVX512BF16__)
     return (Float)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x)), 16);
 #else
@@ -64,14 +64,14 @@ RMSNORM_INLINE void store_singles(Stored<F>* to, Float x) {
 #if defined(__AVX512BF16__)
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh((__m512)x));
 #elif defined(__AVX512F__)
-        Unsigned word = (Unsigned)cut(x) >> 16;
+        Unsigned word = (Unsigned)to_bf16(x) >> 16;
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16((__m512i)word));
 #elif defined(__AVX2__)
-        __m256i word = (__m256i)((Unsigned)cut(x) >> 16);
+        __m256i word = (__m256i)((Unsigned)to_bf16(x) >> 16);
         __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(word), _mm256_extracti128_si256(word, 1));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to), words);
 #else
-        Unsigned word = (Unsigned)cut(x) >> 16;
+        Unsigned word = (Unsigned)to_bf16(x) >> 16;
         for (int i = 0; i < singles; ++i) to[i] = static_cast<std::uint16_t>(word[i]);
 #endif
     }
