@@ -2,15 +2,18 @@
 
 ``make test`` leaves out the tests with the mark ``slow``. Of a test with many cases it runs a sample: three for each
 framework, or as many as the mark ``sample(n)`` says. ``make test-all`` (``pytest --all``) runs everything. A sample
-depends on RMSNORM_TEST_SEED alone, which the nightly workflow sets to the date; the first lines of a run say it.
+depends on RMSNORM_TEST_SEED alone, by default the week, as in 2026-W48; the first lines of a run say it. Every case
+runs of a file that git shows as different from the branch main.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import subprocess
 import sys
 from collections import defaultdict
+from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,7 +34,7 @@ if os.environ.get("RMSNORM_TEST_BYTECODE") != "0" and os.environ.pop("PYTHONDONT
     sys.dont_write_bytecode = False
 _TESTS = Path(__file__).with_name("tests")
 CASES = 3
-SEED = os.environ.get("RMSNORM_TEST_SEED", "0")
+SEED = os.environ.setdefault("RMSNORM_TEST_SEED", f"{date.today():%G-W%V}")  # workers and other processes inherit it
 _HAS_KERNELS = bool(find_spec("rmsnorm.cpu._native"))
 if not _HAS_KERNELS:
     os.environ.setdefault("RMSNORM_CPU_KERNELS", "0")  # the warning that they are missing would be an error
@@ -78,6 +81,16 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"without slow tests; samples of RMSNORM_TEST_SEED={SEED}; --all runs everything"
 
 
+def _changed() -> set[Path]:
+    """The files that differ from the branch main; none where git, the repository or the branch is missing."""
+    command = ["git", "-C", str(_TESTS), "diff", "--name-only", "--relative", "main", "--", "."]
+    try:
+        names = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        return set()
+    return {_TESTS / name for name in names.splitlines()}
+
+
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out slow tests, and all but some cases of a test. One that is named by its id runs whole."""
@@ -85,8 +98,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     groups: defaultdict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     left = [item for item in items if item.get_closest_marker("slow")]
+    changed = _changed()
     for item in items:
-        if not item.get_closest_marker("slow") and (callspec := getattr(item, "callspec", None)):
+        callspec = getattr(item, "callspec", None)
+        if callspec and item.path not in changed and not item.get_closest_marker("slow"):
             groups[item.nodeid.partition("[")[0], str(callspec.params.get("framework"))].append(item)
     for (name, framework), cases in groups.items():
         mark = cases[0].get_closest_marker("sample")
