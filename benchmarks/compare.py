@@ -22,7 +22,7 @@ from timing.cell import measure
 from timing.plot import write_plot
 from timing.problem import DTYPES, OPS, make
 from timing.programs import Seconds, Summary, Threads, end, run_each, write
-from timing.run import hello, serve
+from timing.run import BenchRun, hello, serve
 
 from rmsnorm import PRESETS
 from rmsnorm.cli.reports import Json, check_folders, file
@@ -35,6 +35,7 @@ _SHAPES: Final = ("1x4096", "32x768", "512x768", "8192x1024", "4096x4096")
 EPILOG: Final = (
     "Examples:\n\n"
     "    python benchmarks/compare.py --backend torch --shape 512x768 --dtype float32\n\n"
+    "    python benchmarks/compare.py --backend torch --shape 512x768 --no-compile    (seconds)\n\n"
     "    python benchmarks/compare.py --backend flax --op fwd+bwd --seconds 5 --summary flax.jsonl --plot flax.svg\n\n"
     "    python benchmarks/compare.py --backend torch --device cuda --variant llama --dtype bfloat16\n\n"
     "Exit status: 0 all timed, 1 one of ours is wrong or a backend crashed, hung or was stopped, 2 bad usage or a "
@@ -53,11 +54,12 @@ def worker_command(
     device: str = "cpu",
     seconds: float = 1.0,
     threads: int | None = None,
+    eager_only: bool = False,
 ) -> list[str]:
     """The command line of a worker."""
     options = {
         "ops": list(ops), "shapes": [list(shape) for shape in shapes], "dtypes": list(dtypes), "variant": variant,
-        "device": device, "seconds": seconds, "threads": threads,
+        "device": device, "seconds": seconds, "threads": threads, "eager_only": eager_only,
     }  # fmt: skip
     return [sys.executable, __file__, "worker", backend, json.dumps(options)]
 
@@ -77,7 +79,9 @@ def work(name: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         for dtype in options["dtypes"]:
             problem = make(shape, dtype)
             for op in options["ops"]:
-                records = measure(workbench, problem, op, variant, seconds=options["seconds"])
+                records = measure(
+                    workbench, problem, op, variant, seconds=options["seconds"], eager_only=options["eager_only"]
+                )
                 yield {"records": [{**asdict(record), "gb_per_s": record.bandwidth} for record in records]}
     yield {"status": "done"}
 
@@ -109,17 +113,28 @@ def compare(
     device: Annotated[str, typer.Option(help=f"Where: {' or '.join(DEVICES)} (NumPy: cpu).")] = "cpu",
     seconds: Seconds = 2.0,
     threads: Threads = None,
+    no_compile: Annotated[
+        bool,
+        typer.Option(
+            "--no-compile",
+            help="Leave out the layers in torch.compile, tf.function and jax.jit, which take long to compile.",
+            rich_help_panel="How it is measured",
+        ),
+    ] = False,
     json: Json = None,
     summary: Summary = None,
     plot: Annotated[Path | None, file(help="Draw GB/s over size as SVG.")] = None,
 ) -> None:
     """Time ours beside the framework's own layer, LayerNorm, each eagerly and compiled, and a copy of the same bytes.
 
-    A cell is an op at a shape in a dtype. Its candidates take turns in one process, in random order. Ours is checked
-    first, by the bounds of `rmsnorm selftest`, and is not timed if it is wrong. The copy is the lower limit: forward
-    reads x and writes y; backward reads x and dy and writes dx. Read the ratios: absolute times drift with the machine,
-    ratios far less. The first columns of ratios say how much faster a candidate is than the built-in layer and than
-    LayerNorm, run in the same way, and how much slower than a copy.
+    A cell is an op at a shape in a dtype. Its rows are printed as soon as it is measured: a row for each candidate.
+    The candidates of a cell take turns in one process, in random order. Ours is checked first, by the bounds of
+    `rmsnorm selftest`, and is not timed if it is wrong.
+
+    How to read a row: "built-in / it" 2.00 means that this candidate takes half the time of the built-in layer, run in
+    the same way; "LayerNorm / it" says the same of LayerNorm. "it / copy" 3.00 means that it takes three times as long
+    as a copy of the same bytes, the lower limit: forward reads x and writes y; backward reads x and dy and writes dx.
+    Read these ratios and not the times: times change with the load of the machine, ratios far less.
     """
     command = "compare.py"
     chosen = backends(backend, command, tuple(BACKENDS))
@@ -137,13 +152,19 @@ def compare(
     commands = {
         name: worker_command(
             name, ops=ops, shapes=shapes, dtypes=types, variant=variant, seconds=seconds, threads=threads,
-            device=device if name != "numpy" or backend else "cpu",
+            eager_only=no_compile, device=device if name != "numpy" or backend else "cpu",
         )
         for name in chosen
     }  # fmt: skip
     keep = partial(write, settings={"seconds": seconds, "threads": threads}, json=json, summary=summary)
-    runs = run_each(commands, dict.fromkeys(chosen, len(ops) * len(shapes) * len(types)), keep)
-    screen.console(least=report.WIDTH).print(report.terminal(runs))
+    printer = report.Printer(screen.console(least=report.WIDTH))
+
+    def show_and_keep(runs: Sequence[BenchRun]) -> None:
+        printer(runs)
+        keep(runs)
+
+    runs = run_each(commands, dict.fromkeys(chosen, len(ops) * len(shapes) * len(types)), show_and_keep)
+    printer.end(runs)
     keep(runs, is_over=True)
     if plot and any(state.records for state in runs):
         write_plot(runs, plot)

@@ -69,10 +69,13 @@ def measure(
     variant: Variant,
     *,
     seconds: float,
+    eager_only: bool = False,
     seed: int = 0,
     time_all: Callable[..., Mapping[str, Timing]] = alternate,
 ) -> list[Record]:
     """Check the candidates of a cell, time those that are right, and compare them.
+
+    ``eager_only`` leaves out the layers that run in a compiler or a graph.
 
     >>> from timing.backends import open_backend
     >>> from rmsnorm.specification.variants import PRESETS
@@ -82,7 +85,9 @@ def measure(
     >>> [record.candidate for record in records]
     ['ours', 'built-in', 'LayerNorm', 'copy', 'copy into']
     """
-    candidates = workbench.candidates(problem, op, variant)
+    candidates = [
+        candidate for candidate in workbench.candidates(problem, op, variant) if not (eager_only and candidate.mode)
+    ]
     records = {
         candidate.name: Record(
             op, list(problem.x.shape), problem.dtype, candidate.variant.name if candidate.variant else None,

@@ -33,12 +33,17 @@ def run_each(
     """Run the worker of each backend, one after the other, with a bar for its cells, until the user stops one.
 
     ``keep`` is called after every cell with all runs, so that what is finished is kept however this process ends.
+    It may print: the bar is taken away meanwhile.
     """
     runs: list[BenchRun] = []
 
     def follow(state: BenchRun) -> None:
         if state.records:
+            if not shown.disable:
+                shown.stop()
             keep([*runs, state])
+            if not shown.disable:
+                shown.start()
         if shown.disable and state.cells > shown.tasks[bars[state.name]].completed:  # a file or a pipe
             print(f"{state.name} {state.cells}/{totals[state.name]}", file=sys.stderr, flush=True)
         shown.update(bars[state.name], completed=state.cells)

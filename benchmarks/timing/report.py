@@ -1,24 +1,24 @@
-"""What the benchmark measured, as tables for a terminal."""
+"""What the benchmark measured, as rows for a terminal or a pipe, each cell as soon as it is there."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from rmsnorm.specification import dtypes
 from timing.backends import BACKENDS
 from timing.run import BenchRun
 
-_COLUMNS: Final = (
-    "", "ms", "built-in / it", "LayerNorm / it", "it / copy", "right bits %", "max ulp", "first s",
-)  # fmt: skip
-WIDTH: Final = 100  # columns that the widest table needs
+# The width of each column is fixed, because a row is printed before the next cell is measured.
+_COLUMNS: Final = {
+    "": 20, "ms": 8, "built-in / it": 13, "LayerNorm / it": 14, "it / copy": 9, "right bits %": 14, "max ulp": 14,
+    "first s": 7,
+}  # fmt: skip
+WIDTH: Final = sum(_COLUMNS.values()) + len(_COLUMNS) - 1  # columns of a terminal that a row needs
 _QUIET: Final = 0.1  # cores that other processes use; one busy core of two has caused ratios of hundreds
 _LEGEND: Final = (
     "ms: median. built-in / it: how many times faster than the built-in layer, run in the same way; LayerNorm / it: "
@@ -29,32 +29,42 @@ _LEGEND: Final = (
 )
 
 
-def terminal(runs: Sequence[BenchRun]) -> RenderableType:
-    """A table for every backend that ran, and one line about every backend."""
-    parts: list[RenderableType] = []
-    for run in runs:
-        cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-        for record in run.records:
-            cells.setdefault((record["op"], *record["shape"], record["dtype"]), []).append(record)
-        if cells:
-            parts.append(_table(run, cells.values()))
-    if parts:
-        parts.append(Text(_LEGEND, style="dim"))
-    return Group(*parts, *(outcome(run) for run in runs))
+class Printer:
+    """Prints each cell when it is measured, and at the end what the columns mean and how each backend ended.
 
+    Call it with all runs after every cell.
+    """
 
-def _table(run: BenchRun, cells: Iterable[Sequence[Mapping[str, Any]]]) -> Table:
-    title = f"{BACKENDS[run.name].title} {run.version} on {run.device}"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name in _COLUMNS:
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
-    for cell in cells:
-        first = cell[0]
-        table.add_row(Text(_cell(first), style="bold"))
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._printed: dict[str, int] = {}  # records, by backend
+
+    def __call__(self, runs: Sequence[BenchRun]) -> None:
+        run = runs[-1]
+        done = self._printed.get(run.name, 0)
+        cell = run.records[done:]
+        if not cell:
+            return
+        if not done:
+            title = f"{BACKENDS[run.name].title} {run.version} on {run.device}"
+            self.console.print(Text(f"{title}\n{_line(tuple(_COLUMNS))}", style="bold"))
+        self.console.print(Text(_cell(cell[0]), style="bold"))
         for record in cell:
-            table.add_row(*_row(record), style="green" if record["ours"] else "")
-        table.add_section()
-    return table
+            self.console.print(Text(_line(_row(record)), style="green" if record["ours"] else ""))
+        self._printed[run.name] = len(run.records)
+
+    def end(self, runs: Sequence[BenchRun]) -> None:
+        if self._printed:
+            self.console.print(Text(f"\n{_LEGEND}", style="dim"))
+        for run in runs:
+            self.console.print(outcome(run))
+
+
+def _line(cells: Sequence[str]) -> str:
+    """The cells of a row in the widths of the columns; the first one is left-justified."""
+    widths = tuple(_COLUMNS.values())
+    numbers = (text.rjust(width) for text, width in zip(cells[1:], widths[1:], strict=False))
+    return " ".join((cells[0].ljust(widths[0]), *numbers))
 
 
 def _row(record: Mapping[str, Any]) -> list[str]:

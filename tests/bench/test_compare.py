@@ -110,6 +110,15 @@ def test_every_backend_times_a_small_shape(backend, tmp_path):
         assert by_name["built-in"]["saved_bytes"] >= 3 * 40 * 2
 
 
+def test_without_compilation_the_eager_layers_are_timed(tmp_path):
+    pytest.importorskip("torch")
+    small = ("--op", "fwd", "--shape", "3x40", "--dtype", "float32", "--seconds", "0", "--json", tmp_path / "b.json")
+    done = _bench("--backend", "torch", "--no-compile", *small)
+    assert done.exit_code == 0, done.stdout + done.stderr
+    records = json.loads((tmp_path / "b.json").read_text())["records"]
+    assert [record["candidate"] for record in records] == ["ours", "built-in", "LayerNorm", "copy", "copy into"]
+
+
 def test_layers_of_other_packages_are_timed_where_they_are_installed(tmp_path):
     """On a GPU. One whose import fails is a candidate that failed, and the picture has a colour for each."""
     pytest.importorskip("torch")
@@ -175,9 +184,12 @@ def _runs():
 
 def test_the_table_says_what_was_measured():
     console = Console(width=report.WIDTH, file=io.StringIO())
-    console.print(report.terminal(_runs()))
+    printer = report.Printer(console)
+    printer(_runs()[:1])
+    printer(_runs()[:1])  # a message without records prints nothing
+    printer.end(_runs())
     shown = " ".join(console.file.getvalue().split())
-    assert "PyTorch 9.9 on a machine" in shown
+    assert shown.count("PyTorch 9.9 on a machine") == 1
     assert "fwd 32x768 bf16 ours 0.0200 1234 1.50 2.25 99.9 1 0.500" in shown
     assert "ours wrong, fwd 32x768 bf16: y has parity ratio 9" in shown
     assert "TensorFlow absent: pip install it" in shown
@@ -321,13 +333,17 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path):
 
 
 @posix
-def test_every_cell_is_in_the_files_at_once(tmp_path):
-    """Also where the machine is taken away before the end; only a pipe must wait for the whole."""
+def test_every_cell_is_printed_and_in_the_files_at_once(tmp_path):
+    """Also where the machine is taken away before the end; only a file that is a pipe must wait for the whole."""
     files = "--json", "b.json", "--summary", "b.jsonl"
     process = started(tmp_path, "--backend", "numpy", "--shape", "8x8", "--seconds", "5", *files)
     assert process.stderr.readline() == "numpy 1/4\n"
     process.kill()
-    process.communicate(timeout=30)
+    title, columns, cell, *rows = process.communicate(timeout=30)[0].splitlines()
+    assert title.startswith("NumPy ")
+    assert columns.split()[0] == "ms"
+    assert cell == "fwd 8x8 f32"
+    assert [row[:12].strip() for row in rows] == ["ours", "built-in", "LayerNorm", "copy", "copy into"]
     document = json.loads((tmp_path / "b.json").read_text())
     assert [run["status"] for run in document["backends"]] == ["running"]
     assert len(document["records"]) == 5

@@ -101,7 +101,8 @@ HELP = {
         "rmsnorm identify torch.nn:RMSNorm", "Exit status: 0 an RMSNorm",
     ),
     "compare": (
-        "--backend --op --shape --dtype --variant --device --seconds --threads --json --summary --plot", *BACKENDS,
+        "--backend --op --shape --dtype --variant --device --seconds --threads --no-compile --json --summary --plot",
+        *BACKENDS, "How to read a row",
         "python benchmarks/compare.py --backend torch --shape 512x768 --dtype float32", "Exit status: 0 all timed",
     ),
     "whole_model": (
