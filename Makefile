@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # In a folder of its own, for processes of its own: imported after TensorFlow it ends the process.
 TRITON := 'triton==3.9.0; sys_platform == "linux"'
 
-.PHONY: check quick test test-all versions times mutants native experiments gpu-check gpu-rehearsal fuzz sanitize levels lint types docs wheel format clean
+.PHONY: check quick test test-all versions times mutants native experiments gpu-check gpu-rehearsal fuzz sanitize levels lint types docs docs-serve wheel format clean
 
 check: $(VENV)/ready
 	$(BIN)/rmsnorm selftest --backend numpy --backend torch --backend tf --backend flax
@@ -121,9 +121,15 @@ types: $(VENV)/ready
 	$(BIN)/mypy --config-file= --follow-imports=silent --warn-unused-ignores tests/types/user.py
 	$(BIN)/pyright -p tests/types --pythonpath $(BIN)/python
 
-# The documentation, in site/. A warning, such as a broken link, is an error.
+# The documentation, in site/. A warning, such as a broken link, is an error. The search needs a server: make docs-serve.
+# CONTRIBUTING.md says why the theme's message about its end of life is switched off.
+docs docs-serve: export NO_MKDOCS_2_WARNING := 1
 docs: $(DOCS_VENV)/ready
 	$(DOCS_VENV)/bin/mkdocs build --strict
+	@echo "the documentation is $(abspath site/index.html); with its search: make docs-serve, then open http://127.0.0.1:8000"
+
+docs-serve: $(DOCS_VENV)/ready
+	$(DOCS_VENV)/bin/mkdocs serve
 
 $(DOCS_VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(DOCS_VENV)
