@@ -32,7 +32,7 @@ def main(path: Path) -> None:
         axis.set_xticks(range(len(shapes)), shapes, fontsize=8)
         axis.grid(True, color="0.9")
         axis.label_outer()
-    figure.axes[0].legend(frameon=False)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     winner = "rmsnorm" if min(ratios) > 1 else "torch.nn.RMSNorm" if max(ratios) < 1 else "Neither"
     figure.suptitle(
         f"{winner} is faster in every shape: {min(ratios):.1f} to {max(ratios):.0f} times\n"
