@@ -62,8 +62,8 @@ class Data(NamedTuple):
     def without_projection(self, vector: Scaled, along: Scaled, inner: Scaled) -> Scaled:
         """The vector less (1 - w) a <b, v> / (k q), in which a and b are c and h, given the inner product over k.
 
-        Where w is small the second term may equal the vector, so the difference is made in two steps: first without
-        w, where a difference that 106 bits do not tell from 0 is 0, and then the term with w is added.
+        Where w is small, the whole term is subtracted first and w times it is added then, because the whole term may equal
+        the vector. A difference below the accuracy of 106 bits is set to 0.
         Where a term is not finite it is what the textbook's formula gives: a <b, v> / (k s rho).
         """
         seen = self.root.hi != 0
@@ -98,7 +98,7 @@ def statistic(call: Call, h: Scaled, counted: Array, mask: Array, scale: Array |
     c = h[0].scaled(h[1] - size).where(counted, 0.0)
     if is_variance:
         c = (c - c.sum(axis=1) / count).where(counted, 0.0)
-        c = c.where(~(np.abs(c.hi) <= 2.0**-95), 0.0)  # of the largest: what 106 bits do not tell from 0
+        c = c.where(~(np.abs(c.hi) <= 2.0**-95), 0.0)  # beside the largest these are rounding errors of 106 bits
         c, size = _moderate(c, size)
     size = np.where(c.hi.any(axis=1, keepdims=True), size, _LEAST)
     exponent = np.maximum(size, np.where(length.hi > 0, np.frexp(length.hi)[1], _LEAST))
