@@ -62,8 +62,8 @@ class Data(NamedTuple):
     def without_projection(self, vector: Scaled, along: Scaled, inner: Scaled) -> Scaled:
         """The vector less (1 - w) a <b, v> / (k q), in which a and b are c and h, given the inner product over k.
 
-        Where w is small, the whole term is subtracted first and w times it is added then, because the whole term may equal
-        the vector. A difference below the accuracy of 106 bits is set to 0.
+        Where w is small, the whole term is subtracted first and w times it is added then, because the whole term may
+        equal the vector. A difference below the accuracy of 106 bits is set to 0.
         Where a term is not finite it is what the textbook's formula gives: a <b, v> / (k s rho).
         """
         seen = self.root.hi != 0
