@@ -154,6 +154,15 @@ class DoubleDouble:
             scaled = self.scaled(exponent)
             return _narrow(_round_to_odd(scaled.hi, scaled.lo), dtype)
 
+    def truncate(self, dtype: str) -> Array:
+        """The number, rounded to the next number of a format towards 0."""
+        near = self.round(dtype)
+        with np.errstate(all="ignore"):
+            beyond = (DoubleDouble(near) - self).hi
+        is_beyond = np.isfinite(self.hi) & (np.where(np.signbit(self.hi), -beyond, beyond) > 0)
+        bits = near.view(np.dtype(f"u{near.dtype.itemsize}"))
+        return (bits - is_beyond.astype(bits.dtype)).view(near.dtype)
+
 
 _LN2 = DoubleDouble(float.fromhex("0x1.62e42fefa39efp-1"), float.fromhex("0x1.abc9e3b39803fp-56"))
 

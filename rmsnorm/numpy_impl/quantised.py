@@ -220,13 +220,8 @@ def _stored(given: _Inputs, rows: slice) -> Array:
     if given.residual is None:
         return given.x[rows]
     total = DoubleDouble(given.x[rows]) + DoubleDouble(given.residual[rows])
-    h = total.round(given.call.sum)
-    if given.preset.residual_rounding == "truncate":
-        beyond = (DoubleDouble(h) - total).hi
-        is_beyond = np.isfinite(total.hi) & (np.where(np.signbit(total.hi), -beyond, beyond) > 0)
-        bits = h.view(np.dtype(f"u{h.dtype.itemsize}"))
-        h = (bits - is_beyond.astype(bits.dtype)).view(h.dtype)  # the next number towards 0
-    return h
+    round_to = total.truncate if given.preset.residual_rounding == "truncate" else total.round
+    return round_to(given.call.sum)
 
 
 class _Fraction(NamedTuple):

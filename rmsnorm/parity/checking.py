@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,12 +13,14 @@ import numpy as np
 from rmsnorm.accuracy.signed import SignedErrors
 from rmsnorm.identify import identify
 from rmsnorm.identify.first import ASKED, first_parameters
+from rmsnorm.numpy_impl.all_reduce import Order
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.parity import beyond
+from rmsnorm.parity.all_reduce import check_all_reduce
 from rmsnorm.parity.cases import Array, Data
-from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled
+from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled, version_of
 from rmsnorm.parity.fitting import asked, expect_in_groups, fitted, in_batches, missing, together
-from rmsnorm.parity.judge import Expected, Outcome, compare, failed
+from rmsnorm.parity.judge import Expected, Outcome, biased, compare, failed
 from rmsnorm.parity.quantised import check_quantised
 from rmsnorm.parity.report import Report, sentences, skips
 from rmsnorm.specification import dtypes as formats
@@ -52,6 +53,7 @@ def check(
     large: bool = False,
     quantisation: str | Quantisation | None = None,
     reciprocal_slack: float = 0.0,
+    all_reduce: Order | None = None,
 ) -> Report:
     """Compare a function or layer with the golden: values, and gradients by its framework's automatic differentiation.
 
@@ -88,6 +90,10 @@ def check(
             takes a residual. uint8 is codes, one in a byte, or for E2M1 two, the first in the low half. The report is
             a QuantisedReport. Of the other options ``framework``, ``dtypes``, ``device`` and ``init`` count.
         reciprocal_slack: the relative error of the reciprocal of a scale, where a kernel approximates it.
+        all_reduce: for a function that adds the parts of several ranks before it normalises: the order of roundings, as
+            for ``numpy_impl.all_reduced``. It is called as f(parts, scale, eps=..., residual=...) with lists of 2, 3
+            and 8 arrays, and with and without a residual if it takes one. It returns y, or y and h, whose bits count.
+            If the roundings have another order, the report names it. The other options count as for ``quantisation``.
 
     Raises:
         ValueError: there is no such function, variant or dtype, its width is not a multiple of ``group_size``, or no
@@ -112,12 +118,16 @@ def check(
             function, quantisation, framework=framework, dtypes=named, device=device, init=init,
             reciprocal_slack=reciprocal_slack,
         )  # fmt: skip
+    if all_reduce is not None:
+        return check_all_reduce(
+            function, chosen, all_reduce, framework=framework, dtypes=named, device=device, init=init
+        )
     target = in_batches(open_target(function, framework=framework, init=init, device=device, op="check"))
     types = (target.dtypes["x"],) if dtypes is None and "x" in target.dtypes else named
     if group_size is not None and (group_size < 1 or (target.resized is None and (target.width or 0) % group_size)):
         want = "a positive divisor of the width" if group_size > 0 else "a positive number"
         raise errors.out_of_domain("check", "group_size", group_size, want, "pass the size that the norm was made with")
-    run = Run(target.framework, version=_version(target.framework), device=device)
+    run = Run(target.framework, version=version_of(target.framework), device=device)
     began, elements, signed = time.monotonic(), 0, SignedErrors()
     if gradients and not target.differentiable:
         run.skipped.append(Skip("gradients", "", f"{target.framework} has no automatic differentiation"))
@@ -160,7 +170,7 @@ def check(
             run.records += labelled([failed(quantity, sentence)], chosen.name, dtype, name) if elements else []
     if target.is_new and elements and all(comparison.passed for comparison in run.records):
         run.records += labelled(_of_new(target, chosen), chosen.name, ASKED, "first parameters")
-    _biased(run, signed, chosen)
+    biased(run, signed, chosen)
     run.seconds = time.monotonic() - began
     run.conclude()
     if not elements and not run.failures:
@@ -238,19 +248,6 @@ def _signed(
         yield "y", results["y"], expected["y"].value
     if target.second is not None:
         yield "x + residual", target.second, add(data.x, data.residual, data.call.sum)
-
-
-def _biased(run: Run, signed: SignedErrors, variant: Variant) -> None:
-    """Puts the mean signed errors into a run, and a failure for each that is no chance.
-
-    Not where an element errs by more than one ulp, as then something else is wrong, and not for a y whose arithmetic is
-    no wider than itself: the roundings of what has the gain or the gate are the same in all rows, and so no chance.
-    """
-    for (name, dtype), found in signed.summary().items():
-        run.signed.append(f"signed error of {name} in {formats.short(dtype)}: {found.text}")
-        is_judged = name != "y" or (dtype in formats.HALF and variant.rounding != "input_dtype")
-        if found.bias and is_judged and found.largest <= 1:
-            run.records += labelled([failed(name, found.bias)], variant.name, dtype, "all rows")
 
 
 def _same(one: Array, other: Array) -> bool:
@@ -338,10 +335,3 @@ def _wrong_sum(got: Array, data: Data) -> dict[str, str]:
         return {}
     came, wanted = (errors.describe(a.shape, a.dtype.name) for a in (got, want))
     return {"y": f"the second result is another {came}, expected x + residual, {wanted}"}
-
-
-def _version(framework: str) -> str:
-    try:
-        return importlib.metadata.version(framework)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -5,6 +5,7 @@ Text, JSON and JUnit are written from these.
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -86,3 +87,10 @@ class Run(Worker):
             self.status, self.message = "refused", "no comparison was made"
         else:
             self.status = "differs" if self.failures else "held"
+
+
+def version_of(framework: str) -> str:
+    try:
+        return importlib.metadata.version(framework)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

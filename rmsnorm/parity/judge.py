@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rmsnorm.accuracy.bounds import QUANTITIES, Bound, bound
+from rmsnorm.accuracy.signed import SignedErrors
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import Data
-from rmsnorm.parity.comparison import Comparison
+from rmsnorm.parity.comparison import Comparison, Run, labelled
 from rmsnorm.specification import dtypes, errors
+from rmsnorm.specification.variants import Variant
 
 Array = npt.NDArray[Any]
 
@@ -171,3 +173,16 @@ def _worst(got: Array, want: Array, ratio: Array, distances: Array, *, enough: b
 def failed(name: str, detail: str) -> Comparison:
     """The comparison of a quantity that has no result."""
     return Comparison(name, math.inf, 0.0, 0.0, 0.0, math.inf, False, detail)
+
+
+def biased(run: Run, signed: SignedErrors, variant: Variant) -> None:
+    """Puts the mean signed errors into a run, and a failure for each that is no chance.
+
+    Not where an element errs by more than one ulp, as then something else is wrong, and not for a y whose arithmetic is
+    no wider than itself: the roundings of what has the gain or the gate are the same in all rows, and so no chance.
+    """
+    for (name, dtype), found in signed.summary().items():
+        run.signed.append(f"signed error of {name} in {dtypes.short(dtype)}: {found.text}")
+        is_judged = name != "y" or (dtype in dtypes.HALF and variant.rounding != "input_dtype")
+        if found.bias and is_judged and found.largest <= 1:
+            run.records += labelled([failed(name, found.bias)], variant.name, dtype, "all rows")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import inspect
 import math
 import sys
@@ -25,7 +24,7 @@ import numpy as np
 from rmsnorm.accuracy.rounding import cast
 from rmsnorm.numpy_impl import allowed, rms_norm_quantised
 from rmsnorm.parity.cases import Array
-from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled
+from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled, version_of
 from rmsnorm.parity.judge import failed
 from rmsnorm.parity.quantised_cases import Case, cases_of
 from rmsnorm.parity.report import Report
@@ -99,7 +98,7 @@ def check_quantised(
 ) -> QuantisedReport:
     """``check`` with a quantisation, whose documentation says what the function is called with and returns."""
     preset = get_quantisation("check", quantisation)
-    kernel = _Kernel(function, framework, device, init or {})
+    kernel = Kernel(function, framework, device, init or {})
     if lacks := kernel.lacks(preset):
         want = f"a function f(x, scale, *, {', '.join(lacks)}) for {preset.name}"
         raise errors.out_of_domain("check", "function", kernel.name, want, "write an adapter that takes them by name")
@@ -112,10 +111,7 @@ def check_quantised(
         run.records += labelled(comparisons, preset.name, dtype, case.name)
         counts += counted
     run.name = kernel.targets[0].framework
-    try:
-        run.version = importlib.metadata.version(run.name)
-    except importlib.metadata.PackageNotFoundError:
-        run.version = ""
+    run.version = version_of(run.name)
     run.conclude()
     instead: tuple[str, ...] = ()
     if run.failures:
@@ -129,7 +125,7 @@ def check_quantised(
 
 
 def _judged(
-    kernel: _Kernel, preset: Quantisation, types: Sequence[str], reciprocal_slack: float
+    kernel: Kernel, preset: Quantisation, types: Sequence[str], reciprocal_slack: float
 ) -> Iterator[tuple[str, Case, list[Comparison], Counter[str]]]:
     for dtype in types:
         for case in cases_of(preset, dtype, residual=kernel.takes("residual"), always=kernel.needs_residual):
@@ -138,13 +134,19 @@ def _judged(
             yield dtype, case, comparisons, counts
 
 
-class _Kernel:
-    """A function of x, the gain and options, called with NumPy arrays."""
+class Kernel:
+    """A function of x, the gain and options, called with NumPy arrays.
 
-    def __init__(self, function: Any, framework: str | None, device: str, init: Mapping[str, Any]) -> None:
+    ``of_parts``: of a list of the parts of x along its first axis, in place of x, whose first result is y.
+    """
+
+    def __init__(
+        self, function: Any, framework: str | None, device: str, init: Mapping[str, Any], *, of_parts: bool = False
+    ) -> None:
+        self.first, self.result = ("parts", "y") if of_parts else ("x", "q")
         function = locate(function) if isinstance(function, str) else function
         if not callable(function) or isinstance(function, type):
-            want = "a function of x, the gain and options"
+            want = f"a function of {self.first}, the gain and options"
             raise errors.wrong_type("check", "function", function, want, "wrap it in one")
         self.name = (
             f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__name__)}"
@@ -160,7 +162,7 @@ class _Kernel:
         def probe(x: Any, weight: Any, residual: Any = None) -> Any:
             more = {} if residual is None else {"residual": residual}
             if self.is_open:
-                self.outputs = self.function(x, weight, **more, **self.options)
+                self.outputs = self.function(list(x) if of_parts else x, weight, **more, **self.options)
             return x
 
         probe.__signature__ = inspect.signature(probe)  # type: ignore[attr-defined]
@@ -217,7 +219,8 @@ class _Kernel:
         outputs = self.outputs if isinstance(self.outputs, (tuple, list)) else (self.outputs,)
         if not isinstance(outputs[0], target.bridge.array):
             kind = target.bridge.array
-            raise TargetError(f"q is a {type(outputs[0]).__name__}, expected {kind.__module__}.{kind.__qualname__}")
+            came = f"{self.result} is a {type(outputs[0]).__name__}"
+            raise TargetError(f"{came}, expected {kind.__module__}.{kind.__qualname__}")
         return [_fetched(target.bridge, output) for output in outputs]
 
 
@@ -286,7 +289,7 @@ def _described(array: Array) -> str:
     return errors.describe(array.shape, array.dtype.name)
 
 
-def _compare(kernel: _Kernel, preset: Quantisation, case: Case) -> tuple[list[Comparison], Counter[str]]:
+def _compare(kernel: Kernel, preset: Quantisation, case: Case) -> tuple[list[Comparison], Counter[str]]:
     known: dict[str, Any] = {"residual": case.residual, "eps": case.eps, "quantisation": preset}
     _, scales, *rest = rms_norm_quantised(case.x, case.gain, **known | case.options)
     try:
@@ -299,14 +302,14 @@ def _compare(kernel: _Kernel, preset: Quantisation, case: Case) -> tuple[list[Co
     stored = case.x if case.residual is None else rest[-1]
     largest = [_largest(preset, case, stored, e * (case.slack + 2.0**-40)) for e in (-1, 1)] if inexact else []
     if got.h is not None:
-        comparisons.append(_inside("h", got.h, stored, stored))
+        comparisons.append(inside("h", got.h, stored, stored))
     if got.g is not None:
         of_ends = [_of_amax(preset, a.max(), None)[1] for a in reversed(largest)] or [rest[0]] * 2
-        comparisons.append(_inside("g", got.g.reshape(()), *of_ends))
+        comparisons.append(inside("g", got.g.reshape(()), *of_ends))
         g = float(got.g.ravel()[0]) if got.g.ravel()[0] > 0 else float(rest[0])
     if inexact:
         ends = [_of_amax(preset, a, g)[0] for a in largest]
-    comparisons.append(_inside("scales", got.scales, *ends))
+    comparisons.append(inside("scales", got.scales, *ends))
     want = scales.astype(np.float32)
     moved = np.any(~_between(got.scales, want, want) & _between(got.scales, *ends), axis=-1)
     known |= {"global_scale": g} if preset.global_scale != "none" else {}
@@ -336,7 +339,7 @@ def _comparison(name: str, same: Array, fits: Array, detail: str) -> Comparison:
     return Comparison(name, 0.0 if passed else math.inf, 0.0, float(np.mean(same)), 0.0, apart, passed, detail)
 
 
-def _inside(name: str, got: Array, low: Array, high: Array) -> Comparison:
+def inside(name: str, got: Array, low: Array, high: Array) -> Comparison:
     """Whether an output is in the interval that is allowed, and of the right shape, h also of the right dtype."""
     if got.shape != low.shape or (name == "h" and got.dtype != low.dtype):
         return failed(name, f"{_described(got)}, expected {_described(low)}; write an adapter that returns this")

@@ -95,7 +95,7 @@ class Report:
     @cached_property
     def text(self) -> str:
         """Whether all comparisons held, the worst differences, what ``identify`` says, and what was not compared."""
-        run, name = self.run, self.variant.label
+        run, name = self.run, self._name
         where = f"{run.name} {run.version} on {run.device}"
         if self.passed:
             held = f"all {len(run.records)} comparisons of {run.cases} cases held ({where})"
@@ -110,8 +110,17 @@ class Report:
         lines += [_difference(records[0]) for records in shown]
         if len(run.failures) > len(shown):
             lines.append(f"  and {len(run.failures) - len(shown)} more; report.details or --json FILE has them all")
-        lines += ["identify says:", *(f"  {line}" for line in sentences(run, self.variant))]
-        return "\n".join([*lines, *self._counts, *_not_compared(run)])
+        return "\n".join([*lines, *self._instead, *self._counts, *_not_compared(run)])
+
+    @property
+    def _name(self) -> str:
+        """What it should be."""
+        return self.variant.label
+
+    @property
+    def _instead(self) -> list[str]:
+        """Lines on what it is."""
+        return ["identify says:", *(f"  {line}" for line in sentences(self.run, self.variant))]
 
     @property
     def _counts(self) -> list[str]:
