@@ -52,7 +52,7 @@ def write(
     """Write inputs, the golden's outputs and gradients, and the bounds of every case as safetensors.
 
     The other program reads DIR/NAME.safetensors and writes what it computes to DIR/outputs/NAME.safetensors. All cases
-    take 40 MB. The same version writes the same bytes every time; manifest.json has the digests.
+    take 67 MB. The same version writes the same bytes every time; manifest.json has the digests.
     """
     from rmsnorm.accuracy.bounds import QUANTITIES
     from rmsnorm.parity import vectors

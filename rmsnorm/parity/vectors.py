@@ -7,6 +7,7 @@ A folder holds a safetensors file for every case, and ``manifest.json``. Format 
                     tangent.bias: those that the case has
         expected.Q  the golden's value of the quantity Q, in the dtype that Q must have
         unit.Q      the unit of the parity ratio, |got - expected| / unit
+        lo.Q, hi.Q  for a Q of 16 bits, and for h: the numbers of float64 that round to each expected element
         metadata    what the call means, and for every quantity bound.Q and identical.Q
     outputs/VARIANT.DTYPE.CASE.safetensors
         Q           what the other program computed
@@ -16,6 +17,10 @@ inverse_rms, dx, dscale, dbias, dresidual, dgate or jvp. The units are F64, and 
 case, eps, eps_position, statistic, scale_offset, n, k, axes and feature_axes (counted from 0, with commas), norm (the
 dtype to which x / rho is rounded before the gain, or empty), product (the dtype of the operations with the parameters
 if norm is not empty), with a gate gate_function and gate_position, and with a residual residual_rounding.
+
+h is x + residual, and has no bound: expected.h is its only right value. A float64 number v rounds to an element of 16
+bits, to nearest with ties to even, exactly where lo <= v <= hi; an end that would round to the neighbour is pulled in
+by one step of float64. For infinity one end is infinite, for NaN both are NaN, and zero has no sign here.
 
 An element holds if it equals the expected one, if both are NaN, or if |got - expected| <= bound * unit. A quantity
 holds if all its N elements do, and at most 3 + (1 - identical) N have other bits. Tensors are little-endian, in
@@ -40,11 +45,13 @@ import safetensors
 
 from rmsnorm.accuracy.bounds import QUANTITIES, Bound
 from rmsnorm.files import check_regular, read_json, reading, replacing
+from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.parity.cases import Array, Data, make, select
 from rmsnorm.parity.comparison import Comparison, Run, labelled
 from rmsnorm.parity.instead import Output, instead
 from rmsnorm.parity.judge import Expected, Outcome, compare, expect, failed
 from rmsnorm.specification import errors
+from rmsnorm.specification.dtypes import HALF
 from rmsnorm.specification.variants import PRESETS, Variant
 from rmsnorm.specification.version import VERSION
 
@@ -118,6 +125,12 @@ def _write(
         tensors = _inputs(data)
         for name, want in expected.items():
             tensors |= {f"expected.{name}": want.value, f"unit.{name}": want.unit}
+        values = {name: want.value for name, want in expected.items()}
+        if "y" in values and data.residual is not None:
+            values["h"] = tensors["expected.h"] = add(data.x, data.residual, data.call.sum)
+        for name, value in values.items():
+            if value.dtype.name in HALF:
+                tensors |= dict(zip((f"lo.{name}", f"hi.{name}"), interval(value), strict=True))
         metadata = _metadata(data, expected)
         name = f"{variant}.{dtype}.{re.sub('[^a-z0-9.]+', '-', case.name)}.safetensors"
         content = serialized(tensors, metadata)
@@ -211,6 +224,30 @@ def _metadata(data: Data, expected: Mapping[str, Expected]) -> dict[str, str]:
     for name, want in expected.items():
         metadata |= {f"bound.{name}": want.bound.ratio, f"identical.{name}": want.bound.identical}
     return {name: str(value) for name, value in metadata.items()}
+
+
+def interval(values: Array) -> tuple[Array, Array]:
+    """The least and the greatest float64 that rounds to each element of 16 bits, to nearest with ties to even.
+
+    >>> [float(end[0]) for end in interval(np.float16([2048]))]
+    [2047.5, 2049.0]
+    """
+    bits = values.view(np.uint16)
+    code = (bits & 0x7FFF).astype(np.int64)
+    infinity = int(np.array(np.inf, values.dtype).view(np.uint16))
+    beyond = 2.0 ** np.frexp(float(np.array(infinity - 1, np.uint16).view(values.dtype)))[1]  # in place of infinity
+
+    def size(codes: Array) -> Array:
+        number = np.minimum(codes, infinity).astype(np.uint16).view(values.dtype).astype(np.float64)
+        return np.where(np.isinf(number), beyond, number)
+
+    below, above = ((size(code) + size(np.clip(code + step, 0, infinity))) / 2 for step in (-1, 1))
+    is_odd = code % 2 == 1
+    below, above = (np.where(is_odd, np.nextafter(a, size(code)), a) for a in (below, above))
+    below, above = np.where(code == 0, -above, below), np.where(code == infinity, np.inf, above)
+    below, above = (np.where(code > infinity, np.nan, a) for a in (below, above))
+    negative = bits > 0x7FFF
+    return np.where(negative, -above, below), np.where(negative, -below, above)
 
 
 def serialized(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:

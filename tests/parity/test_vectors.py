@@ -17,6 +17,8 @@ from commands import rmsnorm
 from safetensors.numpy import save_file
 
 from rmsnorm import Variant
+from rmsnorm.accuracy.rounding import cast
+from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.parity import instead, report, vectors
 from rmsnorm.parity.cases import make, recast, select
 from rmsnorm.parity.equations import candidate
@@ -122,10 +124,32 @@ def test_the_files_hold_the_cases_of_the_kit(written):
         inputs |= dict(zip(("tangent.x", "tangent.scale", "tangent.bias"), data.tangents, strict=True))
         want = {name: array for name, array in inputs.items() if array is not None}
         want |= {f"expected.{name}": array for name, array in golden(data).items()}
-        assert {name for name in tensors if not name.startswith("unit.")} == set(want)
+        if data.residual is not None:
+            want["expected.h"] = rms_norm(data.x, data.scale, data.bias, **data.options, **data.arrays)[1]
+        for name in [name for name in want if name.startswith("expected.") and want[name].dtype.itemsize == 2]:
+            ends = [tensors[name.replace("expected", end)] for end in ("lo", "hi")]
+            assert [end.tobytes() for end in ends] == [end.tobytes() for end in vectors.interval(want[name])]
+        others = {name for name in tensors if not name.startswith(("unit.", "lo.", "hi."))}
+        assert others == set(want)
         for name, array in want.items():
             assert tensors[name].dtype == array.dtype, name
             assert tensors[name].tobytes() == array.tobytes(), name
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_interval_of_an_element_is_what_rounds_to_it(dtype):
+    """All 65,536 numbers: both ends round to the element, and the next float64 outside does not."""
+    values = np.arange(2**16).astype(np.uint16).view(dtype)
+    low, high = vectors.interval(values)
+    with np.errstate(invalid="ignore"):  # half of the NaN are signalling
+        is_nan = np.isnan(values)
+    assert np.all(np.isnan(low) == is_nan)
+    assert np.all(np.isnan(high) == is_nan)
+    number = values[~is_nan].astype(np.float64)
+    for end, outwards in ((low[~is_nan], -np.inf), (high[~is_nan], np.inf)):
+        assert np.all(cast(end, dtype).astype(np.float64) == number)
+        next_one = np.nextafter(end, outwards)
+        assert np.all((cast(next_one, dtype).astype(np.float64) != number) | np.isinf(end))
 
 
 def test_the_goldens_own_outputs_pass(folder):
