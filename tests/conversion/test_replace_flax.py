@@ -104,6 +104,10 @@ def test_a_model_says_and_learns_the_same() -> None:
     }
     assert [report[f"norms/{i}"].variant.eps for i in range(2)] == [1e-5, 1e-6]
     assert report["norms/0"].why == "recognised; with extra it runs its own code"
+    assert report["norms/0"].roundings is None
+    mixed = report["norms/1"].roundings  # its dtype is bfloat16, that of its gain float32
+    assert (mixed.dtype, mixed.elements, mixed.ours) == ("bfloat16", 2**20, 0)
+    assert 0 < mixed.differing == mixed.theirs < 1000
     assert all(norm is own for norm, own in zip(mine.norms, norms, strict=True))
     assert all(isinstance(norm, kind) and type(norm) is not kind for norm, kind in zip(norms, kinds, strict=True))
     assert jax.tree.structure(nnx.state(mine)) == jax.tree.structure(state)

@@ -248,3 +248,17 @@ def test_a_mask_ends_at_the_built_in_layer_replaced_or_not_and_goes_through_ours
     # Float32: four steps, in each sums of 12 terms and 8 roundings more, in numbers below 1.
     for other in (built_in, alike):
         np.testing.assert_allclose(other(tokens).numpy(), want, rtol=0, atol=4 * 20 * 2.0**-24)
+
+
+@pytest.mark.needs("keras>=3.9", "its model has keras.layers.RMSNormalization, which is of 3.9")
+def test_a_line_says_in_mixed_bfloat16_which_side_is_exact() -> None:
+    """The layer computes in bfloat16, its gain is float32."""
+    layer = keras.layers.RMSNormalization(dtype="mixed_bfloat16")
+    layer.build((None, 8))
+    (entry,) = replace(layer, dry_run=True)
+    found = entry.roundings
+    assert (found.dtype, found.elements, found.ours) == ("bfloat16", 2**20, 0)
+    assert 0 < found.differing == found.theirs < 1000
+    assert str(entry).endswith(
+        f"of 1,048,576 elements of y differ, by at most {found.ulps:.0f} ulp, and ours are exact"
+    )

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.identify import Identity
+from rmsnorm.conversion.replacement.proof import Proof
 
 
 class Backend(ABC):
@@ -40,7 +40,7 @@ class Backend(ABC):
         """Whether there are modules inside."""
 
     @abstractmethod
-    def prove(self, module: Any) -> tuple[Norm, Identity]:
+    def prove(self, module: Any) -> Proof:
         """What a module computes. Raises Unproven if it must stay as it is."""
 
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any, Final
@@ -12,11 +13,11 @@ from flax import nnx
 from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.change import Replaced, called_with, computed, subclass, vector
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import decide, require_gain_alone
+from rmsnorm.conversion.replacement.proof import Proof, decide, require_gain_alone
 from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.flax_impl.functional import rms_norm
 from rmsnorm.flax_impl.layers import RMSNorm
-from rmsnorm.identify import Identity, Target, open_target
+from rmsnorm.identify import Target, open_target
 
 # In Flax 0.11 it is a method.
 iter_modules: Any = nnx.iter_modules if hasattr(nnx, "iter_modules") else nnx.Module.iter_modules
@@ -30,6 +31,14 @@ def _changes(module: nnx.Module, *inputs: Any) -> bool:
 
 def _variables(module: nnx.Module) -> dict[str, Any]:
     return {".".join(map(str, path)): variable for path, variable in nnx.to_flat_state(nnx.state(module))}
+
+
+def _dtypes(module: Any) -> tuple[str, str]:
+    """In which it computes and has its parameters: its attribute ``dtype``, where it has one, is that of y."""
+    of_parameters = next((variable.dtype.name for variable in _variables(module).values()), "float32")
+    with contextlib.suppress(TypeError):  # anything may have that name
+        return jax.numpy.dtype(getattr(module, "dtype", None) or of_parameters).name, of_parameters
+    return of_parameters, of_parameters
 
 
 def _state(module: nnx.Module) -> Any:
@@ -74,7 +83,7 @@ class Flax(Backend):
     def has_inner(self, module: nnx.Module) -> bool:
         return any(path for path, _ in iter_modules(module))
 
-    def prove(self, module: nnx.Module) -> tuple[Norm, Identity]:
+    def prove(self, module: nnx.Module) -> Proof:
         if self.has_inner(module):
             raise Unproven("it has modules of its own")
         target = open_target(nnx.clone(module))
@@ -88,10 +97,10 @@ class Flax(Backend):
         asked = nnx.clone(module)
         if type(asked) is nnx.RMSNorm:
             asked.dtype = None
-        norm, identity = decide(target, module.__call__, replacement, open_target(asked))
-        if _changes(nnx.clone(module), *[jax.numpy.ones(norm.shapes[-1])] * (2 if norm.gate else 1)):
+        proof = decide(target, module.__call__, replacement, _dtypes(module), open_target(asked))
+        if _changes(nnx.clone(module), *[jax.numpy.ones(proof.norm.shapes[-1])] * (2 if proof.norm.gate else 1)):
             raise Unproven("a call changes its state")
-        return norm, identity
+        return proof
 
     def key_of(self, module: nnx.Module) -> Any:
         variables = [(name, variable.shape, variable.dtype) for name, variable in _variables(module).items()]

@@ -13,9 +13,9 @@ import numpy as np
 from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.change import called_with, computed, vector
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import changed, decide, require_gain_alone, require_same
+from rmsnorm.conversion.replacement.proof import Proof, changed, decide, require_gain_alone, require_same
 from rmsnorm.conversion.replacement.report import Unproven
-from rmsnorm.identify import Identity, Target
+from rmsnorm.identify import Target
 from rmsnorm.targets.layers import build, open_keras
 from rmsnorm.tf_impl.layers import RMSNormalization, compute
 
@@ -83,7 +83,7 @@ class Keras(Backend):
     def has_inner(self, layer: Any) -> bool:
         return len(list(layer._flatten_layers())) > 1
 
-    def prove(self, layer: Any) -> tuple[Norm, Identity]:
+    def prove(self, layer: Any) -> Proof:
         if self.has_inner(layer):
             raise Unproven("it has layers of its own")
         if "call" in vars(layer):
@@ -101,9 +101,9 @@ class Keras(Backend):
         def replacement(norm: Norm) -> Target:
             return open_keras(layer, layer.name, "cpu", change=lambda fresh: self.become(fresh, norm))
 
-        norm, identity = decide(target, layer.call, replacement)
-        _require_no_more(layer, norm)
-        return norm, identity
+        proof = decide(target, layer.call, replacement, (layer.compute_dtype, layer.variable_dtype))
+        _require_no_more(layer, proof.norm)
+        return proof
 
     def key_of(self, layer: Any) -> Any:
         try:

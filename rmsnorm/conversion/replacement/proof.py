@@ -7,16 +7,18 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from rmsnorm.accuracy.bounds import of_replacement
+from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.conversion.replacement.layout import Norm, find_layout, size_of_gain
-from rmsnorm.conversion.replacement.report import REASONS, NoNorm, Unproven, recognised
+from rmsnorm.conversion.replacement.report import REASONS, NoNorm, Roundings, Unproven, recognised
 from rmsnorm.identify import Identity, Target, TargetError
 from rmsnorm.identify.layout import Layout, parameters
 from rmsnorm.identify.solve import identify_opened
+from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.specification import dtypes
 from rmsnorm.targets.arguments import argument_named
 from rmsnorm.targets.bridges import Array
@@ -25,18 +27,32 @@ from rmsnorm.targets.target import random_state_kept
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _SPECIAL: Final = (("zeros", 0.0), ("NaN", np.nan), ("infinity", np.inf), ("-infinity", -np.inf))
 _TIME: Final = 600.0  # seconds for identify
+_ELEMENTS: Final = 2**20  # of y in 16 bits: a handful of them are not the nearest number after float32 arithmetic
+
+
+class Proof(NamedTuple):
+    """What a layer computes, where, and how y of its replacement is rounded in 16 bits."""
+
+    norm: Norm
+    identity: Identity
+    roundings: Roundings | None
 
 
 @random_state_kept()
 def decide(
-    target: Target, call: Callable[..., Any], replaced: Callable[[Norm], Target], asked: Target | None = None
-) -> tuple[Norm, Identity]:
+    target: Target,
+    call: Callable[..., Any],
+    replaced: Callable[[Norm], Target],
+    own: tuple[str, str],
+    asked: Target | None = None,
+) -> Proof:
     """What a layer computes, if its replacement computes the same.
 
     Args:
         target: the layer, or a copy of it.
         call: its own call, whose first parameter is x, and whose second one may be a gate.
         replaced: makes the replacement of a copy.
+        own: the dtypes in which the layer computes and has its parameters.
         asked: the same layer without what no variant says, such as another dtype of y; None for the layer itself.
 
     Raises:
@@ -66,7 +82,34 @@ def decide(
         raise reasons[0]
     for dtype in _DTYPES if not target.bridge.compiles else _DTYPES[:1]:
         _compare(target, ours, norm, proven[-1], dtype, _with_special_rows)
-    return replace(norm, shapes=tuple(proven)), identity
+    norm = replace(norm, shapes=tuple(proven))
+    return Proof(norm, identity, _roundings(target, ours, norm, *own))
+
+
+def _roundings(theirs: Target, ours: Target, norm: Norm, dtype: str, of_parameters: str) -> Roundings | None:
+    """How y differs in the dtype in which a layer computes; None for one of more than 16 bits, or of few rows."""
+    if dtype not in _DTYPES[1:]:
+        return None
+    try:
+        layout = norm.example
+        x, _, arrays = _inputs(theirs, layout.shape(_ELEMENTS // layout.n), dtype)
+        arrays = {name: array if name == "gate" else array.astype(of_parameters) for name, array in arrays.items()}
+        count, results = x.size // layout.n, []
+        for target in (theirs, ours):
+            with target.evaluating():
+                results.append(layout.to_rows(_quick(target).forward(x, **arrays), count))
+    except (Unproven, TargetError):  # it takes no more rows
+        return None
+    if any(y.dtype != x.dtype for y in results):
+        return None
+    far = ulps(*results)
+    differ = far.any(axis=1)
+    rows, gate = (layout.to_rows(each, count)[differ] for each in (x, arrays.get("gate", x)))
+    scale, bias = (layout.spread(arrays[name], count)[differ] if name in arrays else None for name in ("scale", "bias"))
+    known: dict[str, Any] = {"variant": norm.known, "out_dtype": x.dtype}
+    exact = rms_norm(rows, scale, bias, feature_axis=(0, 1), gate=gate if norm.gate else None, **known)
+    wrong = (int(np.count_nonzero(ulps(y[differ], exact))) for y in results)
+    return Roundings(dtype, far.size, int(np.count_nonzero(far)), float(far.max()), *wrong)
 
 
 def _identified(target: Target, asked: Target, x: str, gate: str | None) -> tuple[Norm, Identity]:

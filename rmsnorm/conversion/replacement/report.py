@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, get_args
+from typing import Final, NamedTuple, get_args
 
 from rmsnorm.identify import Identity
 from rmsnorm.identify.names import named
@@ -25,6 +25,35 @@ class NoNorm(Unproven):
     """It normalises nothing: only a module whose class has "norm" in its name is worth a line in the report."""
 
 
+class Roundings(NamedTuple):
+    """How y of a module in 16 bits differs from y of its replacement, for random numbers.
+
+    Attributes:
+        dtype: in which the module computes.
+        elements: how many elements of y there were.
+        differing: in how many of them the two differ.
+        ulps: the largest difference, in steps of the dtype; infinite where one is NaN.
+        theirs, ours: in how many of them y of the module, and y of its replacement, is not the exact result, rounded
+            as the variant says.
+    """
+
+    dtype: str
+    elements: int
+    differing: int
+    ulps: float
+    theirs: int
+    ours: int
+
+    def __str__(self) -> str:
+        if not self.differing:
+            return f"in {self.dtype} all {self.elements:,} elements of y are equal"
+        exact = f"theirs are not exact in {self.theirs:,}, ours in {self.ours:,}"
+        if not self.theirs or not self.ours:
+            exact = f"{'theirs' if self.ours else 'ours'} are exact"
+        many = f"{self.differing:,} of {self.elements:,} elements of y differ"
+        return f"in {self.dtype} {many}, by at most {self.ulps:,.0f} ulp, and {exact}"
+
+
 @dataclass(frozen=True)
 class Replacement:
     """What happened to one module.
@@ -35,6 +64,7 @@ class Replacement:
         variant: the variant of the new layer, or None if the module was not replaced.
         why: "recognised", or what differs now; or the reason why the module was not replaced.
         done: whether the model was changed, False of a dry run.
+        roundings: of a recognised module that computes in 16 bits, how y differs.
     """
 
     name: str
@@ -42,11 +72,13 @@ class Replacement:
     variant: Variant | None
     why: str
     done: bool = field(default=True, compare=False)
+    roundings: Roundings | None = None
 
     def __str__(self) -> str:
         form = "" if self.variant is None else f"RMSNorm, variant {self.variant.name}, eps {self.variant.eps}"
         result = f"{'now' if self.done else 'would be'} {form}" if form else "left"
-        return f"{self.name or 'the model'} ({self.kind}): {result}; {self.why}"
+        line = f"{self.name or 'the model'} ({self.kind}): {result}; {self.why}"
+        return line if self.roundings is None else f"{line}; {self.roundings}"
 
 
 def nothing(kind: str, replaced: int) -> Replacement:

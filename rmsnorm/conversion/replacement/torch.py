@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.change import Replaced, axes_of, called_with, in_groups, subclass, vector
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import changed, decide, require_gain_alone
+from rmsnorm.conversion.replacement.proof import Proof, changed, decide, require_gain_alone
 from rmsnorm.conversion.replacement.report import Unproven
-from rmsnorm.identify import Identity, Target, TargetError, open_target
+from rmsnorm.identify import Target, TargetError, open_target
 from rmsnorm.specification.variants import PRESETS, Variant
+from rmsnorm.targets.layers import dtype_of
 from rmsnorm.targets.target import random_state_kept
 from rmsnorm.torch_impl.autograd import repeat
 from rmsnorm.torch_impl.engines import repeated_for
@@ -150,15 +151,14 @@ class Torch(Backend):
     def has_inner(self, module: nn.Module) -> bool:
         return bool(list(module.children()))
 
-    def prove(self, module: nn.Module) -> tuple[Norm, Identity]:
-        own = dict(module.named_parameters(recurse=False))
+    def prove(self, module: nn.Module) -> Proof:
         if self.has_inner(module):
             raise Unproven("it has modules of its own")
         if "forward" in vars(module):
             raise Unproven("its forward is not that of its class")
         if module._compiled_call_impl is not None:
             raise Unproven("it is compiled; call replace before that")
-        if any(type(parameter) is not nn.Parameter for parameter in own.values()):
+        if any(type(parameter) is not nn.Parameter for parameter in module.parameters()):
             raise Unproven("its parameters are sharded or quantised; call replace before that")
         probe = _probe(module)
         before = copy.deepcopy(probe)
@@ -171,13 +171,14 @@ class Torch(Backend):
             self.become(ours, norm)
             return replace(open_target(ours), arguments=target.arguments)
 
-        norm, identity = decide(target, module.forward, replacement)
+        own = dtype_of([*module.parameters(), *module.buffers(), torch.ones(())][0])
+        proof = decide(target, module.forward, replacement, (own, own))
         with random_state_kept():
-            norm = replace(norm, keeps_order=_keeps_order(probe, norm))
+            norm = replace(proof.norm, keeps_order=_keeps_order(probe, proof.norm))
         touched = changed(_everything(before), _everything(target.probe))
         if touched:
             raise Unproven(f"a call changes its {', '.join(touched)}")
-        return norm, identity
+        return proof._replace(norm=norm)
 
     def key_of(self, module: nn.Module) -> Any:
         common = vars(nn.Module())
