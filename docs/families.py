@@ -1,101 +1,252 @@
-"""The table of docs/which.md: which variant each family of models has, and where its eps is.
+"""The table of docs/which.md: which norms each family of models has, their variants, and where their eps is.
 
-python docs/families.py --ask     # asks the classes of transformers, as `rmsnorm identify` does: half a minute
-python docs/families.py           # prints the table of families.json for docs/which.md; a test compares
+python docs/families.py --ask            # asks a small model of each family of transformers: a quarter of an hour
+python docs/families.py --ask llama t5   # asks these alone, and keeps the others
+python docs/families.py                  # prints the table of families.json for docs/which.md; a test compares
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import re
 import sys
-from importlib import import_module
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
 PATH = Path(__file__).parents[1] / "rmsnorm" / "specification" / "families.json"
-# of the module transformers.models.NAME: the class of the norm, the class of the configuration
-FAMILIES = {
-    "arcee": ("ArceeRMSNorm", "ArceeConfig"),
-    "bitnet": ("BitNetRMSNorm", "BitNetConfig"),
-    "chameleon": ("ChameleonRMSNorm", "ChameleonConfig"),
-    "deepseek_v2": ("DeepseekV2RMSNorm", "DeepseekV2Config"),
-    "deepseek_v3": ("DeepseekV3RMSNorm", "DeepseekV3Config"),
-    "ernie4_5": ("Ernie4_5RMSNorm", "Ernie4_5Config"),
-    "exaone4": ("Exaone4RMSNorm", "Exaone4Config"),
-    "gemma": ("GemmaRMSNorm", "GemmaConfig"),
-    "gemma2": ("Gemma2RMSNorm", "Gemma2Config"),
-    "gemma3": ("Gemma3RMSNorm", "Gemma3TextConfig"),
-    "gemma3n": ("Gemma3nRMSNorm", "Gemma3nTextConfig"),
-    "glm": ("GlmRMSNorm", "GlmConfig"),
-    "glm4": ("Glm4RMSNorm", "Glm4Config"),
-    "gpt_oss": ("GptOssRMSNorm", "GptOssConfig"),
-    "granite": ("GraniteRMSNorm", "GraniteConfig"),
-    "helium": ("HeliumRMSNorm", "HeliumConfig"),
-    "internvl": ("InternVLVisionRMSNorm", "InternVLVisionConfig"),
-    "jamba": ("JambaRMSNorm", "JambaConfig"),
-    "llama": ("LlamaRMSNorm", "LlamaConfig"),
-    "llama4": ("Llama4TextRMSNorm", "Llama4TextConfig"),
-    "longt5": ("LongT5LayerNorm", "LongT5Config"),
-    "mamba": ("MambaRMSNorm", "MambaConfig"),
-    "mamba2": ("MambaRMSNormGated", "Mamba2Config"),
-    "minimax": ("MiniMaxRMSNorm", "MiniMaxConfig"),
-    "mistral": ("MistralRMSNorm", "MistralConfig"),
-    "mixtral": ("MixtralRMSNorm", "MixtralConfig"),
-    "mt5": ("MT5LayerNorm", "MT5Config"),
-    "olmo2": ("Olmo2RMSNorm", "Olmo2Config"),
-    "olmoe": ("OlmoeRMSNorm", "OlmoeConfig"),
-    "phi3": ("Phi3RMSNorm", "Phi3Config"),
-    "pixtral": ("PixtralRMSNorm", "PixtralVisionConfig"),
-    "qwen2": ("Qwen2RMSNorm", "Qwen2Config"),
-    "qwen3": ("Qwen3RMSNorm", "Qwen3Config"),
-    "qwen3_moe": ("Qwen3MoeRMSNorm", "Qwen3MoeConfig"),
-    "recurrent_gemma": ("RecurrentGemmaRMSNorm", "RecurrentGemmaConfig"),
-    "smollm3": ("SmolLM3RMSNorm", "SmolLM3Config"),
-    "t5": ("T5LayerNorm", "T5Config"),
-    "umt5": ("UMT5LayerNorm", "UMT5Config"),
-    "zamba2": ("Zamba2RMSNorm", "Zamba2Config"),
+LARGEST = 30_000_000  # parameters of a model that is built
+# Sizes of the small models. They differ, so that the width of a norm shows which field of the configuration it is.
+SIZES = {
+    "vocab_size": 64, "hidden_size": 48, "d_model": 48, "intermediate_size": 56, "d_ff": 56, "num_hidden_layers": 4,
+    "num_layers": 4, "num_decoder_layers": 4, "num_attention_heads": 4, "num_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 10, "d_kv": 10, "num_experts": 4, "n_routed_experts": 4, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 22, "shared_expert_intermediate_size": 22, "q_lora_rank": 24,
+    "kv_lora_rank": 14, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 18, "n_group": 1, "topk_group": 1,
+    "linear_key_head_dim": 26, "linear_value_head_dim": 30, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+    "pad_token_id": 0, "vocab_size_per_layer_input": 64, "depth": 2,
+}  # fmt: skip
+PARTS = {"hidden_size": 64, "d_model": 64, "intermediate_size": 72, "num_hidden_layers": 2}  # of vision and sound
+# what a family needs beside these, by model_type
+MORE: dict[str, dict[str, Any]] = {
+    "chameleon": {"vocabulary_map": {"<image>": 3}},
+    "gemma3n_text": {"num_hidden_layers": 5, "num_kv_shared_layers": 0},
+    "gemma4_text": {"global_head_dim": 34},
+    "internvl_vision": {"norm_type": "rms_norm", "use_qk_norm": True},
+    "gemma4_unified_text": {"global_head_dim": 34},
+    "diffusion_gemma_text": {"global_head_dim": 34},
+    "mamba2": {"num_heads": 8, "head_dim": 12},
+    "zamba2": {"num_hidden_layers": 4, "layer_types": ["mamba", "hybrid", "mamba", "hybrid"], "mamba_headdim": 12},
 }
-EPS = ("rms_norm_eps", "rms_norm_epsilon", "layer_norm_epsilon", "layer_norm_eps", "norm_eps", "norm_epsilon")
+HEADS = ("num_attention_heads", "num_key_value_heads", "num_heads", "linear_num_value_heads", "mamba_num_heads")
 
 
-def ask() -> dict[str, Any]:
-    """What identify answers on each class, the name of its eps in the configuration, and the default of that."""
-    from transformers import __version__
+def fields(kind: Any) -> dict[str, Any]:
+    """The fields of a configuration of this class, with their defaults."""
+    return {key: value for key, value in vars(kind()).items() if not key.startswith("_")}
 
-    from rmsnorm.identify.worker import identities
 
-    targets = {f"transformers.models.{name}.modeling_{name}:{norm}": name for name, (norm, _) in FAMILIES.items()}
-    families = {}
-    for target, identity in identities(list(targets), time_limit=120.0, gradients=False):
-        name = targets[target]
-        if isinstance(identity, str) or identity.kind != "rmsnorm":
-            print(f"{target}: {identity if isinstance(identity, str) else identity.headline}", file=sys.stderr)
+def arguments(kind: Any, eps: Iterator[float], sizes: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a small configuration, and of those in it, in which each eps has a value of its own."""
+    own = fields(kind)
+    parts = {
+        name: {"model_type": part.model_type, **arguments(type(part), eps, SIZES if "text" in name else SIZES | PARTS)}
+        for name, part in own.items()
+        if hasattr(part, "model_type")
+    }
+    values = {key: value for key, value in sizes.items() if type(own.get(key)) in (int, type(None)) and key in own}
+    values |= {key: next(eps) for key, value in own.items() if "eps" in key and isinstance(value, float)}
+    return values | parts | MORE.get(kind.model_type, {})
+
+
+def numbers(config: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers in a configuration and in those in it, each with its name."""
+    for key, value in {**MORE.get(config.model_type, {}), **vars(config)}.items():
+        if hasattr(value, "model_type"):
+            yield from numbers(value, f"{path}{key}.")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and not key.startswith("_"):
+            yield path + key, value
+
+
+def build(name: str, **options: Any) -> Any:
+    """A small model of the family with random weights, in whose configuration each eps has a value of its own.
+
+    Raises:
+        ValueError: the model is not small.
+    """
+    import torch
+    import transformers
+
+    kind = transformers.CONFIG_MAPPING[name]
+    eps = (3e-4 + 1e-5 * i for i in count())
+    config = kind(**arguments(kind, eps, SIZES) | options)
+    autos = ("ImageTextToText", "CausalLM", "Seq2SeqLM")
+    classes = [*(getattr(transformers, f"AutoModelFor{auto}") for auto in autos), transformers.AutoModel]
+    auto = next(auto for auto in classes if kind in auto._model_mapping)
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in auto.from_config(config).parameters())
+    if size > LARGEST:
+        raise ValueError(f"it has {size} parameters: give it other sizes in MORE")
+    torch.manual_seed(0)
+    return auto.from_config(config)
+
+
+def widths(model: Any) -> dict[str, int]:
+    """How wide the rows of the norms without a gain are, by role, as a call of the model shows."""
+    import torch
+
+    seen: dict[str, int] = {}
+    for name, module in model.named_modules():
+        if "Norm" in type(module).__name__ and not [*module.parameters()]:
+            role = ".".join(role_of(name))
+            module.register_forward_hook(lambda _, __, y, role=role: seen.setdefault(role, y.shape[-1]))
+    ids = torch.ones(1, 8, dtype=torch.int64)
+    with contextlib.suppress(Exception):  # a model of images may need more; then its row says no size
+        model(input_ids=ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}))
+    return seen
+
+
+def role_of(name: str) -> list[str]:
+    """The name of a module without the numbers of layers."""
+    return [part for part in name.split(".") if not part.isdecimal()]
+
+
+def size_of(width: int | None, config: Any) -> str:
+    """The field of the configuration that a width is, or the product of two."""
+    known = {
+        key: value
+        for key, value in numbers(config)
+        if re.search("(?<!vocab_)size|head|hidden|dim|d_|rank|channel", key)
+    }
+    order = {key: i for i, key in enumerate(SIZES)}
+    same = [key for key, value in known.items() if value == width]
+    if same:
+        return min(same, key=lambda key: order.get(key.split(".")[-1], len(order)))
+    for key in [key for key in known if key.endswith("num_attention_heads")]:
+        part = key.removesuffix("num_attention_heads")
+        if f"{part}hidden_size" in known and not known.get(f"{part}head_dim"):
+            known[f"{part}hidden_size / {part}num_attention_heads"] = known[f"{part}hidden_size"] / known[key]
+    dims = [key for key in known if re.search(r"head_dim$|d_kv$| / ", key)]
+    heads = [key for key in known if key.split(".")[-1] in HEADS]
+    if width in (known[dim] for dim in dims):
+        return next(dim for dim in dims if known[dim] == width)
+    for head, dim in product(heads, dims):
+        if known[head] * known[dim] == width:
+            return f"{head} * {dim}"
+    return "" if width is None else str(width)
+
+
+def ask(name: str) -> list[dict[str, Any]]:
+    """The RMSNorms of a family: a row for those that compute the same."""
+    import transformers
+
+    from rmsnorm.conversion import replace
+
+    model = build(name)
+    defaults = dict(numbers(transformers.CONFIG_MAPPING[name]()))
+    given = {value: key for key, value in numbers(model.config) if "eps" in key.split(".")[-1]}
+    gainless, roles = widths(model), defaultdict(list)
+    for entry in replace(model, dry_run=True):
+        if entry.variant is None and "rms" not in entry.kind.lower():
             continue
-        module = import_module(f"transformers.models.{name}.configuration_{name}")
-        config = getattr(module, FAMILIES[name][1])()
-        eps = next((field for field in EPS if hasattr(config, field)), None)
-        families[name] = {
-            "class": FAMILIES[name][0], "variant": identity.described.removeprefix("the variant "),
-            "field": eps, "default": None if eps is None else getattr(config, eps),
-        }  # fmt: skip
-    return {"transformers": __version__, "families": families}
+        path = role_of(entry.name)
+        module = model.get_submodule(entry.name)
+        gains = [*module.parameters()]
+        variant, eps, words = f"none: {entry.why}", getattr(module, "eps", None), ""
+        if entry.variant is not None:
+            variant, eps = entry.variant.name.replace("torch", "standard"), entry.variant.eps
+            words = re.sub(r" of \d+", "", entry.why.partition("; ")[0].removeprefix("recognised"))
+            words += "" if gains else ", without a gain"
+        field = next((key for value, key in given.items() if eps and abs(value / eps - 1) < 0.01), None)
+        size = size_of(gains[0].shape[-1] if gains else gainless.get(".".join(path)), model.config)
+        default = defaults.get(field) if field else eps
+        part = part_of(model.config, field or size, type(module))
+        roles[entry.kind, variant + words, field, default, size, part].append(path)
+    rows = []
+    for row, paths in roles.items():
+        others = [path for other, more in roles.items() if other != row for path in more]
+        named = dict(zip(("class", "variant", "field", "default", "size", "part"), row, strict=True))
+        rows.append({"roles": [*dict.fromkeys(shortest(path, others) for path in paths)], **named})
+    return rows
+
+
+def part_of(config: Any, field: str, norm: type) -> str | None:
+    """The model_type of the part of the configuration that the field is in, if the norm is of the same code."""
+    name = field.partition(".")[0]
+    part = getattr(config, name, None) if name != field else None
+    same = part is not None and type(part).__module__.split(".")[2] == norm.__module__.split(".")[2]
+    return part.model_type if same else None
+
+
+def shortest(path: list[str], others: list[list[str]]) -> str:
+    """The shortest end of a path that no other path has."""
+    for length in range(1, len(path)):
+        if all(path[-length:] != other[-length:] for other in others if other != path):
+            return ".".join(path[-length:])
+    return ".".join(path)
+
+
+def dump(document: dict[str, Any]) -> str:
+    """JSON with a line for each row."""
+    families = ",\n".join(
+        f"  {json.dumps(name)}: [\n" + ",\n".join(f"   {json.dumps(row)}" for row in rows) + "\n  ]"
+        for name, rows in sorted(document["families"].items())
+    )
+    return f'{{\n "transformers": "{document["transformers"]}",\n "families": {{\n{families}\n }}\n}}\n'
+
+
+def names() -> list[str]:
+    """The families in whose code there is a norm with a root."""
+    import transformers
+
+    root = Path(transformers.__file__).parent / "models"
+    code = {
+        name: "".join(path.read_text(encoding="utf-8") for path in (root / folder).glob("modeling_*.py"))
+        for name in transformers.CONFIG_MAPPING
+        if (root / (folder := transformers.CONFIG_MAPPING[name].__module__.split(".")[2])).is_dir()
+    }
+    return [name for name, text in code.items() if re.search(r"RMSNorm|L2Norm|variance \+ self", text)]
 
 
 def table(document: dict[str, Any]) -> str:
-    columns = ("family", "class in transformers", "variant", "eps in `config.json`", "its default", "layer")
+    columns = ("family", "norms", "variant", "eps in `config.json`", "its default", "size of a row", "class")
     lines = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
-    for name, family in sorted(document["families"].items()):
-        variant, _, rest = family["variant"].partition(",")
-        words = variant.split(" but ")
-        plain = len(words) == 1 and not rest
-        layer = f'`RMSNorm(n, eps=eps, variant="{words[0]}")`' if plain else "none; see the variant"
-        field = f"`{family['field']}`" if family["field"] else "in the code"
-        default = "" if family["default"] is None else f"{family['default']:g}".replace("e-0", "e-")
-        lines.append(f"| {name} | `{family['class']}` | {family['variant']} | {field} | {default} | {layer} |")
+    for name, rows in sorted(document["families"].items()):
+        for row in rows:
+            field = f"`{row['field']}`" if row["field"] else "in the code"
+            default = "" if row["default"] is None else f"{row['default']:g}".replace("e-0", "e-")
+            size = f"`{row['size']}`" if row["size"] else ""
+            roles = ", ".join(f"`{role}`" for role in row["roles"])
+            cells = (name, roles, row["variant"], field, default, size, f"`{row['class']}`")
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
+def main() -> None:
+    document = json.loads(PATH.read_text(encoding="utf-8"))
+    if sys.argv[1:2] == ["--ask"]:
+        import transformers
+
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        document["transformers"] = transformers.__version__
+        document["families"] = document["families"] if sys.argv[2:] else {}
+        for name in sys.argv[2:] or names():
+            try:
+                rows = ask(name)
+            except Exception as error:  # some models want more than sizes; the others are asked
+                print(f"{name}: {type(error).__name__}: {str(error).strip()[:200]!r}", file=sys.stderr, flush=True)
+                continue
+            if rows:
+                document["families"][name] = rows
+        PATH.write_text(dump(document), encoding="utf-8")
+    sys.stdout.write(table(document))
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--ask"]:
-        PATH.write_text(json.dumps(ask(), indent=1) + "\n", encoding="utf-8")
-    sys.stdout.write(table(json.loads(PATH.read_text(encoding="utf-8"))))
+    main()

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rmsnorm.cli.callables import TARGET_HELP, Compiled, Device, Framework, Gradients, GroupSize, Init, called, opening
+from rmsnorm.cli.tables import wrapped
 from rmsnorm.cli.usage import DIFFERS, unusable
 from rmsnorm.parity import screen
 from rmsnorm.specification import errors
@@ -28,6 +29,7 @@ EPILOG: Final = (
     "    rmsnorm identify my_kernels.py:rms_norm --framework torch --init eps=1e-5\n\n"
     "    rmsnorm identify model.onnx\n\n"
     "    rmsnorm identify transformers.models.llama\n\n"
+    "    rmsnorm identify --model folder_of_a_checkpoint\n\n"
     "Exit status: 0 an RMSNorm over the axes of --axis (the last ones) that is recognised and has no defect, 1 another "
     "norm or axis, a defect, or a target that raised or hung, 2 bad usage or no such target. Of a package: 0 it has an "
     "RMSNorm, 1 none."
@@ -36,12 +38,18 @@ EPILOG: Final = (
 
 def identify(
     target: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="TARGET",
             help=f"{TARGET_HELP}; a package, a module or a file, for all norms in it.",
         ),
-    ],
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="In place of TARGET: a folder with a config.json, which alone says its norms."
+        ),
+    ] = None,
     init: Init = None,
     framework: Framework = None,
     axis: Annotated[
@@ -74,8 +82,14 @@ def identify(
     built with the arguments that the names in its constructor suggest (`dim`, `hidden_size`, ...).
 
     Of a package, the classes that are named RMSNorm are identified, and other norms in its source that are one, each
-    in one line.
+    in one line. With --model no code is called: the answer is that of a table, with eps from the file.
     """
+    if (target is None) == (model is None):
+        raise unusable(f"{_COMMAND}: TARGET and --model are {'not ' * (model is None)}given, expected one of them")
+    if model is not None:
+        _of_config(model, json)
+        return
+    assert target is not None  # noqa: S101  (one of them is given)
     options = opening(_COMMAND, init, framework, device, gradients, compiled)
     wanted = None if axis is None else _numbers("axis", axis, ",", "integers such as -2,-1")
     asked: dict[str, Any] = {
@@ -100,6 +114,24 @@ def identify(
     grouped = group_size is None or identity["group_size"] == group_size
     if not (identity.recognised and identity.is_over(wanted) and grouped):
         raise typer.Exit(DIFFERS)
+
+
+def _of_config(folder: str, json: bool) -> None:
+    """The norms that a config.json says, a sentence for each, or all of them as JSON."""
+    from rmsnorm.identify.config import identify_config
+
+    norms, unknown = identify_config(folder)
+    if json:
+        typer.echo(json_.dumps({"norms": [norm.json for norm in norms], "unknown": unknown}, indent=2))
+        return
+    for part, kind in dict.fromkeys((norm.part, norm.model_type) for norm in norms):
+        typer.echo(wrapped(f"{errors.printable(part) or 'the model'}: {kind}, whose norms in transformers are"))
+        for norm in norms:
+            if norm.part == part:
+                typer.echo(wrapped(str(norm), "- ", 2))
+    for part, kind in unknown.items():
+        kind = errors.printable(errors.shown(kind))
+        typer.echo(wrapped(f"{errors.printable(part)}: {kind} is no family with RMSNorm that is known"))
 
 
 def _all_of(package: str, json: bool, options: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from json import dumps, loads
 from textwrap import fill
 from typing import Annotated, Final
@@ -12,7 +13,7 @@ from rich.table import Table
 from rmsnorm import PRESETS, Variant
 from rmsnorm.cli.usage import DIFFERS, choices, unusable
 from rmsnorm.parity import screen
-from rmsnorm.specification.variants import families
+from rmsnorm.specification.families import families, family_named
 
 
 def variants(
@@ -23,27 +24,27 @@ def variants(
     json: Annotated[bool, typer.Option("--json", help="Print every field as JSON.")] = False,
 ) -> None:
     """List the variants of RMSNorm: what each name means. With NAME, one of them in full."""
-    family = None if name is None else name.lower().replace("-", "_")
-    if family not in families() or family in PRESETS:
-        family = None
-    wanted = name if family is None else families()[family].variant.split(",")[0].split(" but ")[0]
-    chosen = choices("variant", None if wanted is None else [wanted], tuple(PRESETS), "rmsnorm variants")
+    family = None if name is None or name.lower() in PRESETS else family_named(name)
+    wanted = [name] if family is None else [norm.preset for norm in families()[family]]
+    known = [entry for entry in wanted if entry is not None]
+    chosen = choices("variant", known or None, tuple(PRESETS), "rmsnorm variants")
     presets = [PRESETS[entry] for entry in chosen]
     if json and markdown:
         raise unusable("rmsnorm variants: --json and --markdown are given, expected one of them; drop the other")
     if json:
         rows = [loads(preset.json) | {"families": _families(preset)} for preset in presets]
-        typer.echo(dumps(rows if name is None else rows[0], indent=1))
+        typer.echo(dumps(rows[0] if name and len(rows) == 1 else rows, indent=1))
     elif markdown:
         cells = [_describe(preset) for preset in presets]
         typer.echo("\n".join(f"| {' | '.join(row)} |" for row in (_COLUMNS, ("---",) * len(_COLUMNS), *cells)))
     elif name is None:
-        typer.echo("\n".join([_wrapped(_LEGEND), "", *(line for preset in presets for line in _brief(preset))]))
+        typer.echo("\n".join([wrapped(_LEGEND), "", *(line for preset in presets for line in _brief(preset))]))
     else:
-        lines = [] if family is None else [_wrapped(_of_a_family(family)), ""]
-        typer.echo("\n".join([*lines, *_in_full(presets[0])]))
+        lines = [] if family is None else [*_of_a_family(family), ""]
+        typer.echo("\n".join(lines + [line for preset in presets for line in _in_full(preset)]))
 
 
+_SHOWN: Final = 24  # families of a variant; --json has all
 _WIDTH: Final = 80  # columns, in a pipe, too: no line is longer, and nothing is left out
 
 
@@ -54,7 +55,7 @@ _LEGEND: Final = (
 )
 
 
-def _wrapped(text: str, label: str = "", indent: int = 0) -> str:
+def wrapped(text: str, label: str = "", indent: int = 0) -> str:
     """Lines of the text, with a label before the first one."""
     return fill(text, _WIDTH, initial_indent=label.ljust(indent), subsequent_indent=" " * indent,
                 break_long_words=False, break_on_hyphens=False)  # fmt: skip
@@ -70,7 +71,7 @@ def _brief(variant: Variant) -> list[str]:
     parts += ["of the variance"] if variant.statistic == "variance" else []
     whole = "; ".join(part.replace(" ", "\0") for part in parts)  # a line is broken between them
     indent = max(map(len, PRESETS)) + 2
-    return [_wrapped(whole, row["variant"], indent).replace("\0", " "), _wrapped(row["source"], "", indent)]
+    return [wrapped(whole, row["variant"], indent).replace("\0", " "), wrapped(row["source"], "", indent)]
 
 
 def _in_full(variant: Variant) -> list[str]:
@@ -102,9 +103,9 @@ def _in_full(variant: Variant) -> list[str]:
                      "after": "x + residual is normalised, and rounded to T where it is returned"}[
                          variant.residual_rounding],
         "source": row[-1].replace("`", ""),
-        "families": ", ".join(_families(variant)) or "none of those that were asked",
+        "families": _some(_families(variant)) or "none of those that were asked",
     }  # fmt: skip
-    return [variant.name, *(_wrapped(text, f"  {label}", 16) for label, text in facts.items())]
+    return [variant.name, *(wrapped(text, f"  {label}", 16) for label, text in facts.items())]
 
 
 def _families(variant: Variant) -> list[str]:
@@ -112,14 +113,18 @@ def _families(variant: Variant) -> list[str]:
     from rmsnorm.identify.names import aliases
 
     same = {variant.name, *aliases(variant.name)}
-    return sorted(name for name, family in families().items() if family.variant in same)
+    return sorted(name for name, norms in families().items() if same & {norm.preset for norm in norms})
 
 
-def _of_a_family(name: str) -> str:
-    family = families()[name]
-    eps = "eps is in its code" if family.field is None else f"eps is {family.field} of its config.json"
-    default = "" if family.eps is None else f", by default {family.eps:g}"
-    return f"{name} is a family of models. {family.norm} in transformers computes {family.variant}; {eps}{default}."
+def _some(names: list[str]) -> str:
+    return ", ".join([*names[:_SHOWN], *([f"and {len(names) - _SHOWN} others"] if len(names) > _SHOWN else [])])
+
+
+def _of_a_family(name: str) -> Iterator[str]:
+    yield f"{name} is a family of models. Its norms in transformers:"
+    for norm in families()[name]:
+        origin = f"by default, {norm.field} of config.json" if norm.field else "in the code, whatever config.json says"
+        yield wrapped(norm.sentence(origin), "- ", 2)
 
 
 _GAIN: Final = "gain's name"

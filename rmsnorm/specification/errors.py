@@ -135,13 +135,16 @@ def unknown_argument(op: str, name: str, known: Iterable[str], instead: Mapping[
     return InputTypeError(f"{op}: there is no argument {name!r}, expected {_either(map(repr, known))}; {fix}")
 
 
-def family(op: str, name: str, norm: str, variant: str, field: str | None, eps: float | None) -> ValueError:
-    """For a family of models in the place of a variant.
+def family(op: str, name: str, norms: Iterable[tuple[str, float | None]]) -> ValueError:
+    """For a family of models in the place of a variant; norms: what its norms compute, and their eps by default.
 
-    >>> family("check", "qwen3", "Qwen3RMSNorm", "llama", "rms_norm_eps", 1e-6).args[0]
+    >>> family("check", "qwen3", [("llama", 1e-6), ("llama", 1e-6)]).args[0]
     "check: variant is 'qwen3', a family of models, expected a name of a variant; its variant is llama, with eps 1e-06"
     """
-    fix = f"its variant is {variant}" + ("" if eps is None else f", with eps {eps:g}")
+    texts = dict.fromkeys(variant + ("" if eps is None else f", with eps {eps:g}") for variant, eps in norms)
+    fix = f"its variant is {next(iter(texts))}"
+    if len(texts) > 1:
+        fix = f"its norms are {'; '.join(texts)} (`rmsnorm variants {name}` says which)"
     return InputValueError(f"{op}: variant is {name!r}, a family of models, expected a name of a variant; {fix}")
 
 

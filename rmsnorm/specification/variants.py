@@ -13,13 +13,12 @@ import json
 import math
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
-from functools import lru_cache
 from numbers import Real
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, get_args
 
 from rmsnorm.specification import dtypes, errors
+from rmsnorm.specification.families import families, family_named
 
 Preset = Literal[
     "standard",
@@ -257,39 +256,12 @@ def get_variant(op: str, variant: str | Variant) -> Variant:
     if not isinstance(variant, str):
         raise errors.wrong_type(op, "variant", variant, "a name or a Variant", "pass one such as 'llama'")
     if variant not in PRESETS:
-        family = families().get(variant.lower().replace("-", "_"))
+        family = family_named(variant)
         if family is not None and variant.lower() not in PRESETS:
-            raise errors.family(op, variant, *family)
+            raise errors.family(op, variant, [(norm.variant, norm.eps) for norm in families()[family]])
         near = difflib.get_close_matches(variant.lower(), PRESETS, n=1)
         raise errors.not_a_choice(op, "variant", variant, tuple(PRESETS), near[0] if near else None)
     return PRESETS[variant]
-
-
-class Family(NamedTuple):
-    """A family of models, as transformers has it.
-
-    Attributes:
-        norm: its class of the norm.
-        variant: what that computes: the name of a variant, and what it does beside it.
-        field: the name of eps in its config.json, None where eps is in the code.
-        eps: the default of that.
-    """
-
-    norm: str
-    variant: str
-    field: str | None
-    eps: float | None
-
-
-@lru_cache(maxsize=1)
-def families() -> dict[str, Family]:
-    """The families of models whose norms were asked, by name, from families.json.
-
-    >>> families()["qwen3"].variant
-    'llama'
-    """
-    rows = json.loads(Path(__file__).with_name("families.json").read_text(encoding="utf-8"))["families"]
-    return {name: Family(row["class"], row["variant"], row["field"], row["default"]) for name, row in rows.items()}
 
 
 _ZHANG: Final = "Zhang & Sennrich 2019, "

@@ -123,6 +123,10 @@ def test_a_family_of_models_has_a_variant():
     )
     with pytest.raises(ValueError, match=f"^rms_norm: {sentence}$"):
         numpy_impl.rms_norm(X, variant="Qwen3")
+    with pytest.raises(
+        ValueError, match=r"its norms are apex, with a silu .*; gemma, with eps 1e-06 .`rmsnorm variants q"
+    ):
+        numpy_impl.rms_norm(X, variant="qwen3-next")
 
 
 @pytest.mark.parametrize("package", LAZY)
