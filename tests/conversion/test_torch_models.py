@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import importlib
+import importlib.util
 import inspect
+import json
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +26,7 @@ from rmsnorm.conversion import replace  # noqa: E402
 module = importlib.import_module("rmsnorm.conversion.replacement.proof")
 Replaced = importlib.import_module("rmsnorm.conversion.replacement.change").Replaced
 
+ROOT = Path(__file__).parents[2]
 WIDTH = 32
 SIZES = {
     "vocab_size": 64, "hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -128,6 +132,27 @@ def test_a_model_says_and_learns_the_same(name: str) -> None:
     assert got[3] < got[2] < got[1] < 0.99 * got[0]
     mine.load_state_dict(model.state_dict(), strict=True)
     model.load_state_dict(mine.state_dict(), strict=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["qwen3_5_text", "minimax_m2", "gemma3_text", "gemma3n_text", "gemma4_text", "llama4_text"]
+)
+def test_the_table_of_families_is_what_small_models_have_and_they_say_the_same(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    path = Path(rmsnorm.__file__).parent / "specification" / "families.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    spec = importlib.util.spec_from_file_location("families_program", ROOT / "docs" / "families.py")
+    assert spec is not None
+    assert spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    if document["transformers"] == transformers.__version__:
+        assert program.ask(name) == document["families"][name]
+    model = program.build(name).eval()
+    mine = copy.deepcopy(model)
+    assert all(entry.variant is not None for entry in replace(mine))
+    assert (logits(mine) - logits(model)).abs().max() <= as_far_as_rounding_goes(model, logits)
 
 
 def test_half_models_are_recognised_as_they_are() -> None:
