@@ -12,6 +12,7 @@ from rmsnorm.cli.reports import Json, Junit, check_folders, write_reports
 from rmsnorm.cli.usage import DIFFERS, choices, progress
 from rmsnorm.parity import screen
 from rmsnorm.specification import dtypes
+from rmsnorm.specification.quantisation import QUANTISATIONS
 
 app = typer.Typer(
     name="vectors", help="Golden test vectors in files, for implementations that Python cannot call.",
@@ -48,6 +49,13 @@ def write(
         list[str] | None,
         typer.Option(help="Quantity that the other program computes, such as y or dx. Repeatable.", show_default="all"),
     ] = None,
+    quantisation: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="In place of variants: the codes and scales of a quantisation, such as vllm.static. Repeatable.",
+            show_default="none",
+        ),
+    ] = None,
 ) -> None:
     """Write inputs, the golden's outputs and gradients, and the bounds of every case as safetensors.
 
@@ -65,6 +73,7 @@ def write(
         "types": choices("dtype", dtype, dtypes.FLOATS, command) if dtype else (),
         "cases": choices("case", case, names, command) if case else (),
         "quantities": choices("quantity", quantity, QUANTITIES, command),
+        "quantisations": choices("quantisation", quantisation, tuple(QUANTISATIONS), command) if quantisation else (),
     }
     with progress() as bars:
         task = bars.add_task("write", total=None)

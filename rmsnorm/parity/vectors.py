@@ -22,6 +22,10 @@ h is x + residual, and has no bound: expected.h is its only right value. A float
 bits, to nearest with ties to even, exactly where lo <= v <= hi; an end that would round to the neighbour is pulled in
 by one step of float64. For infinity one end is infinite, for NaN both are NaN, and zero has no sign here.
 
+Of a quantisation (``quantisations``) Q is q, the numbers of the codes, and scales, both in F32, and every element must
+be the expected one. The variant is the name of the preset, and the metadata are its fields, as quantisation.FIELD, and
+the eps, static_scale and global_scale of the call. These cases are exact in any order of the sum.
+
 An element holds if it equals the expected one, if both are NaN, or if |got - expected| <= bound * unit. A quantity
 holds if all its N elements do, and at most 3 + (1 - identical) N have other bits. Tensors are little-endian, in
 C order.
@@ -36,9 +40,9 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import safetensors
@@ -50,6 +54,7 @@ from rmsnorm.parity.cases import Array, Data, make, select
 from rmsnorm.parity.comparison import Comparison, Run, labelled
 from rmsnorm.parity.instead import Output, instead
 from rmsnorm.parity.judge import Expected, Outcome, compare, expect, failed
+from rmsnorm.parity.quantised_vectors import NAMES, quantised
 from rmsnorm.specification import errors
 from rmsnorm.specification.dtypes import HALF
 from rmsnorm.specification.variants import PRESETS, Variant
@@ -69,6 +74,7 @@ def write(
     types: Sequence[str] = (),
     cases: Sequence[str] = (),
     quantities: Sequence[str] = QUANTITIES,
+    quantisations: Sequence[str] = (),
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
     """Write the vectors of all cases, or of those with these variants, dtypes and names.
@@ -77,6 +83,8 @@ def write(
         folder: made if it does not exist.
         variants, types, cases: names; an empty sequence means all, but cases of more than 16,384 elements.
         quantities: what the other program computes; cases that have none of them are left out.
+        quantisations: presets of ``Quantisation``: their exact cases are written, for x of 16 bits if there are no
+            ``types``, and none of the others.
         on_progress: called after every case with the number of cases done and the number of all.
 
     Returns:
@@ -91,15 +99,23 @@ def write(
         >>> write(Path(tempfile.mkdtemp()), variants=["mlx"], types=["float32"])
         2
     """
+    if quantisations and (variants or cases):
+        want, fix = "none, as quantisations have cases of their own", "write them into another folder"
+        raise errors.out_of_domain("rmsnorm vectors write", "variants and cases", [*variants, *cases], want, fix)
     named = [pair for pair in select(tuple(variants), tuple(types)) if not cases or pair[0].name in cases]
     chosen = named if cases else [pair for pair in named if not pair[0].is_large]
+    total = 0 if quantisations else len(chosen)  # of exact cases the number is not known before
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):  # files of other vectors would count as a part of these
         raise errors.out_of_domain("rmsnorm vectors write", "folder", str(folder), "an empty one", "empty it first")
     try:
         with replacing(folder / "manifest.json") as manifest:
-            count = _write(manifest, chosen, quantities, on_progress)
+            exact = quantised(quantisations, types or HALF)
+            count = _write(
+                manifest, exact if quantisations else _of_variants(chosen, quantities),
+                lambda done: on_progress(done, max(done, total)),
+            )  # fmt: skip
             if not count:
                 some = () if len(quantities) == len(QUANTITIES) else quantities
                 asked = " ".join([*variants, *types, *cases, *some])
@@ -112,32 +128,43 @@ def write(
     return count
 
 
-def _write(
-    path: Path, chosen: Sequence[Any], quantities: Sequence[str], on_progress: Callable[[int, int], None]
-) -> int:
-    """The vectors of the cases that have one of the quantities and, at the path, their manifest; how many they are."""
-    files = []
-    for done, (case, variant, dtype) in enumerate(chosen, start=1):
+Vector: TypeAlias = tuple[Mapping[str, str], Mapping[str, Array], Mapping[str, Expected]]  # with metadata and inputs
+
+
+def _of_variants(chosen: Sequence[Any], quantities: Sequence[str]) -> Iterator[Vector]:
+    """The vectors of the cases that have one of the quantities."""
+    for case, variant, dtype in chosen:
         data = make(case, variant, dtype)
         expected = expect(data, quantities)
-        if not expected:
-            continue
-        tensors = _inputs(data)
+        if expected:
+            yield _metadata(data), _inputs(data) | _sums(data, expected), expected
+
+
+def _sums(data: Data, expected: Mapping[str, Expected]) -> dict[str, Array]:
+    """The sum h, where there is a y of it."""
+    has_sum = data.residual is not None and "y" in expected
+    return {"expected.h": add(data.x, data.residual, data.call.sum)} if has_sum else {}
+
+
+def _write(path: Path, vectors: Iterable[Vector], on_progress: Callable[[int], None]) -> int:
+    """Writes the vectors and, at the path, their manifest; returns how many they are."""
+    files = []
+    for done, (about, inputs, expected) in enumerate(vectors, start=1):
+        tensors, metadata = dict(inputs), {"format": str(FORMAT), **about}
         for name, want in expected.items():
             tensors |= {f"expected.{name}": want.value, f"unit.{name}": want.unit}
-        values = {name: want.value for name, want in expected.items()}
-        if "y" in values and data.residual is not None:
-            values["h"] = tensors["expected.h"] = add(data.x, data.residual, data.call.sum)
-        for name, value in values.items():
-            if value.dtype.name in HALF:
-                tensors |= dict(zip((f"lo.{name}", f"hi.{name}"), interval(value), strict=True))
-        metadata = _metadata(data, expected)
-        name = f"{variant}.{dtype}.{re.sub('[^a-z0-9.]+', '-', case.name)}.safetensors"
+            metadata |= {f"bound.{name}": str(want.bound.ratio), f"identical.{name}": str(want.bound.identical)}
+        for name, value in [*tensors.items()]:
+            kind, _, quantity = name.partition(".")
+            if kind == "expected" and value.dtype.name in HALF:
+                tensors |= dict(zip((f"lo.{quantity}", f"hi.{quantity}"), interval(value), strict=True))
+        labels = (metadata[name] for name in ("variant", "dtype", "case"))
+        file = f"{'.'.join(re.sub('[^a-z0-9._-]+', '-', label.lower()) for label in labels)}.safetensors"
         content = serialized(tensors, metadata)
-        path.with_name(name).write_bytes(content)
+        path.with_name(file).write_bytes(content)
         shapes = {name: errors.describe(array.shape, array.dtype.name) for name, array in tensors.items()}
-        files.append({"file": name, "sha256": _digest(content), "tensors": shapes, "metadata": metadata})
-        on_progress(done, len(chosen))
+        files.append({"file": file, "sha256": _digest(content), "tensors": shapes, "metadata": metadata})
+        on_progress(done)
     manifest = {
         "kind": _KIND,
         "format": FORMAT,
@@ -209,10 +236,10 @@ def _inputs(data: Data) -> dict[str, Array]:
     return {name: array for name, array in arrays.items() if array is not None}
 
 
-def _metadata(data: Data, expected: Mapping[str, Expected]) -> dict[str, str]:
+def _metadata(data: Data) -> dict[str, str]:
     call, variant = data.call, data.variant
     metadata = {
-        "format": FORMAT, "variant": variant.name, "dtype": data.x.dtype.name, "case": data.case.name, "eps": call.eps,
+        "variant": variant.name, "dtype": data.x.dtype.name, "case": data.case.name, "eps": call.eps,
         "eps_position": variant.eps_position, "statistic": variant.statistic, "scale_offset": variant.scale_offset,
         "n": call.n, "k": call.k, "axes": ",".join(map(str, call.axes)),
         "feature_axes": ",".join(map(str, call.feature_axes)), "norm": call.norm or "", "product": call.product,
@@ -221,8 +248,6 @@ def _metadata(data: Data, expected: Mapping[str, Expected]) -> dict[str, str]:
         metadata |= {"gate_function": variant.gate_function, "gate_position": variant.gate_position}
     if data.residual is not None:
         metadata["residual_rounding"] = variant.residual_rounding
-    for name, want in expected.items():
-        metadata |= {f"bound.{name}": want.bound.ratio, f"identical.{name}": want.bound.identical}
     return {name: str(value) for name, value in metadata.items()}
 
 
@@ -320,7 +345,7 @@ def _expected(folder: Path, entry: Mapping[str, Any]) -> dict[str, Expected]:
     expected = {}
     with reading(_OP, path, "vectors of rmsnorm"):
         tensors, metadata = _deserialized(path.read_bytes()), entry["metadata"]
-        for name in QUANTITIES:
+        for name in (*QUANTITIES, *NAMES):
             if (value := tensors.get(f"expected.{name}")) is not None:
                 limit = Bound(float(metadata[f"bound.{name}"]), float(metadata[f"identical.{name}"]))
                 expected[name] = Expected(value, tensors[f"unit.{name}"], limit)

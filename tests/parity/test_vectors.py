@@ -382,3 +382,31 @@ def test_the_example_in_c_refuses_what_it_cannot_read(compiler, tmp_path):
         done = subprocess.run([program, cut], capture_output=True, text=True, timeout=60)
         assert done.returncode == 2
         assert words in done.stderr
+
+
+def test_vectors_of_a_quantisation_hold_codes_and_scales_and_judge_them(tmp_path):
+    folder = tmp_path / "quantised"
+    written = rmsnorm("vectors", "write", str(folder), "--quantisation", "te.mxfp8", "--dtype", "bfloat16")
+    files = [path for path in folder.iterdir() if path.suffix == ".safetensors"]
+    assert (written.exit_code, len(files)) == (0, len({path.name.lower() for path in files}))
+    assert written.output.startswith(f"{len(files)} cases")
+    (folder / "outputs").mkdir()
+    for path in files:
+        metadata, tensors = read(path)
+        assert metadata["quantisation.element"] == "e4m3fn"
+        x, gain, q, scales = (
+            tensors[name].astype(np.float64) for name in ("x", "scale", "expected.q", "expected.scales")
+        )
+        if np.isfinite(q).all() and np.isfinite(gain).all():  # 1 / rho is 1
+            nearest = cast((x * gain).reshape(*scales.shape, 32), "bfloat16").astype(np.float64) / scales[..., None]
+            assert np.abs(nearest - q.reshape(nearest.shape)).max() <= 16 * 448 / 256  # half a step of the last octave
+        save_file({name: tensors[f"expected.{name}"] for name in ("q", "scales")}, folder / "outputs" / path.name)
+    assert vectors.check(folder).failures == []
+    wrong = folder / "outputs" / "te.mxfp8.bfloat16.ties-a-scale-of-1.safetensors"
+    _, tensors = read(folder / wrong.name)
+    q = tensors["expected.q"].copy()
+    q[0, 1] = np.nextafter(q[0, 1], np.float32(np.inf))
+    save_file({"q": q, "scales": tensors["expected.scales"]}, wrong)
+    assert [(entry.case, entry.quantity) for entry in vectors.check(folder).failures] == [("ties, a scale of 1", "q")]
+    with pytest.raises(ValueError, match="quantisations have cases of their own"):
+        vectors.write(tmp_path / "both", quantisations=["te.mxfp8"], variants=["llama"])
