@@ -85,7 +85,8 @@ def identify(
     in one line. With --model no code is called: the answer is that of a table, with eps from the file.
     """
     if (target is None) == (model is None):
-        raise unusable(f"{_COMMAND}: TARGET and --model are {'not ' * (model is None)}given, expected one of them")
+        got = "neither TARGET nor --model" if model is None else "both TARGET and --model"
+        raise unusable(f"{_COMMAND}: got {got}, expected one of them; name a callable, such as my_norm.py:f")
     if model is not None:
         _of_config(model, json)
         return

@@ -50,7 +50,7 @@ USAGE = [
         "rmsnorm identify: init is '{', expected NAME=VALUE or a JSON object; write it as dim=64",
     ),
     ("check x:y --init dim", "rmsnorm check: init is 'dim', expected NAME=VALUE or a JSON object; write it as dim=64"),
-    ("identify", "Missing argument 'TARGET'"),
+    ("identify", "got neither TARGET nor --model, expected one of them; name a callable"),
     ("identify no_such_package", "rmsnorm identify: package 'no_such_package' is not installed"),
     ("gains /no/such.npz", "rmsnorm gains: /no/such.npz is missing, expected a .safetensors"),
     ("identify x:y --framework caffe", "framework is 'caffe', expected 'torch'"),
