@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rmsnorm import PRESETS
 from rmsnorm.cli.callables import TARGET_HELP, Compiled, Device, Framework, Gradients, GroupSize, Init, opening
-from rmsnorm.cli.reports import Json, Junit, check_folders, write_reports
+from rmsnorm.cli.reports import Json, Junit, Verbose, check_folders, write_reports
 from rmsnorm.cli.usage import choices, end_of_check, unusable
 from rmsnorm.parity import screen
 from rmsnorm.specification import dtypes
@@ -63,14 +63,17 @@ def check(
         bool, _more("--exhaustive", help="Rows in which one element is every number of f16, and of bf16.")
     ] = False,
     large: Annotated[bool, _more("--large", help="y of 2^31 elements: 16 GB or more, and minutes.")] = False,
+    all_: Annotated[bool, _more("--all", help="Every case in every dtype with gradients, in JAX, too.")] = False,
+    verbose: Verbose = False,
     json: Json = None,
     junit: Junit = None,
 ) -> None:
     """Compare your function or layer with a variant: values and gradients, against the golden.
 
     It is called with each of mask, residual and gate that it takes, alone and together, in every dtype; if one of these
-    is in no comparison, the check fails. If it differs, the report says what it computes. It runs in a process of its
-    own, which is ended where one call takes more than four minutes. `rmsnorm.parity.check` does the same in Python.
+    is in no comparison, the check fails. If it differs, the report says what it computes and how to mend it. It runs in
+    a process of its own, which is ended where one call takes more than four minutes. JAX compiles each shape, so
+    there fewer cases are compared without --all. `rmsnorm.parity.check` does the same in Python.
 
     The golden runs in NumPy in 106-bit arithmetic and rounds where the variant says. The parity ratio is a distance in
     units of the rounding error of the terms that add up to an element, so cancellation does not count as a defect.
@@ -93,8 +96,10 @@ def check(
     with Console(stderr=True).status(f"asking {target}"):
         report = check_apart(
             target, wanted, dtypes=types, group_size=group_size, edges=edges, batch_invariant=batch_invariant,
-            exhaustive=exhaustive, large=large, **options,
+            exhaustive=exhaustive, large=large, all_cases=all_, **options,
         )  # fmt: skip
     screen.console().print(Text(report.text, style="" if report.passed else "red"))
+    if verbose:
+        screen.console().print(Text(report.details))
     write_reports([report.run], json, junit)
     end_of_check([report.run])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as json_
+import sys
+from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -12,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rmsnorm.cli.callables import TARGET_HELP, Compiled, Device, Framework, Gradients, GroupSize, Init, called, opening
+from rmsnorm.cli.reports import Verbose
 from rmsnorm.cli.tables import wrapped
 from rmsnorm.cli.usage import DIFFERS, unusable
 from rmsnorm.parity import screen
@@ -73,6 +76,7 @@ def identify(
     gradients: Gradients = True,
     device: Device = "cpu",
     time_limit: Annotated[float, called(help="Seconds for a target, without imports.", min=1.0)] = 60.0,
+    verbose: Verbose = False,
 ) -> None:
     """Find out which normalisation a callable computes: its variant, eps, roundings, gradients, with the evidence.
 
@@ -111,7 +115,7 @@ def identify(
     if json:
         typer.echo(json_.dumps(identity.json, indent=2))
     else:
-        _show(identity)
+        _show(identity, verbose=verbose)
     grouped = group_size is None or identity["group_size"] == group_size
     if not (identity.recognised and identity.is_over(wanted) and grouped):
         raise typer.Exit(DIFFERS)
@@ -175,14 +179,24 @@ def _argument(text: str) -> tuple[str, tuple[list[int], float]]:
         raise unusable(str(errors.out_of_domain(_COMMAND, "arg", text, "NAME=SHAPE:VALUE", "see --help"))) from None
 
 
-def _show(identity: Identity) -> None:
+def _show(identity: Identity, *, verbose: bool) -> None:
+    """The headline, the defects and how to mend them; then the findings that matter most, or all of them."""
     console = screen.console()
     console.print(Text(identity.headline, style="bold green" if identity.recognised else "bold red"))
-    table = Table("finding", "value", "evidence", box=SIMPLE_HEAD, show_edge=False)
-    for row in identity.rows:
-        value = Text(row.word, style="" if row.is_observable else "dim")
-        table.add_row(Text(row.name), value, Text(row.evidence, style="dim"))
-    console.print(table)
-    for sentence in identity.defects:
+    for sentence in identity.other_defects:
         console.print(Text(f"defect: {sentence}", style="red"))
-    console.print(Text(f"{identity.framework}, {identity.seconds:.1f} s".removeprefix(", "), style="dim"))
+    if identity.named and (mends := identity.mends(identity.named)):
+        console.print(Text(fill(f"to make it {identity.named.name}: {'; '.join(mends)}", 80, subsequent_indent="  ")))
+    rows = identity.rows if verbose else identity.brief
+    widths = [
+        max((len(text) for text in texts), default=0) for texts in ([r.name for r in rows], [r.word for r in rows])
+    ]
+    room = sys.maxsize if verbose else max(20, 73 - sum(widths))
+    table = Table("finding", "value", "evidence", box=SIMPLE_HEAD, show_edge=False)
+    for row in rows:
+        value = Text(row.word, style="" if row.is_observable else "dim")
+        table.add_row(Text(row.name), value, Text(shorten(row.evidence, room, placeholder=" ..."), style="dim"))
+    if rows:
+        console.print(table)
+    more = "" if verbose else f"; -v prints all {len(identity.rows)} findings"
+    console.print(Text(f"{identity.framework}, {identity.seconds:.1f} s{more}".removeprefix(", "), style="dim"))

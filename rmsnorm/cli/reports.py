@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 file = partial(typer.Option, dir_okay=False, rich_help_panel="Reports")
 Json = Annotated[Path | None, file(help="Write every record as JSON.")]
 Junit = Annotated[Path | None, file(help="Write a JUnit report for CI.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print everything.", rich_help_panel="Reports")]
 
 
 def check_folders(command: str, *paths: Path | None) -> None:

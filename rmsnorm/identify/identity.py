@@ -7,13 +7,15 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from rmsnorm.identify import names
+from rmsnorm.identify import mending, names
 from rmsnorm.identify.findings import DEFECT, Finding
 from rmsnorm.specification.variants import Variant, get_variant
 
 Kind = Literal["rmsnorm", "layernorm", "rms_scaling", "l2norm", "none"]
+_FIRST: Final = ("eps", "eps_position", "statistic_dtype", "rounding", "gain", "scale_offset", "bias", "confirmed")
+_SHOWN: Final = 8  # findings of the short report
 
 
 @dataclass(frozen=True)
@@ -76,16 +78,49 @@ class Identity:
         wanted = get_variant("Identity.differences", variant)
         if self.variant is None:
             return (f"kind is {self.kind!r}, {wanted.name} is RMSNorm",)
+        return tuple(
+            f"{name} is {names.written(value)}, {wanted.name} has {names.written(getattr(wanted, name))}"
+            for name, value in self.unlike(wanted).items()
+        )
+
+    def unlike(self, wanted: Variant) -> dict[str, Any]:
+        """The observable fields that are different in a variant, with the values that they have here."""
+        if self.variant is None:
+            return {}
         observed = {name for name, value in self.values.items() if value is not None}
-        different = names.different(self.variant, wanted, observed)
-        values = {name: getattr(self.variant, name) for name in different}
+        values = {name: getattr(self.variant, name) for name in names.different(self.variant, wanted, observed)}
         if isinstance(self["gate"], str):
             gate = dict(zip(("gate_function", "gate_position"), self["gate"].split(", "), strict=False))
             values |= {name: value for name, value in gate.items() if value != getattr(wanted, name)}
-        return tuple(
-            f"{name} is {names.written(value)}, {wanted.name} has {names.written(getattr(wanted, name))}"
-            for name, value in values.items()
-        )
+        return values
+
+    def mends(self, wanted: Variant) -> list[str]:
+        """How to make it this variant: a line for each defect and each field that differs, where one is known."""
+        lines = [*map(mending.defect_mended, (self.kind, *self.defects))]
+        if self.kind != "rms_scaling":  # which the line of its kind mends
+            lines += [mending.field_mended(name, getattr(wanted, name)) for name in self.unlike(wanted)]
+        return list(dict.fromkeys(filter(None, lines)))
+
+    @property
+    def named(self) -> Variant | None:
+        """The preset by which it is named: the nearest one."""
+        return None if self.variant is None else names.nearest(self.variant, self.values)[0]
+
+    @property
+    def brief(self) -> list[Finding]:
+        """The findings that matter most: fields that differ from the named preset, then those that decide most often.
+
+        A gain is not among them, as most norms have one.
+        """
+        fields = [*(self.unlike(self.named) if self.named else ()), *_FIRST]
+        known = {finding.name: finding for finding in self.findings if finding.value is not None}
+        shown = [known[name] for name in dict.fromkeys(fields) if name in known]
+        return [finding for finding in shown if (finding.name, finding.value) != ("gain", True)][:_SHOWN]
+
+    @property
+    def other_defects(self) -> list[str]:
+        """The defects that are not in the headline."""
+        return [defect for defect in self.defects if defect not in self.headline]
 
     def is_over(self, axis: int | Sequence[int] | None) -> bool:
         """Whether it normalises these axes; None for the last ones."""

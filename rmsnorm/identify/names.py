@@ -43,7 +43,7 @@ def described(variant: Variant, values: Mapping[str, Any]) -> str:
     values: of all findings by their names; a field that is None there was not observed.
     """
     observed = {name for name, value in values.items() if value is not None}
-    presets = _nearest(variant, values, observed)
+    presets = nearest(variant, values)
     fields = different(variant, presets[0], observed)
     names = [preset.name for preset in presets]
     text = f"the variant {names[0]}"
@@ -71,8 +71,8 @@ def aliases(name: str) -> list[str]:
 def also_known_as(variant: Variant, values: Mapping[str, Any]) -> list[str]:
     """The aliases of the preset that ``described`` names, where at most its eps differs."""
     observed = {name for name, value in values.items() if value is not None}
-    nearest = _nearest(variant, values, observed)[0]
-    return [] if set(different(variant, nearest, observed)) - {"eps"} else aliases(nearest.name)
+    preset = nearest(variant, values)[0]
+    return [] if set(different(variant, preset, observed)) - {"eps"} else aliases(preset.name)
 
 
 def written(value: Any) -> str:
@@ -84,11 +84,12 @@ def written(value: Any) -> str:
     return str(value) if isinstance(value, Fraction) else repr(value)
 
 
-def _nearest(variant: Variant, values: Mapping[str, Any], observed: Collection[str]) -> list[Variant]:
+def nearest(variant: Variant, values: Mapping[str, Any]) -> list[Variant]:
     """The presets that differ in the fewest observable fields: one of them unless they differ in eps at most.
 
     An old preset is no name for what it does not describe completely.
     """
+    observed = {name for name, value in values.items() if value is not None}
     ranked: dict[tuple[int, bool], list[Variant]] = {}
     for name in (*_MODERN, *(name for name in PRESETS if name not in _MODERN)):
         fields = different(variant, PRESETS[name], observed)

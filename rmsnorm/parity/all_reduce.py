@@ -52,8 +52,8 @@ class AllReduceReport(Report):
         return f"{self.variant.label} of a sum over ranks, {self.all_reduce}"
 
     @property
-    def _instead(self) -> list[str]:
-        return [self.run.message]
+    def _verdict(self) -> list[str]:
+        return [f"{self.target} is not {self._name}: {self.run.message}"]
 
 
 def check_all_reduce(

@@ -19,7 +19,7 @@ from rmsnorm.parity import beyond
 from rmsnorm.parity.all_reduce import check_all_reduce
 from rmsnorm.parity.cases import Array, Data
 from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled, version_of
-from rmsnorm.parity.fitting import asked, expect_in_groups, fitted, in_batches, missing, together
+from rmsnorm.parity.fitting import asked, expect_in_groups, fitted, has_gradients, in_batches, missing, together
 from rmsnorm.parity.judge import Expected, Outcome, biased, compare, failed
 from rmsnorm.parity.quantised import check_quantised
 from rmsnorm.parity.report import Report, sentences, skips
@@ -51,6 +51,7 @@ def check(
     batch_invariant: bool = False,
     exhaustive: bool = False,
     large: bool = False,
+    all_cases: bool = False,
     quantisation: str | Quantisation | None = None,
     reciprocal_slack: float = 0.0,
     all_reduce: Order | None = None,
@@ -83,6 +84,9 @@ def check(
             every place, and dscale the same bits in equal calls.
         exhaustive: whether y and dx of rows in which one element is each of the 65,536 numbers of float16, and of
             bfloat16, count; those whose cubes leave float32 only with ``extremes``.
+        all_cases: whether every case counts in every dtype, with gradients, also in JAX, which compiles each operation
+            for each shape, in a minute or more. Else, unless ``edges`` or ``extremes`` asks for more, JAX has the cases
+            in which the kit's mutants show, most of them in one dtype, and gradients in a few.
         large: whether y of more than 2^31 elements counts, in the first dtype: 16 GB or more, and minutes.
         quantisation: for a function that quantises y: a preset of ``Quantisation``, or another one. It is called as
             f(x, scale, eps=..., residual=..., static_scale=..., global_scale=...), with the options that it takes and
@@ -131,9 +135,13 @@ def check(
     began, elements, signed = time.monotonic(), 0, SignedErrors()
     if gradients and not target.differentiable:
         run.skipped.append(Skip("gradients", "", f"{target.framework} has no automatic differentiation"))
-    for called, data in fitted(target, chosen, types, run.skipped, extremes=extremes, group_size=group_size):
+    quick = target.bridge.compiles and not (all_cases or edges or extremes)
+    if quick and gradients and target.differentiable:
+        run.skipped.append(Skip("gradients of most cases", "", "only with all_cases=True, or --all"))
+    cases = fitted(target, chosen, types, run.skipped, extremes=extremes, group_size=group_size, quick=quick)
+    for called, data in cases:
         labels = (chosen.name, data.x.dtype.name, data.case.name)
-        differentiated = gradients and called.differentiable
+        differentiated = gradients and called.differentiable and (not quick or has_gradients(data.case.name))
         called.noticed.forget()
         comparisons, refused = _comparisons(
             called, data, group_size, signed, gradients=differentiated, compiled=compiled
@@ -174,12 +182,12 @@ def check(
     run.seconds = time.monotonic() - began
     run.conclude()
     if not elements and not run.failures:
-        raise errors.nothing_compared("check", target.name, dict.fromkeys(reason for _, reason in skips(run)))
+        raise errors.nothing_compared("check", target.name, dict.fromkeys(reason for *_, reason in skips(run)))
     if run.failures:
         try:
             run.identity = identify(target)
         except Exception as error:  # a failure of identify must not hide the differences
-            run.message = f"nothing: {type(error).__name__}: {error}"
+            run.message = f"identify failed: {type(error).__name__}: {error}"
         else:
             run.message = "; ".join(sentences(run, chosen))
     return Report(target.name, chosen, run, tuple(together(target.arguments)))

@@ -13,6 +13,7 @@ import numpy as np
 from rmsnorm.parity.cases import Array, Case, Data, make, recast, select
 from rmsnorm.parity.comparison import Run, Skip
 from rmsnorm.parity.judge import Expected, expect
+from rmsnorm.specification.dtypes import HALF
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import Target, TargetError
 from rmsnorm.targets.target import WrongResult
@@ -23,6 +24,10 @@ _REPEATED: Final = 2**23  # of all of them, where the target has wide rows
 _WIDEST: Final = (1, 16381)  # of the case "wide": an outlier is 127 times the RMS; a Triton kernel takes up to 16384
 _PER_ROW: Final = ("x", "gate", "mask", "residual")
 OPTIONS: Final = ("gate", "mask", "residual")  # in the order of the names of cases
+# what is compared where a library compiles every shape: with gradients in these and in the cases of options, and
+_WITH_GRADIENTS: Final = ("rows", "one sign")
+_ONE_DTYPE: Final = ("odd", "wide", "tall", "many rows", "long sequences", "many, 3 axes", "very wide", "zero rows",
+                     "constant", "non-finite", "one sign", "gain f32", "gain bf16")  # fmt: skip
 _OF_OPTIONS: Final = (
     Case("gate, mask, residual", (16, 48), ("standard",), "all at once", mask=True, residual=True,
          gate=("silu", "after")),
@@ -68,6 +73,7 @@ def fitted(
     *,
     extremes: bool,
     group_size: int | None,
+    quick: bool = False,
 ) -> Iterator[tuple[Target, Data]]:
     """The target and the arrays of every case that it can be called with; ``skipped`` gets the others.
 
@@ -80,6 +86,8 @@ def fitted(
         reason = _unfit(target, case, dtype, group_size)
         if not (reason or extremes) and case.data in ("huge", "tiny") and dtype != "float16":
             reason = "only with extremes=True"
+        if quick and not (reason or is_quick(name, dtype, [entry for other, entry in pairs if other == name])):
+            reason = "only with all_cases=True, or --all"
         if not reason:
             resized, case = matched(target, case, group_size)
             required = _requires_gate(resized, make(case, variant, dtype)) if required is None else required
@@ -92,6 +100,28 @@ def fitted(
         else:
             data = make(case, variant, dtype)
         yield resized, replace(data, dh=None)
+
+
+def is_quick(name: str, dtype: str, types: Sequence[str]) -> bool:
+    """Whether a case is compared in this dtype of x without ``all_cases`` where a library compiles every shape.
+
+    These are all cases for options, and the others in which some mutant, a NaN or a mix of dtypes shows, those in one
+    dtype, and a long sum in one of 16 bits. ``types`` are the dtypes of the case that were asked for.
+    """
+    if name in _ONE_DTYPE:
+        halves = [entry for entry in types if entry in HALF] if name == "one sign" else []
+        return dtype == (halves or types)[0]
+    return name == "rows" or is_of_options(name)
+
+
+def is_of_options(name: str) -> bool:
+    """Whether a case is there for a mask, a residual or a gate."""
+    return name in together(OPTIONS) or any(case.name == name for case in _OF_OPTIONS)
+
+
+def has_gradients(name: str) -> bool:
+    """Whether the gradients of a case are compared without ``all_cases`` where a library compiles every shape."""
+    return name in _WITH_GRADIENTS or is_of_options(name)
 
 
 def _taken(case: Case) -> list[str]:

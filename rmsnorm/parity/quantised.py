@@ -69,12 +69,13 @@ class QuantisedReport(Report):
         if self.passed:
             held = f"all {len(run.records)} comparisons of {run.cases} cases held ({where})"
             return "\n".join([f"{self.target} is {self.quantisation.name}: {held}", *end])
-        differ = f"{len(run.failures)} of {len(run.records)} comparisons differ ({where})"
-        lines = [f"{self.target} is not {self.quantisation.name}: {differ}"]
-        lines += [_line(record) for record in run.failures[:_SHOWN]]
-        if len(run.failures) > _SHOWN:
-            lines.append(f"  and {len(run.failures) - _SHOWN} more; report.details has them all")
-        return "\n".join([*lines, run.message, *end])
+        more = f"; {_SHOWN} of them" if len(run.failures) > _SHOWN else ""
+        return "\n".join([
+            f"{self.target} is not {self.quantisation.name}: {run.message}",
+            f"{len(run.failures)} of {len(run.records)} comparisons differ ({where}){more}:",
+            *(_line(record) for record in run.failures[:_SHOWN]), *end,
+            "report.details has everything",
+        ])  # fmt: skip
 
     @cached_property
     def details(self) -> str:

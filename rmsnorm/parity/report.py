@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +22,7 @@ from rich.text import Text
 
 from rmsnorm.accuracy.bounds import QUANTITIES
 from rmsnorm.files import replacing, write_text
+from rmsnorm.identify import mending
 from rmsnorm.parity.comparison import Comparison, Run
 from rmsnorm.parity.fitting import OPTIONS, together
 from rmsnorm.parity.screen import Fitting
@@ -39,12 +42,13 @@ _ELSEWHERE: Final = (
     "Where a number is not bit for bit the golden's, it is within its bound, most often one ulp, the distance to the "
     "next number: -v prints the largest distance for each variant."
 )
-_CASES: Final = 12  # names in a line
-_SHOWN: Final = 5  # lines of failures of a target
+_SHOWN: Final = 5  # lines of failures of a target, and of what is wrong
+_WIDTH: Final = 100  # columns of a line that is cut; most lines fit into 80
+_DIGITS: Final = {"float16": 5, "bfloat16": 4, "float32": 9, "float64": 17}  # which tell neighbours apart
 
 
-def skips(run: Run, *, edges: bool = False) -> list[tuple[str, str]]:
-    """What was not compared, and why: cases with the same reason together, with the dtypes where it is some of them.
+def skips(run: Run, *, edges: bool = False) -> list[tuple[list[str], str, str]]:
+    """What was not compared: cases with the same reason together, in which dtypes where it is some of them, and why.
 
     ``edges``: those that the target refused, in place of the others.
     """
@@ -58,10 +62,7 @@ def skips(run: Run, *, edges: bool = False) -> list[tuple[str, str]]:
     for (reason, case), own in types.items():
         where = f" in {' '.join(own)}" if case in compared else ""
         alike.setdefault((reason, where), []).append(repr(case) if any(own) else case)
-    return [
-        (f"{', '.join(names[:_CASES])}{f' and {len(names) - _CASES} more' * (len(names) > _CASES)}{where}", reason)
-        for (reason, where), names in alike.items()
-    ]
+    return [(names, where, reason) for (reason, where), names in alike.items()]
 
 
 def options(run: Run) -> dict[str, int]:
@@ -94,7 +95,7 @@ class Report:
 
     @cached_property
     def text(self) -> str:
-        """Whether all comparisons held, the worst differences, what ``identify`` says, and what was not compared."""
+        """The verdict, how to mend it, what else is wrong, the worst differences, and what was not compared."""
         run, name = self.run, self._name
         where = f"{run.name} {run.version} on {run.device}"
         if self.passed:
@@ -102,15 +103,16 @@ class Report:
             return "\n".join([f"{self.target} is {name}: {held}", *self._counts, *_not_compared(run)])
         if run.status != "differs":
             return f"{self.target} was not compared: {run.message}"
-        lines = [f"{self.target} is not {name}: {len(run.failures)} of {len(run.records)} comparisons differ ({where})"]
         alike: dict[str, list[Comparison]] = {}
         for record in sorted(run.failures, key=lambda record: record.quantity != "y"):
             alike.setdefault(_kind(record), []).append(record)
-        shown = list(alike.values())[:_SHOWN]
-        lines += [_difference(records[0]) for records in shown]
-        if len(run.failures) > len(shown):
-            lines.append(f"  and {len(run.failures) - len(shown)} more; report.details or --json FILE has them all")
-        return "\n".join([*lines, *self._instead, *self._counts, *_not_compared(run)])
+        shown = [_shortened(records[0], self.target) for records in list(alike.values())[:_SHOWN]]
+        more = f"; {len(shown)} of them" if len(run.failures) > len(shown) else ""
+        differ = f"{len(run.failures)} of {len(run.records)} comparisons differ ({where}){more}:"
+        return "\n".join([
+            *self._verdict, differ, *shown, *self._counts, *_not_compared(run),
+            "report.details, -v or --json FILE has everything",
+        ])  # fmt: skip
 
     @property
     def _name(self) -> str:
@@ -118,9 +120,22 @@ class Report:
         return self.variant.label
 
     @property
-    def _instead(self) -> list[str]:
-        """Lines on what it is."""
-        return ["identify says:", *(f"  {line}" for line in sentences(self.run, self.variant))]
+    def _verdict(self) -> list[str]:
+        """The sentence that matters most, how to mend it, and the other sentences of ``identify``."""
+        identity, said = self.run.identity, sentences(self.run, self.variant)
+        fields = {} if identity is None else identity.unlike(self.variant)
+        first = said[0]
+        if len(fields) == len(said) - 1:  # nothing is wrong in every variant
+            plain = [mending.seen(name, value) for name, value in fields.items()]
+            first = (plain[0] or first) if len(fields) == 1 else said[-1]
+        said = [f"  {sentence}" for sentence in said if sentence != first]
+        if len(said) > _SHOWN:
+            said[_SHOWN - 1 : -1] = [f"  and {len(said) - _SHOWN} more"]
+        mends = "; ".join(identity.mends(self.variant) if identity else ())
+        return [
+            f"{self.target} is not {self._name}: {first.replace(f'{self.target} ', 'it ')}",
+            *textwrap.wrap(f"mend: {mends}", 80, subsequent_indent="  ") * bool(mends), *said,
+        ]  # fmt: skip
 
     @property
     def _counts(self) -> list[str]:
@@ -131,10 +146,10 @@ class Report:
 
     @cached_property
     def details(self) -> str:
-        """Every difference, the mean signed errors, and the whole report of ``identify``."""
-        identity = self.run.identity
-        lines = [*(_difference(record) for record in self.run.failures), *self.run.signed]
-        return "\n".join([*lines, self.run.message if identity is None else identity.text])
+        """Every difference, the mean signed errors, all that was not compared, and the whole report of ``identify``."""
+        run = self.run
+        lines = [*map(_difference, run.failures), *run.signed, *_not_compared(run, width=sys.maxsize)]
+        return "\n".join([*lines, run.message if run.identity is None else run.identity.text])
 
     def __repr__(self) -> str:
         return self.text
@@ -145,9 +160,37 @@ def _difference(record: Comparison) -> str:
     return f"{line}; {numbers(record)}" if record.bound else line
 
 
-def _not_compared(run: Run) -> list[str]:
-    edges = [f"edge: {what}: {reason}; it fails with edges=True" for what, reason in skips(run, edges=True)]
-    return [*edges, *(f"not compared: {what}: {reason}" for what, reason in skips(run))]
+def _shortened(record: Comparison, target: str) -> str:
+    """A difference in a line: numbers with the digits that tell neighbours apart, and no parity ratio."""
+    digits = _DIGITS.get(record.dtype, 9)
+    detail = re.sub(
+        r"-?\d\.\d+(?:e[-+]\d+)?",
+        lambda number: f"{float(number[0]):.{digits}g}",
+        record.detail.replace(f"{target} ", "it "),
+    )
+    line = f"  {record.case!r} {dtypes.short(record.dtype)} {record.quantity}: {detail}"
+    return _cut(
+        line.removesuffix(" elements differ") + " differ" if line.endswith(" elements differ") else line, _WIDTH
+    )
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else f"{line[: width - 4]} ..."
+
+
+def _not_compared(run: Run, *, width: int = _WIDTH) -> list[str]:
+    """A line for each reason, with as many cases as fit."""
+    lines = []
+    for edges, start, end in (True, "edge: ", "; it fails with edges=True"), (False, "not compared: ", ""):
+        for names, where, reason in skips(run, edges=edges):
+            line = ""
+            for count in range(len(names), 0, -1):
+                more = f" and {len(names) - count} more" if count < len(names) else ""
+                line = f"{start}{', '.join(names[:count])}{more}{where}: {reason}{end}"
+                if len(line) <= width:
+                    break
+            lines.append(_cut(line, width))
+    return lines
 
 
 def sentences(run: Run, variant: Variant) -> list[str]:
@@ -159,13 +202,12 @@ def sentences(run: Run, variant: Variant) -> list[str]:
     if identity is None:
         return [run.message]
     differences = identity.differences(variant) if identity.variant else ()
-    wrong = [defect for defect in identity.defects if defect not in identity.headline]
-    wrong += differences
+    wrong = [*identity.other_defects, *differences]
     headline = identity.headline
     if identity.recognised and identity.last_axes and not wrong:
         names = list(dict.fromkeys(repr(record.case) for record in run.failures))
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        headline = f"on the rows that identify tries, {headline}; it is not in {', '.join(names[:_SHOWN])}{more}"
+        headline = f"it agrees on the rows that identify tries, and not in {', '.join(names[:_SHOWN])}{more}"
     return [*wrong, headline]
 
 
