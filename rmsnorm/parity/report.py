@@ -186,10 +186,10 @@ def _not_compared(run: Run, *, width: int = _WIDTH) -> list[str]:
             line = ""
             for count in range(len(names), 0, -1):
                 more = f" and {len(names) - count} more" if count < len(names) else ""
-                line = f"{start}{', '.join(names[:count])}{more}{where}: {reason}{end}"
-                if len(line) <= width:
+                line = f"{start}{', '.join(names[:count])}{more}{where}: {reason}"
+                if len(line) + len(end) <= width:
                     break
-            lines.append(_cut(line, width))
+            lines.append(_cut(line, width - len(end)) + end)
     return lines
 
 

@@ -42,6 +42,23 @@ def test_the_command_reports_and_exits():
     assert json.loads(shown.stdout)["kind"] == "layernorm"
 
 
+def test_the_short_report_has_the_defects_first_and_fits_into_80_columns(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import numpy as np\n\ndef norm(x, weight):\n"
+        "    rho = np.sqrt((x * x).sum(-1, keepdims=True) / max(1, x.shape[-1] - 1))\n"
+        "    return (x / rho * weight).astype(x.dtype)\n"
+    )
+    lines = rmsnorm("identify", f"{tmp_path}/own.py:norm", "--framework", "numpy").stdout.splitlines()
+    assert lines[1] == "defect: the sum of squares is divided by n - 1 = 63"
+    assert lines[2].startswith("to make it ")
+    assert "divide the sum of squares by n" in lines[2]
+    assert max(map(len, lines[1:])) <= 80
+    assert len(lines) <= 3 + 1 + 2 + 8 + 1  # and the rest of the advice, a header, eight findings, and the last line
+    full = rmsnorm("identify", f"{tmp_path}/own.py:norm", "--framework", "numpy", "-v").stdout
+    assert "widths" in full
+    assert "widths" not in "\n".join(lines)
+
+
 def test_a_target_that_hangs_is_ended():
     shown = run(f"{__file__}:hangs", "--time-limit", "2", "--framework", "pytorch")
     assert shown.exit_code == 1, shown.stderr

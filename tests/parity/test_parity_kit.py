@@ -16,9 +16,11 @@ from rmsnorm.parity.backends import open_backend
 from rmsnorm.parity.cases import CASES, make, select
 from rmsnorm.parity.differences import differences
 from rmsnorm.parity.equations import EQUATIONS, candidate
+from rmsnorm.parity.fitting import _unfit, asked, has_gradients, is_quick
 from rmsnorm.parity.judge import Outcome, compare, expect, golden, judge
 from rmsnorm.parity.mutants import FAULTS, MUTANTS
 from rmsnorm.specification import dtypes
+from rmsnorm.targets import open_target
 
 BY_NAME = {case.name: case for case in CASES}
 
@@ -35,6 +37,27 @@ def test_every_mutant_is_rejected_wherever_its_mistake_is_visible(mutant):
         failed = [verdict for verdict in verdicts if not verdict.passed]
         assert failed, f"{mutant.fault} passed in {dtype}"
         assert not any("Error" in verdict.detail for verdict in failed), failed[0].detail
+
+
+def test_what_is_compared_where_a_library_compiles_rejects_every_mutant_that_all_cases_reject():
+    """In the dtypes that ``check`` asks for, and without the gradients that it leaves out."""
+    types = ("float16", "bfloat16", "float32")
+    target = open_target(lambda x, weight, bias, mask=None, residual=None, gate=None: x, framework="numpy")
+    pairs = asked(target, PRESETS["standard"], types, extremes=False)
+    pairs = {pair: case for pair, case in pairs.items() if case.data not in ("huge", "tiny")}  # extremes
+    quick = {(name, dtype) for name, dtype in pairs
+             if is_quick(name, dtype, [entry for other, entry in pairs if other == name])}  # fmt: skip
+    assert len(quick) < len(pairs)
+    for mutant in MUTANTS:
+        for kind in (pairs, quick):
+            data = [make(BY_NAME[case], variant, dtype) for case, variant in mutant.pairs for dtype in mutant.dtypes
+                    if (case, dtype) in kind and _unfit(target, BY_NAME[case], dtype, None) == ""]  # fmt: skip
+            verdicts = [verdict for d in data for verdict in judge(mutant.implementation, d)
+                        if kind is pairs or verdict.quantity == "y" or has_gradients(d.case.name)]  # fmt: skip
+            failed = any(not verdict.passed for verdict in verdicts)
+            if kind is pairs and not failed:
+                break  # of an option that check does not pass
+            assert failed, f"{mutant.fault}: {mutant.story}"
 
 
 @pytest.mark.slow

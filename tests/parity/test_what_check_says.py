@@ -100,6 +100,34 @@ def test_what_was_not_compared_is_listed_with_the_reason(tmp_path: Path) -> None
     assert "not compared: 'huge', 'tiny' in f32: only with" in check(numpy_impl.rms_norm, **options).text
 
 
+def test_lines_are_short_and_verbose_prints_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(NORM.replace("np.float64", "x.dtype"))
+    lines = rmsnorm("check", "own:norm", "--framework", "numpy", path=tmp_path).stdout.splitlines()
+    assert max(map(len, lines[1:])) <= 100
+    shown = rmsnorm("check", "own:norm", "--framework", "numpy", "-v", path=tmp_path).stdout
+    assert shown.splitlines()[: len(lines)] == lines
+    assert "parity ratio" in shown
+    assert "'gate, mask', 'gate, residual'" in shown
+
+
+def test_jax_has_a_quick_set_of_cases() -> None:
+    jax = pytest.importorskip("jax", reason="jax is not installed; pip install '.[flax]'")
+
+    def norm(x: Any) -> Any:
+        wide = x.astype("float32")
+        return (wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + 1e-6)).astype(x.dtype)
+
+    result = check(norm, framework="jax", dtypes=["float32", "bfloat16"])
+    assert result.passed, result.text
+    assert {record.dtype for record in result.run.records if record.case == "odd"} == {"bfloat16"}
+    assert {record.case for record in result.run.records if record.quantity == "dx"} == {"rows", "one sign"}
+    assert {record.dtype for record in result.run.records if record.case == "one sign"} >= {"bfloat16"}
+    assert "not compared: gradients of most cases, " in result.text
+    assert ": only with all_cases=True, or --all" in result.text
+    every = check(norm, framework="jax", dtypes=["bfloat16"], all_cases=True)
+    assert {"vector", "width 1"} <= {record.case for record in every.run.records if record.quantity == "dx"}
+
+
 def test_a_check_of_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     target = open_target(written, framework="numpy", init={"bias": 0.0})
     with pytest.raises(ValueError, match=r"written was compared in no case, .*\(.*; it takes x in float64 alone; .*\)"):

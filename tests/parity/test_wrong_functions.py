@@ -137,7 +137,9 @@ def test_a_refusal_is_an_edge() -> None:
 
     report = check(no_columns, dtypes=("float32", "bfloat16"))
     assert report.passed
-    (edge,) = [line for line in report.text.splitlines() if line.startswith("edge: ")]
+    short, edge = (line for line in f"{report.text}\n{report.details}".splitlines() if line.startswith("edge: "))
+    assert len(short) <= 100
+    assert short.endswith(" ...; it fails with edges=True")
     assert edge == (
         "edge: 'no columns': x of shape (4, 0) is refused: RuntimeError: there is nothing to divide; "
         "it fails with edges=True"
