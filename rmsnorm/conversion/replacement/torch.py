@@ -31,6 +31,17 @@ from rmsnorm.torch_impl.private import has_tangents, is_watched
 _COMPARABLE: Final = (bool, int, float, str, tuple, type(None), torch.dtype)
 
 
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """On a few rows several threads gain little; where other programs use the cores, they wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _without_dummies(target: Target) -> Target:
     """The target without a gain that y does not depend on, in training and in evaluation."""
     random = np.random.default_rng(0)
@@ -151,6 +162,7 @@ class Torch(Backend):
     def has_inner(self, module: nn.Module) -> bool:
         return bool(list(module.children()))
 
+    @_one_thread()
     def prove(self, module: nn.Module) -> Proof:
         if self.has_inner(module):
             raise Unproven("it has modules of its own")
