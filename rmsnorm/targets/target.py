@@ -146,9 +146,13 @@ class Target:
     def second(self) -> Array | None:
         return self.noticed.second
 
+    def in_mode(self, trains: bool) -> contextlib.AbstractContextManager[Any]:
+        """The context in which it trains or not, where that makes a difference."""
+        return self.training(trains) if self.training else contextlib.nullcontext()
+
     def evaluating(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which it does not train."""
-        return self.training(False) if self.training else contextlib.nullcontext()
+        return self.in_mode(False)
 
     @property
     def compiled(self) -> Target:

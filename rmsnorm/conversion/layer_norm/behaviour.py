@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable
@@ -88,7 +87,7 @@ def _agrees(target: Target, variant: Variant, shape: tuple[int, ...], tolerance:
     want = want * (variant.scale_offset + arrays.get("scale", 1.0 - variant.scale_offset)) + arrays.get("bias", 0.0)
     for mode in (True, False):
         try:
-            with target.training(mode) if target.training else contextlib.nullcontext():
+            with target.in_mode(mode):
                 y = target.forward(x, **arrays)
         except TargetError:
             return False

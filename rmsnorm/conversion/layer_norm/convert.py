@@ -11,13 +11,7 @@ import numpy as np
 
 from rmsnorm.accuracy.bounds import CONVERSION
 from rmsnorm.conversion.layer_norm.behaviour import own_norms
-from rmsnorm.conversion.layer_norm.result import (
-    Conversion,
-    Layer,
-    difference,
-    first_names,
-    require_exact,
-)
+from rmsnorm.conversion.layer_norm.result import Conversion, Layer, difference, first_names, require_exact
 from rmsnorm.conversion.layer_norm.streams import Axes, LayerNorm, Node, Plan, Value, make_plan
 from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.layout import Norm

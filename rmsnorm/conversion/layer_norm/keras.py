@@ -30,14 +30,8 @@ _MOVES: Final = {
     "Swapaxes", "Take", "Tile", "Transpose",
 }  # fmt: skip
 _CONVOLUTIONS: Final = {f"Conv{rank}D{kind}" for rank in (1, 2, 3) for kind in ("", "Transpose")}
-_WEIGHTS: Final = (
-    "kernel",
-    "bias",
-    "embeddings",
-    "_output_dense.kernel",
-    "_output_dense.bias",
-    "beta",
-)  # those that are known
+# The names of the weights that are known.
+_WEIGHTS: Final = ("kernel", "bias", "embeddings", "_output_dense.kernel", "_output_dense.bias", "beta")
 
 
 class SampledModel(Model):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -190,14 +190,6 @@ def _text(value: Any) -> str:
     return type(value).__qualname__
 
 
-def _modes(target: Target) -> Iterator[tuple[str, contextlib.AbstractContextManager[Any]]]:
-    if target.training is None:
-        yield "", contextlib.nullcontext()
-    else:
-        yield " in training", target.training(True)
-        yield " in evaluation", target.training(False)
-
-
 def _views(target: Target, norm: Norm, x: Array) -> list[tuple[str, Array]]:
     """x, and the same in another order in memory or with other numbers."""
     views = [("", x)]
@@ -221,13 +213,13 @@ def _compare(
 ) -> None:
     x, dy, arrays = _inputs(theirs, shape, dtype)
     views = views_of(theirs, norm, x)
-    for (way, scope), (_, own_scope) in zip(_modes(theirs), _modes(ours), strict=True):
-        with scope:
+    for way, trains in ((" in training", True), (" in evaluation", False)) if theirs.training else (("", False),):
+        with theirs.in_mode(trains):
             quick, wanted = _quick(theirs), {}
             for layout, view in views:
                 with contextlib.suppress(TargetError):  # it does not take such an x: the replacement may
                     wanted[layout] = _results(quick, view, dy, arrays)
-        with own_scope:
+        with ours.in_mode(trains):
             quick = _quick(ours)
             for layout, view in views:
                 if layout in wanted:
@@ -242,7 +234,7 @@ def _require_results(
         got = _results(ours, x, dy, arrays)
     except TargetError as error:
         raise Unproven(f"its replacement fails{where}: {error}") from None
-    narrow = max(x.dtype.name, want["y"].dtype.name, key=_roundoff)
+    narrow = max(x.dtype.name, want["y"].dtype.name, key=dtypes.unit_roundoff)
     special = ~np.isfinite(x.astype(np.float32)).all(norm.axes, keepdims=True)
     for name, value in want.items():
         other = got.get(name)
@@ -272,9 +264,8 @@ def _results(target: Target, x: Array, dy: Array, arrays: dict[str, Array]) -> d
 
 def _inputs(target: Target, shape: tuple[int, ...], dtype: str) -> tuple[Array, Array, dict[str, Array]]:
     random = np.random.default_rng(len(shape))
-    x = (random.normal(0.1, 1.0, shape) * 10.0 ** random.uniform(-1, 1, (shape[0],) + (1,) * (len(shape) - 1))).astype(
-        dtype
-    )
+    sizes = 10.0 ** random.uniform(-1, 1, (shape[0],) + (1,) * (len(shape) - 1))
+    x = (random.normal(0.1, 1.0, shape) * sizes).astype(dtype)
     dy = random.normal(size=shape).astype(dtype)
     values = [functools.partial(random.normal, middle, 0.5) for middle in (1.0, 0.3)]
     arrays = parameters(target, x, scale=values[0], bias=values[1])
@@ -285,43 +276,25 @@ def _inputs(target: Target, shape: tuple[int, ...], dtype: str) -> tuple[Array, 
     return x, dy, arrays
 
 
-def _in_rows(x: Array, layout: Layout, write: Callable[[Array], Array]) -> Array:
-    """x with its normalised rows as the rows of a matrix, which ``write`` changes."""
-    return layout.to_x(write(np.array(layout.to_rows(x, x.size))))
-
-
 def _with_outliers(x: Array, layout: Layout) -> Array:
     """Each row has one element of hundreds of times the others, of either sign: x / rho is as large as it can be."""
-
-    def write(rows: Array) -> Array:
-        rows /= rows.dtype.type(1000)
-        numbers = np.arange(len(rows))
-        rows[numbers, numbers % rows.shape[1]] = np.where(numbers % 2, -4, 4)
-        return rows
-
-    return _in_rows(x, layout, write)
+    rows = layout.to_rows(x / np.float32(1000), x.size)
+    numbers = np.arange(len(rows))
+    rows[numbers, numbers % rows.shape[1]] = np.where(numbers % 2, -4, 4)
+    return layout.to_x(rows)
 
 
 def _with_special_rows(target: Target, norm: Norm, x: Array) -> list[tuple[str, Array]]:
     """Zeros, NaN or infinity: in the last row alone, where one element is enough but for zeros, and everywhere."""
-
-    def write(rows: Array, value: float) -> Array:
-        rows[-1, slice(None) if value == 0 else 1] = value
-        return rows
-
-    views = []
+    views, layout = [], norm.layout(x.shape)
     # Infinity times f(gate) is NaN where that is 0, to which 16 bits may round it.
     values = _SPECIAL if x.dtype == np.float32 or norm.gate is None else _SPECIAL[:2]
     for name, value in values:
-        views.append(
-            (f", with a row of {name}", _in_rows(x, norm.layout(x.shape), functools.partial(write, value=value)))
-        )
+        rows = np.array(layout.to_rows(x, x.size))
+        rows[-1, slice(None) if value == 0 else 1] = value
+        views.append((f", with a row of {name}", layout.to_x(rows)))
         views.append((f", of {name} alone", np.full_like(x, value)))
     return views
-
-
-def _roundoff(dtype: str) -> float:
-    return dtypes.unit_roundoff(dtype) if dtype in _DTYPES else 0.0
 
 
 def require_same(name: str, want: Array | None, got: Array | None, dtype: str, where: str) -> None:

@@ -48,8 +48,7 @@ def _without_dummies(target: Target) -> Target:
     x = random.normal(size=(2, 3, target.width or 8)).astype(np.float32)
     others = {"gate": np.ones_like(x)} if "gate" in target.arguments else {}
     for mode in (True, False):
-        assert target.training is not None  # noqa: S101  (of every module)
-        with target.training(mode):
+        with target.in_mode(mode):
             try:
                 gains = random.uniform(0.5, 2.0, (2, *target.shape_of("scale", x.shape))).astype(np.float32)
                 one, other = (target.forward(x, scale=gain, **others) for gain in gains)
@@ -199,14 +198,7 @@ class Torch(Backend):
         parameters = [(name, parameter.shape, parameter.dtype) for name, parameter in module.named_parameters()]
         buffers = [id(buffer) for buffer in module.buffers()]
         compiled = module._compiled_call_impl is not None
-        return (
-            type(module),
-            tuple(_attributes(module).items()),
-            tuple(others),
-            tuple(parameters),
-            tuple(buffers),
-            compiled,
-        )
+        return type(module), *map(tuple, (_attributes(module).items(), others, parameters, buffers)), compiled
 
     def become(self, module: Any, norm: Norm) -> None:
         if type(module) is not nn.RMSNorm:
