@@ -12,7 +12,7 @@ from layer_norms_torch import assert_equal, randomised, run, sample  # noqa: E40
 from torch import nn  # noqa: E402
 
 from rmsnorm.conversion.layer_norm import to_rms_norm  # noqa: E402
-from rmsnorm.conversion.layer_norm.behaviour import own_norms  # noqa: E402
+from rmsnorm.conversion.layer_norm.behaviour import recognise  # noqa: E402
 
 TOKENS = {"vocab_size": 11, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 
@@ -161,6 +161,6 @@ def test_a_layer_that_cannot_be_opened_is_left_with_the_reason():
     def opened(layer):
         raise RuntimeError("it makes no copies")
 
-    norms, left = own_norms([("norm", object())], id, opened)
+    norms, left = recognise([("norm", object())], id, opened)
     assert norms == {}
     assert left == {"norm": "it cannot be asked what it computes (RuntimeError: it makes no copies)"}

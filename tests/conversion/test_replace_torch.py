@@ -214,6 +214,17 @@ def test_a_small_call_again_is_that_of_our_layer() -> None:
     assert layer.weight.grad is not None
 
 
+class FixedGain(nn.Module):
+    """With a gain that does not learn."""
+
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.full((8,), gain))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.rms_norm(x, (8,), eps=1e-6) * self.weight
+
+
 def test_equal_modules_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     identify = module.identify_opened
@@ -224,11 +235,12 @@ def test_equal_modules_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module, "identify_opened", record)
     layers = [LlamaRMSNorm(8, eps) for eps in (1e-6, 1e-5) for _ in range(8)]
-    model = nn.ModuleList([*layers, *(nn.RMSNorm(8) for _ in range(8)), LlamaRMSNorm(6), LlamaRMSNorm(8).half()])
-    report = replace(model)
-    assert len(report) == 26
-    assert len(asked) == 5
-    assert [entry.variant.eps for entry in report] == [1e-6] * 8 + [1e-5] * 8 + [None] * 8 + [1e-6] * 2
+    fixed = [FixedGain(gain) for gain in (1.0, 1.0, 2.0)]
+    others = [*(nn.RMSNorm(8) for _ in range(8)), LlamaRMSNorm(6), LlamaRMSNorm(8).half(), *fixed]
+    report = replace(nn.ModuleList([*layers, *others]))
+    assert len(report) == 29
+    assert len(asked) == 7
+    assert [entry.variant.eps for entry in report] == [1e-6] * 8 + [1e-5] * 8 + [None] * 8 + [1e-6] * 5
 
 
 class OneStepTooHigh(LlamaRMSNorm):

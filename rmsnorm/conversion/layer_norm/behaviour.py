@@ -96,7 +96,7 @@ def _agrees(target: Target, variant: Variant, shape: tuple[int, ...], tolerance:
     return True
 
 
-def own_norms(
+def recognise(
     layers: Iterable[tuple[str, Any]], key_of: Callable[[Any], Any], opened: Callable[[Any], tuple[Target, str]]
 ) -> tuple[dict[str, Norm], dict[str, str]]:
     """Of these layers, by name, those that are a LayerNorm; and why others that are one stay as they are.

@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rmsnorm.accuracy.bounds import CONVERSION
-from rmsnorm.conversion.layer_norm.behaviour import own_norms
+from rmsnorm.conversion.layer_norm.behaviour import recognise
 from rmsnorm.conversion.layer_norm.result import Conversion, Layer, difference, first_names, require_exact
 from rmsnorm.conversion.layer_norm.streams import Axes, LayerNorm, Node, Plan, Value, make_plan
 from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.layout import Norm
+from rmsnorm.conversion.replacement.proof import first_parameter
 from rmsnorm.identify import Target
 
 Norms = Mapping[str, Norm]  # the LayerNorms of other classes than the framework's, by the names of their layers
@@ -98,20 +99,20 @@ class Model(ABC):
     def layers(self) -> Iterable[tuple[str, Any]]:
         """All layers by their names."""
 
-    def may_be_own(self, layer: Any) -> bool:
+    def may_be_layer_norm(self, layer: Any) -> bool:
         """Whether a layer may be a LayerNorm of another class than the framework's."""
         return self.backend.may_be_layer_norm(layer)
 
     @abstractmethod
-    def opened(self, layer: Any) -> tuple[Target, str]:
-        """The target of a copy of a layer, and its name of x."""
+    def opened(self, layer: Any) -> Target:
+        """The target of a copy of a layer."""
 
     @abstractmethod
-    def trace(self, own: Norms) -> Trace:
+    def trace(self, recognised: Norms) -> Trace:
         """The graph, in which each of these layers is one operation."""
 
     @abstractmethod
-    def changed(self, plan: Plan | None, own: Norms, *, wide: bool) -> tuple[Any, list[str]]:
+    def changed(self, plan: Plan | None, recognised: Norms, *, wide: bool) -> tuple[Any, list[str]]:
         """A copy of the model after a plan, in wide arithmetic or its own, and notes; without a plan as it is."""
 
     @abstractmethod
@@ -129,26 +130,32 @@ def convert(model: Model) -> Conversion:
     Raises:
         ValueError: the outputs differ by more than rounding.
     """
-    candidates = [(name, layer) for name, layer in model.layers() if model.may_be_own(layer)]
-    own, left = own_norms(candidates, model.backend.key_of, model.opened)
-    trace = model.trace(own)
+
+    def opened(layer: Any) -> tuple[Target, str]:
+        return model.opened(layer), first_parameter(getattr(layer, model.backend.call))
+
+    candidates = [(name, layer) for name, layer in model.layers() if model.may_be_layer_norm(layer)]
+    recognised, left = recognise(candidates, model.backend.key_of, opened)
+    trace = model.trace(recognised)
     plan = make_plan(trace.nodes, {**trace.obstacles, **left})
-    layers = tuple(_layers(model, plan, own))
-    result, notes = model.changed(plan, own, wide=False)
+    layers = tuple(_layers(model, plan, recognised))
+    result, notes = model.changed(plan, recognised, wide=False)
     if not plan.converted:
         return Conversion(result, layers, (), (), 0.0, 0.0)
     error = difference(*(model.outputs(entry, wide=False) for entry in (model.model, result)))
     with model.wide():
-        before, after = (model.outputs(model.changed(edit, own, wide=True)[0], wide=True) for edit in (None, plan))
+        before, after = (
+            model.outputs(model.changed(edit, recognised, wide=True)[0], wide=True) for edit in (None, plan)
+        )
     exact = require_exact(difference(before, after), model.bound)
     return Conversion(result, layers, tuple(sorted(plan.centred)), (*notes, *trace.notes(plan)), exact, error)
 
 
-def _layers(model: Model, plan: Plan, own: Norms) -> Iterator[Layer]:
+def _layers(model: Model, plan: Plan, recognised: Norms) -> Iterator[Layer]:
     for name, layer in model.layers():
         if name in plan.converted:
             weights = first_names(sorted(plan.converted[name]))
-            eps = own[name].known.eps if name in own else getattr(layer, model.eps)
+            eps = recognised[name].known.eps if name in recognised else getattr(layer, model.eps)
             yield Layer(name, type(layer).__name__, True, f"eps {eps}, centred {weights or 'nothing'}")
         elif name in plan.left:
             yield Layer(name, type(layer).__name__, False, plan.left[name])

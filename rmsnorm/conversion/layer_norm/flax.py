@@ -14,9 +14,8 @@ from jax import numpy as jnp
 
 from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace
 from rmsnorm.conversion.layer_norm.streams import Node, Operand, Plan, Rule, Value, moved, spread, sum_of
-from rmsnorm.conversion.replacement.flax import BACKEND, iter_modules
+from rmsnorm.conversion.replacement.flax import BACKEND, is_float, iter_modules
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import first_parameter
 from rmsnorm.flax_impl.layers import RMSNorm
 from rmsnorm.flax_impl.private import Literal, Primitive, batching, bind_equation, enable_x64, mlir
 from rmsnorm.identify import Target, open_target
@@ -46,16 +45,16 @@ class SampledModel(Model):
     def layers(self) -> list[tuple[str, nnx.Module]]:
         return list(BACKEND.modules(self.model))
 
-    def opened(self, layer: nnx.Module) -> tuple[Target, str]:
-        return open_target(nnx.clone(layer)), first_parameter(layer.__call__)
+    def opened(self, layer: nnx.Module) -> Target:
+        return open_target(nnx.clone(layer))
 
-    def trace(self, own: Norms) -> Trace:
-        return _Trace(self.model, self.inputs, self.options, own)
+    def trace(self, recognised: Norms) -> Trace:
+        return _Trace(self.model, self.inputs, self.options, recognised)
 
-    def changed(self, plan: Plan | None, own: Norms, *, wide: bool) -> tuple[nnx.Module, list[str]]:
+    def changed(self, plan: Plan | None, recognised: Norms, *, wide: bool) -> tuple[nnx.Module, list[str]]:
         result = _wide(self.model) if wide else nnx.clone(self.model)
         if plan is not None:
-            _apply(result, plan, own)
+            _apply(result, plan, recognised)
         return result, []
 
     def outputs(self, model: nnx.Module, *, wide: bool) -> list[np.ndarray]:
@@ -100,16 +99,16 @@ _define(_dropout_p, lambda x, path: x)
 class _Call:
     """The LayerNorm at a path, as a function of its parameters. It is hashed by identity, as jax requires a hash."""
 
-    def __init__(self, path: str, layer: Any, own: Norm | None) -> None:
+    def __init__(self, path: str, layer: Any, recognised: Norm | None) -> None:
         self.path, self.kind = path, type(layer)
         self.graphdef, self.state = nnx.split(layer)
-        self.x = "x" if own is None else own.x
+        self.x = "x" if recognised is None else recognised.x
         self.more = ""  # what else it is called with
         self.axes, self.axis_name, self.same_axes = [-1], None, True
-        names = ("scale", "bias") if own is None else (own.scale, own.bias)
+        names = ("scale", "bias") if recognised is None else (recognised.scale, recognised.bias)
         pairs = zip(("scale", "bias"), names, strict=True)
         self.names = {parameter: name for parameter, name in pairs if name and getattr(layer, name) is not None}
-        if own is None:
+        if recognised is None:
             axes, self.axis_name = layer.reduction_axes, layer.axis_name
             self.axes = [axes] if isinstance(axes, int) else list(axes)
             self.same_axes = layer.feature_axes == layer.reduction_axes
@@ -146,13 +145,13 @@ class _Trace(Trace):
 
     fetched = staticmethod(np.asarray)
 
-    def __init__(self, model: nnx.Module, inputs: Any, options: Any, own: Norms) -> None:
+    def __init__(self, model: nnx.Module, inputs: Any, options: Any, recognised: Norms) -> None:
         super().__init__()
         marked = nnx.clone(model)
         marked.eval()
         for path, module in list(iter_modules(marked)):
             name = _name(path)
-            self._mark(name, module, own.get(name))
+            self._mark(name, module, recognised.get(name))
         graphdef, state = nnx.split(marked)
         flat = nnx.to_flat_state(state)
         leaves, treedef = jax.tree.flatten((inputs, options))
@@ -185,7 +184,7 @@ class _Trace(Trace):
 
     def _leaf(self, path: Sequence[Any], variable: Any, array: Any) -> Value | None:
         name = _name(path)
-        if not _is_float(array):
+        if not is_float(array):
             return None
         if not isinstance(variable, nnx.Param):
             return Value(array.shape, name, obstacle=f"is a {type(variable).__name__}")
@@ -193,9 +192,9 @@ class _Trace(Trace):
             self.coarse[name] = array.dtype.name
         return Value(array.shape, name, parameter=name)
 
-    def _mark(self, path: str, module: Any, own: Norm | None) -> None:
-        if type(module) is nnx.LayerNorm or own is not None:
-            call = _Call(path, module, own)
+    def _mark(self, path: str, module: Any, recognised: Norm | None) -> None:
+        if type(module) is nnx.LayerNorm or recognised is not None:
+            call = _Call(path, module, recognised)
             module.__class__ = _marked(type(module))
             module.marked = call
             if call.axis_name is not None:
@@ -229,7 +228,7 @@ class _Trace(Trace):
         name = eqn.primitive.name
         out = bind_equation(eqn, *(array for array, _ in operands))
         arrays = list(out) if eqn.primitive.multiple_results else [out]
-        values = [Value(variable.aval.shape) if _is_float(variable.aval) else None for variable in eqn.outvars]
+        values = [Value(variable.aval.shape) if is_float(variable.aval) else None for variable in eqn.outvars]
         inputs = [value for _, value in operands if value is not None]
         outputs = [value for value in values if value is not None]
         if eqn.primitive is _norm_p:
@@ -289,7 +288,7 @@ def _move(eqn: Any, operands: Sequence[tuple[Any, Value | None]], numbers: list[
     return [np.asarray(array, np.int64) for array in (out if eqn.primitive.multiple_results else [out])]
 
 
-def _apply(model: nnx.Module, plan: Plan, own: Norms) -> None:
+def _apply(model: nnx.Module, plan: Plan, recognised: Norms) -> None:
     """Centres the parameters of the plan and turns its layers into RMSNorm, in place."""
     for path, variable in nnx.to_flat_state(nnx.state(model)):
         if axes := plan.centred.get(_name(path)):
@@ -299,8 +298,8 @@ def _apply(model: nnx.Module, plan: Plan, own: Norms) -> None:
             _get(model, path)[...] = jnp.asarray(value)
     for path, module in list(iter_modules(model)):
         name = _name(path)
-        if name in plan.converted and name in own:
-            BACKEND.become(module, own[name])
+        if name in plan.converted and name in recognised:
+            BACKEND.become(module, recognised[name])
         elif name in plan.converted:
             layer: Any = module
             layer.variant = derive("to_rms_norm", "flax", layer.epsilon, None)
@@ -319,7 +318,7 @@ def _wide(model: nnx.Module) -> nnx.Module:
 
 
 def _widen(value: Any) -> Any:
-    return jnp.asarray(value, jnp.float64) if isinstance(value, (jax.Array, np.ndarray)) and _is_float(value) else value
+    return jnp.asarray(value, jnp.float64) if isinstance(value, (jax.Array, np.ndarray)) and is_float(value) else value
 
 
 def _name(path: Sequence[Any]) -> str:
@@ -330,7 +329,3 @@ def _get(model: Any, path: Sequence[Any]) -> Any:
     for key in path:
         model = getattr(model, key) if isinstance(key, str) and hasattr(model, key) else model[key]
     return model
-
-
-def _is_float(array: Any) -> bool:
-    return bool(jnp.issubdtype(array.dtype, jnp.floating))

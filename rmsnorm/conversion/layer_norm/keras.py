@@ -14,7 +14,6 @@ from rmsnorm.accuracy.bounds import CONVERSION, CONVERSION_OF_FLOAT32
 from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace
 from rmsnorm.conversion.layer_norm.streams import Node, Operand, Plan, Rule, Value, moved, spread, sum_of
 from rmsnorm.conversion.replacement.keras import BACKEND
-from rmsnorm.conversion.replacement.proof import first_parameter
 from rmsnorm.identify import Target
 from rmsnorm.specification import errors
 from rmsnorm.targets.layers import open_keras
@@ -62,17 +61,17 @@ class SampledModel(Model):
             yield path, layer
             yield from ((name, norm) for name, norm in _norms_in(path, layer) if norm is not layer)
 
-    def may_be_own(self, layer: Any) -> bool:
-        return isinstance(layer, keras.layers.Layer) and layer.built and super().may_be_own(layer)
+    def may_be_layer_norm(self, layer: Any) -> bool:
+        return isinstance(layer, keras.layers.Layer) and layer.built and super().may_be_layer_norm(layer)
 
-    def opened(self, layer: Any) -> tuple[Target, str]:
-        return open_keras(layer, layer.name, "cpu"), first_parameter(layer.call)
+    def opened(self, layer: Any) -> Target:
+        return open_keras(layer, layer.name, "cpu")
 
-    def trace(self, own: Norms) -> Trace:
-        return _Trace(self.model, self.inputs, own)
+    def trace(self, recognised: Norms) -> Trace:
+        return _Trace(self.model, self.inputs, recognised)
 
-    def changed(self, plan: Plan | None, own: Norms, *, wide: bool) -> tuple[Any, list[str]]:
-        return _apply(self.model, plan, own, self.dtype if wide else None), []
+    def changed(self, plan: Plan | None, recognised: Norms, *, wide: bool) -> tuple[Any, list[str]]:
+        return _apply(self.model, plan, recognised, self.dtype if wide else None), []
 
     def outputs(self, model: Any, *, wide: bool) -> list[np.ndarray]:
         y = _evaluate(model, *self.inputs) if wide else model(*self.inputs, **self.options, training=False)
@@ -88,9 +87,9 @@ class _Trace(Trace):
 
     fetched = staticmethod(_array)
 
-    def __init__(self, model: Any, inputs: Any, own: Norms) -> None:
+    def __init__(self, model: Any, inputs: Any, recognised: Norms) -> None:
         super().__init__()
-        self._own = own
+        self._recognised = recognised
         self._paths: dict[int, str] = {}
         self._leaves: dict[int, Value] = {}
         tensors = [keras.ops.convert_to_tensor(array) for array in keras.tree.flatten(inputs)]
@@ -124,8 +123,8 @@ class _Trace(Trace):
             node.norm = self._norm(path, axes, args[0].shape, gain, bias, leaves.get(id(bias)))
             if operation.rms_scaling:
                 self.obstacles[path] = "rms_scaling=True divides by the variance"
-        elif path in self._own and len(inputs) == 1:
-            names = self._own[path].scale, self._own[path].bias
+        elif path in self._recognised and len(inputs) == 1:
+            names = self._recognised[path].scale, self._recognised[path].bias
             gain, bias = (next((v for v in operation.weights if v.name == name), None) for name in names)
             node.norm = self._norm(path, [-1], arguments[0].shape, gain, bias, leaves.get(id(bias)))
         elif outputs:
@@ -242,7 +241,7 @@ def _move(operation: Any, args: Any, kwargs: Any, numbers: list[np.ndarray]) -> 
     return [_array(tensor).astype(np.int64) for tensor in keras.tree.flatten(operation(*args, **kwargs))]
 
 
-def _apply(model: Any, plan: Plan | None, own: Norms, dtype: str | None = None) -> Any:
+def _apply(model: Any, plan: Plan | None, recognised: Norms, dtype: str | None = None) -> Any:
     """A clone of the model, in ``dtype`` if given, with the plan's RMSNorm layers and centred weights if given."""
     names = {id(layer): path for path, layer in _walk(model)}
     copies: dict[int, Any] = {}
@@ -262,11 +261,11 @@ def _apply(model: Any, plan: Plan | None, own: Norms, dtype: str | None = None) 
         if dtype is not None:
             config["dtype"] = dtype
         converted = plan is not None and names[id(layer)] in plan.converted
-        if converted and names[id(layer)] not in own:
+        if converted and names[id(layer)] not in recognised:
             return _rms_norm(layer, config["dtype"])
         copy = type(layer).from_config(config)
         if converted:
-            BACKEND.become(copy, own[names[id(layer)]])
+            BACKEND.become(copy, recognised[names[id(layer)]])
         copy.name = layer.name  # not in the config that Keras makes for a class without get_config
         return copy
 

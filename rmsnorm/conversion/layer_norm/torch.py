@@ -20,9 +20,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace
 from rmsnorm.conversion.layer_norm.result import first_names
 from rmsnorm.conversion.layer_norm.streams import Axes, Node, Plan, Value
-from rmsnorm.conversion.layer_norm.torch_rules import is_float, rule_of
-from rmsnorm.conversion.replacement.proof import first_parameter
-from rmsnorm.conversion.replacement.torch import BACKEND, become_layer
+from rmsnorm.conversion.layer_norm.torch_rules import rule_of
+from rmsnorm.conversion.replacement.torch import BACKEND, become_layer, is_float, probe_of
 from rmsnorm.identify import Target, open_target
 from rmsnorm.specification.variants import get_variant
 from rmsnorm.targets.bridges import bridge
@@ -50,21 +49,19 @@ class SampledModel(Model):
     def layers(self) -> Iterator[tuple[str, nn.Module]]:
         return self.model.named_modules()
 
-    def may_be_own(self, layer: nn.Module) -> bool:
-        return not isinstance(layer, nn.LayerNorm) and super().may_be_own(layer)
+    def may_be_layer_norm(self, layer: nn.Module) -> bool:
+        return not isinstance(layer, nn.LayerNorm) and super().may_be_layer_norm(layer)
 
-    def opened(self, layer: nn.Module) -> tuple[Target, str]:
-        probe = copy.deepcopy(layer).cpu().double()
-        vars(probe).update(_forward_hooks={}, _forward_pre_hooks={})
-        return open_target(probe), first_parameter(layer.forward)
+    def opened(self, layer: nn.Module) -> Target:
+        return open_target(probe_of(layer).double())
 
-    def trace(self, own: Norms) -> Trace:
-        return _Trace(copy.deepcopy(self.model).eval(), self.inputs, self.options, own)
+    def trace(self, recognised: Norms) -> Trace:
+        return _Trace(copy.deepcopy(self.model).eval(), self.inputs, self.options, recognised)
 
-    def changed(self, plan: Plan | None, own: Norms, *, wide: bool) -> tuple[nn.Module, list[str]]:
+    def changed(self, plan: Plan | None, recognised: Norms, *, wide: bool) -> tuple[nn.Module, list[str]]:
         result = copy.deepcopy(self.model)
         result = result.double() if wide else result
-        return result, [] if plan is None else _apply(result, plan, own)
+        return result, [] if plan is None else _apply(result, plan, recognised)
 
     def outputs(self, model: nn.Module, *, wide: bool) -> list[np.ndarray]:
         sample = self.inputs, self.options
@@ -82,11 +79,11 @@ class _Trace(Trace, TorchDispatchMode):
 
     fetched = staticmethod(bridge("torch").fetch)
 
-    def __init__(self, model: nn.Module, inputs: Any, options: Any, own: Norms) -> None:
+    def __init__(self, model: nn.Module, inputs: Any, options: Any, recognised: Norms) -> None:
         super().__init__()
-        self._own = own  # LayerNorms of other classes: each call is one operation
-        self._inside: list[Tensor] = []  # what the one that is running was called with
-        self._otherwise: set[str] = set()  # those that are called with more than x
+        self._recognised = recognised  # LayerNorms of other classes: each call is one operation
+        self._xs: list[Tensor] = []  # x of the recognised one that is running
+        self._with_more: set[str] = set()  # those that are called with more than x
         self._modules = dict(model.named_modules())
         self._slots = _slots(model)
         self._leaves: dict[str, Value] = {}
@@ -110,9 +107,9 @@ class _Trace(Trace, TorchDispatchMode):
             reached, "it calls layer_norm, but does not compute what torch.nn.LayerNorm does"
         )
         for name, module in self._modules.items():
-            if name in self._own or _computes_layer_norm(module):
+            if name in self._recognised or _computes_layer_norm(module):
                 self.obstacles.pop(name, None)
-                if name in self._otherwise:
+                if name in self._with_more:
                     self.obstacles[name] = "it is called with more than x"
                 elif name not in reached:
                     self.obstacles[name] = "the sample inputs do not reach it"
@@ -121,7 +118,7 @@ class _Trace(Trace, TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._inside:
+        if self._xs:
             return func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")
         arguments = [tensor for tensor in tree_leaves((args, kwargs)) if is_float(tensor)]
@@ -153,23 +150,23 @@ class _Trace(Trace, TorchDispatchMode):
         self._running.append(name)
         if isinstance(module, _DropoutNd) and module.p > 0 and args and is_float(args[0]):
             self.dropouts.append((name, self._value(args[0])))
-        if name in self._own:
-            x: Any = args[0] if args else named.get(self._own[name].x)
+        if name in self._recognised:
+            x: Any = args[0] if args else named.get(self._recognised[name].x)
             if len(args) + len(named) == 1 and is_float(x):
-                self._inside.append(x)
+                self._xs.append(x)
             else:
-                self._otherwise.add(name)
+                self._with_more.add(name)
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         name = self._running.pop()
-        if self._inside and name in self._own:
-            x = self._inside[-1]
-            names = self._own[name].scale, self._own[name].bias
+        if self._xs and name in self._recognised:
+            x = self._xs[-1]
+            names = self._recognised[name].scale, self._recognised[name].bias
             weight, bias = (None if entry is None else getattr(module, entry) for entry in names)
             values = {id(tensor): self._value(tensor) for tensor in (x, weight, bias) if tensor is not None}
             y = Value(tuple(out.shape), obstacle="is in no weight")
             norm = self._norm(name, [-1], x.shape, weight, bias, values.get(id(bias)))
-            self._inside.pop()
+            self._xs.pop()
             self.nodes.append(Node(f"{type(module).__name__} {name}", list(values.values()), [y], norm=norm))
             self._enter(out, y)
 
@@ -207,7 +204,7 @@ class _Trace(Trace, TorchDispatchMode):
         leaf.parameter, leaf.obstacle = None, obstacle
 
 
-def _apply(model: nn.Module, plan: Plan, own: Norms) -> list[str]:
+def _apply(model: nn.Module, plan: Plan, recognised: Norms) -> list[str]:
     """Centres the parameters of the plan and turns its layers into RMSNorm, in place. Returns notes."""
     modules, slots, notes = dict(model.named_modules()), _slots(model), []
     centred: dict[tuple[int, Axes], list[str]] = defaultdict(list)
@@ -230,8 +227,8 @@ def _apply(model: nn.Module, plan: Plan, own: Norms) -> list[str]:
             _forget_ties(modules)
     for name in plan.converted:
         layer: Any = modules[name]
-        if name in own:
-            BACKEND.become(layer, own[name])
+        if name in recognised:
+            BACKEND.become(layer, recognised[name])
             continue
         become_layer(layer, get_variant("to_rms_norm", "torch"), layer.eps)
     BACKEND.finish(model)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from rmsnorm.conversion.layer_norm.streams import Operand, Rule, Value, moved, spread, sum_of
+from rmsnorm.conversion.replacement.torch import is_float
 
 _SAME: Final = {"alias", "clone", "detach", "lift_fresh", "neg", "_to_copy"}
 _MOVES: Final = {
@@ -75,7 +76,3 @@ def _move(func: Any, args: Any, kwargs: Any, numbers: list[np.ndarray]) -> list[
     with torch.no_grad():
         out = func(*args, **kwargs)
     return [tensor.numpy() for tensor in tree_leaves(out)]
-
-
-def is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()

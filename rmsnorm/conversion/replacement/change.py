@@ -36,12 +36,18 @@ def _made_again(make: Callable[[Any, Norm], Any], kind: Any, norm: Norm) -> Any:
     return made.__new__(made)
 
 
-def called_with(norm: Norm, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+def called_with(
+    norm: Norm, is_float: Callable[[Any], bool], inputs: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[Any, Any]:
     """x and the gate of a call; (None, None) of one with anything else, which the replaced module computes itself."""
     if len(inputs) + len(named) != (1 if norm.gate is None else 2):
         return None, None
-    x = inputs[0] if inputs else named.get(norm.x)
-    return x, None if norm.gate is None else inputs[1] if len(inputs) == 2 else named.get(norm.gate)
+    x: Any = inputs[0] if inputs else named.get(norm.x)
+    if norm.gate is None:
+        return x, None
+    gate: Any = inputs[1] if len(inputs) == 2 else named.get(norm.gate)
+    fits = is_float(x) and is_float(gate) and tuple(gate.shape) == tuple(x.shape)
+    return (x, gate) if fits else (None, None)
 
 
 def vector(xp: Any, parameter: Any, x: Any, norm: Norm) -> Any:

@@ -51,9 +51,8 @@ def class_of(kind: Any, norm: Norm) -> Any:
     """A class whose call with x alone, or with x and a gate, is that of rms_norm; all else is inherited."""
 
     def __call__(self: Any, *inputs: Any, **named: Any) -> Any:
-        x, gate = called_with(norm, inputs, named)
-        fits = hasattr(x, "shape") and (norm.gate is None or _is_gate_of(x, gate))
-        if not fits or not norm.takes(x.shape):
+        x, gate = called_with(norm, is_float, inputs, named)
+        if not hasattr(x, "shape") or not norm.takes(x.shape):
             return kind.__call__(self, *inputs, **named)
         parameters = (None if name is None else getattr(self, name) for name in (norm.scale, norm.bias))
         scale, bias = (None if p is None else vector(jax.numpy, p[...], x, norm) for p in parameters)
@@ -62,9 +61,8 @@ def class_of(kind: Any, norm: Norm) -> Any:
     return subclass(class_of, kind, norm, "__call__", __call__)
 
 
-def _is_gate_of(x: Any, gate: Any) -> bool:
-    floating = all(hasattr(z, "dtype") and jax.numpy.isdtype(z.dtype, "real floating") for z in (x, gate))
-    return floating and gate.shape == x.shape
+def is_float(value: Any) -> bool:
+    return hasattr(value, "dtype") and bool(jax.numpy.issubdtype(value.dtype, jax.numpy.floating))
 
 
 class Flax(Backend):

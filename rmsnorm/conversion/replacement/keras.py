@@ -61,10 +61,10 @@ def _weight(layer: Any, name: str | None) -> Any:
     return next((weight.value for weight in layer.weights if weight.name == name), None)
 
 
-def _is_gate_of(x: Any, gate: Any) -> bool:
-    if not hasattr(gate, "dtype") or tuple(gate.shape) != tuple(x.shape):
-        return False
-    return bool(keras.backend.is_float_dtype(keras.backend.standardize_dtype(gate.dtype)))
+def _is_float(value: Any) -> bool:
+    """Whether it is an array of floating-point numbers, also a symbolic one or one of NumPy."""
+    has_dtype = hasattr(value, "dtype")
+    return has_dtype and bool(keras.backend.is_float_dtype(keras.backend.standardize_dtype(value.dtype)))
 
 
 class Keras(Backend):
@@ -144,9 +144,9 @@ class Keras(Backend):
         @functools.wraps(own)
         def call(*inputs: Any, **named: Any) -> Any:
             asked = {name: value for name, value in named.items() if name != "training" and value is not None}
-            x, gate = called_with(norm, inputs, asked)
+            x, gate = called_with(norm, _is_float, inputs, asked)
             shape = getattr(x, "shape", None)
-            if shape is None or not norm.takes(shape) or not (norm.gate is None or _is_gate_of(x, gate)):
+            if shape is None or not norm.takes(shape):
                 return own(*inputs, **named)
             scale, bias = (vector(keras.ops, _weight(layer, name), x, norm) for name in (norm.scale, norm.bias))
             rms_norm = functools.partial(compute, out_dtype=keras.backend.standardize_dtype(x.dtype))

@@ -264,8 +264,8 @@ def _results(target: Target, x: Array, dy: Array, arrays: dict[str, Array]) -> d
 
 def _inputs(target: Target, shape: tuple[int, ...], dtype: str) -> tuple[Array, Array, dict[str, Array]]:
     random = np.random.default_rng(len(shape))
-    sizes = 10.0 ** random.uniform(-1, 1, (shape[0],) + (1,) * (len(shape) - 1))
-    x = (random.normal(0.1, 1.0, shape) * sizes).astype(dtype)
+    x = random.normal(0.1, 1.0, shape)
+    x = (x * 10.0 ** random.uniform(-1, 1, (shape[0],) + (1,) * (len(shape) - 1))).astype(dtype)
     dy = random.normal(size=shape).astype(dtype)
     values = [functools.partial(random.normal, middle, 0.5) for middle in (1.0, 0.3)]
     arrays = parameters(target, x, scale=values[0], bias=values[1])

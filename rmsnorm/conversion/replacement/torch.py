@@ -60,7 +60,7 @@ def _without_dummies(target: Target) -> Target:
     return replace(target, arguments=tuple(entry for entry in target.arguments if entry != "scale"), names=names)
 
 
-def _probe(module: nn.Module) -> nn.Module:
+def probe_of(module: nn.Module) -> nn.Module:
     """A copy on the CPU without hooks; on the meta device, where nothing can be copied, with parameters of 1."""
     probe = copy.deepcopy(module)
     for name, hooks in vars(probe).items():
@@ -81,6 +81,13 @@ def _everything(module: nn.Module) -> dict[str, Any]:
     """The parameters, buffers and own attributes of a module."""
     common, tensors = vars(nn.Module()), (*module.named_parameters(), *module.named_buffers())
     return {name: value for name, value in vars(module).items() if name not in common} | dict(tensors)
+
+
+def _contents(buffer: Tensor) -> Any:
+    """Equal for buffers of equal numbers, such as a gain of 1 in every layer of a model."""
+    if type(buffer) is not Tensor or buffer.is_meta or buffer.is_quantized or buffer.layout is not torch.strided:
+        return id(buffer)
+    return buffer.dtype, buffer.shape, buffer.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _attributes(module: nn.Module) -> dict[str, str]:
@@ -106,8 +113,8 @@ def class_of(kind: Any, norm: Norm) -> Any:
     may_keep, axes = norm.axes == norm.gain_axes == last, axes_of(norm)
 
     def forward(self: Any, *inputs: Any, **named: Any) -> Any:
-        x, gate = called_with(norm, inputs, named)
-        if not isinstance(x, Tensor) or (norm.gate is not None and not _is_gate_of(x, gate)):
+        x, gate = called_with(norm, is_float, inputs, named)
+        if not isinstance(x, Tensor):
             return kind.forward(self, *inputs, **named)
         shape, names = x.shape, (norm.scale, norm.bias)
         if norm.group is not None and not norm.takes(shape):
@@ -142,8 +149,8 @@ def _keeps_order(module: nn.Module, norm: Norm) -> bool:
     return False
 
 
-def _is_gate_of(x: Tensor, gate: Any) -> bool:
-    return isinstance(gate, Tensor) and gate.is_floating_point() and gate.shape == x.shape
+def is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 class Torch(Backend):
@@ -171,7 +178,7 @@ class Torch(Backend):
             raise Unproven("it is compiled; call replace before that")
         if any(type(parameter) is not nn.Parameter for parameter in module.parameters()):
             raise Unproven("its parameters are sharded or quantised; call replace before that")
-        probe = _probe(module)
+        probe = probe_of(module)
         before = copy.deepcopy(probe)
         target = open_target(probe)
         require_gain_alone(target, self.tensors(module))
@@ -196,7 +203,7 @@ class Torch(Backend):
         others = [(name, id(value)) for name, value in vars(module).items()
                   if name not in common and not isinstance(value, _COMPARABLE)]  # fmt: skip
         parameters = [(name, parameter.shape, parameter.dtype) for name, parameter in module.named_parameters()]
-        buffers = [id(buffer) for buffer in module.buffers()]
+        buffers = [_contents(buffer) for buffer in module.buffers()]
         compiled = module._compiled_call_impl is not None
         return type(module), *map(tuple, (_attributes(module).items(), others, parameters, buffers)), compiled
 
