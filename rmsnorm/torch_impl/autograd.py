@@ -7,17 +7,18 @@ A call keeps x, or x + residual, the gain, and a number a row. Source: Zhang & S
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from rmsnorm.specification.call import Call
-from rmsnorm.torch_impl import kernels, operators
+from rmsnorm.torch_impl import kernels, operations, operators
 from rmsnorm.torch_impl.memory import is_plain, laid_out
-from rmsnorm.torch_impl.operations import gradients
 from rmsnorm.torch_impl.private import apply_of, has_tangents, is_differentiated, is_transformed, is_watched, untraced
-from rmsnorm.torch_impl.rounding import cast, dtype_name
+from rmsnorm.torch_impl.rounding import add, cast, dtype_name
+
+_OPERATORS: Final = object()  # in place of a plan: the operators compute the call
 
 
 class RMSNormFunction(torch.autograd.Function):
@@ -26,7 +27,8 @@ class RMSNormFunction(torch.autograd.Function):
         ctx: Any, call: Call, plan: Any, return_inverse_rms: bool, x: Tensor, residual: Tensor | None,
         scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, gate: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-        y, h, inverse_rms = kernels.forward(call, plan, True, x, residual, scale, bias, mask, gate)
+        run = operators.forward_below_autograd if plan is _OPERATORS else kernels.forward
+        y, h, inverse_rms = run(call, plan, True, x, residual, scale, bias, mask, gate)
         ctx.call, ctx.plan = call, plan
         ctx.dtypes = x.dtype, None if residual is None else residual.dtype
         ctx.bias = None if gate is not None else bias  # without a gate only its dtype counts
@@ -57,7 +59,21 @@ class RMSNormFunction(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         _, _, _, dx, dresidual, dscale, dbias, _, dgate = tangents
-        return *operators.tangents(ctx.call, ctx.saved_tensors, (dx, dresidual, dscale, dbias, dgate)), None
+        x, residual, scale, bias, mask, gate = ctx.saved_tensors
+        h = add(x, residual, ctx.call.x)
+        terms = [term.double() for term in (dx, dresidual) if term is not None]
+        dh = sum(terms) if terms else None
+        dy = operations.tangents(ctx.call, h, scale, bias, mask, gate, dh, dscale, dbias, dgate)
+        if residual is None:
+            return dy, None, None
+        return dy, cast(torch.zeros_like(h, dtype=torch.float64) if dh is None else dh, ctx.call.x), None
+
+
+@operators.register
+def _forward_of_operator(x: Tensor, *arguments: Any) -> Any:
+    *tensors, text, k = arguments
+    call = operators.call_of(x, text, k)
+    return operators.present(x, *RMSNormFunction.apply(call, _OPERATORS, True, x, *tensors))
 
 
 class RepeatedFunction(torch.autograd.Function):
@@ -119,13 +135,17 @@ def _backward(
     mask: Tensor | None, gate: Tensor | None, inverse_rms: Tensor, one_dtype: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """dx + dh, dscale, dbias and dgate. ``one_dtype``: that of the residual, if there is one, is that of x."""
-    is_served = one_dtype and call.has_last_axes and is_watched()
-    if is_served and operators.can_compute(call, h, None, dy, dh, scale, mask, gate):
+    if plan is _OPERATORS or (
+        one_dtype
+        and call.has_last_axes
+        and is_watched()
+        and operators.can_compute(call, h, None, dy, dh, scale, mask, gate)
+    ):
         return operators.backward(call, dy, h, scale, bias, mask, inverse_rms, dh, gate)
     if is_transformed() or is_differentiated(dy, dh, h, scale, gate) or not one_dtype:
         # a second derivative goes through 1 / rho
         known = None if is_differentiated(h, gate) else inverse_rms
-        return gradients(call, dy, h, scale, bias, mask, dh, gate, known)
+        return operations.gradients(call, dy, h, scale, bias, mask, dh, gate, known)
     return kernels.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh, gate)
 
 
