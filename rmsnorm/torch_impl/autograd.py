@@ -69,11 +69,13 @@ class RMSNormFunction(torch.autograd.Function):
         return dy, cast(torch.zeros_like(h, dtype=torch.float64) if dh is None else dh, ctx.call.x), None
 
 
-@operators.register
 def _forward_of_operator(x: Tensor, *arguments: Any) -> Any:
     *tensors, text, k = arguments
     call = operators.call_of(x, text, k)
     return operators.present(x, *RMSNormFunction.apply(call, _OPERATORS, True, x, *tensors))
+
+
+operators.register(_forward_of_operator)
 
 
 class RepeatedFunction(torch.autograd.Function):

@@ -11,14 +11,12 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
-import torch
 from torch import Tensor
 
 from rmsnorm import cpu
 from rmsnorm.cpu.prepared import Options, Prepared, axes_last, prepare
 from rmsnorm.specification import errors
-from rmsnorm.specification.call import Call, Spec, resolve
-from rmsnorm.specification.variants import derive
+from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl import kernels, onnx, operations, operators
 from rmsnorm.torch_impl.autograd import RMSNormFunction
 from rmsnorm.torch_impl.memory import check_storage, laid_out, moved, moved_back
@@ -142,26 +140,12 @@ def check(
     Raises:
         TypeError, ValueError: what is wrong with an argument.
     """
-    if x is None:
-        raise errors.wrong_type(op, "x", None, "a torch.Tensor", "convert it with torch.as_tensor")
     tensors = {"x": x, "scale": scale, "bias": bias, "mask": mask, "residual": residual, "gate": gate, **gradients}
-    specs: dict[str, Any] = {name: spec_of(op, name, tensor) for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) and (tensor is not None or name == "x"):
+            raise errors.wrong_type(op, name, tensor, "a torch.Tensor", "convert it with torch.as_tensor")
     check_storage(op, **tensors)
-    variant, eps, partial, axis, feature_axis, out_dtype = options
-    if isinstance(out_dtype, torch.dtype):
-        out_dtype = dtype_name(out_dtype)
-    return resolve(
-        op, **specs, variant=derive(op, variant, eps, partial), axis=axis, feature_axis=feature_axis,
-        out_dtype=out_dtype,
-    )  # fmt: skip
-
-
-def spec_of(op: str, name: str, x: Any) -> Spec | None:
-    if x is None:
-        return None
-    if not isinstance(x, Tensor):
-        raise errors.wrong_type(op, name, x, "a torch.Tensor", "convert it with torch.as_tensor")
-    return Spec(x.shape, dtype_name(x.dtype))
+    return prepare(op, options, **tensors).call
 
 
 def prepared_for(options: Options, tensors: Tensors) -> tuple[Prepared | None, Any]:
@@ -209,7 +193,7 @@ def _run(call: Call, plan: Any, context: Context, tensors: Tensors, with_inverse
     if engine in _WITHOUT_GRAPH and not context.is_transformed and is_differentiated(*tensors):
         results: Results = RMSNormFunction.apply(call, plan, with_inverse_rms, *tensors)
         return results
-    run = kernels.forward if engine is Engine.KERNELS else _RUN[engine]  # which the hash of an Enum slows
+    run = kernels.forward if engine in _WITHOUT_GRAPH else _RUN[engine]
     return run(call, plan, with_inverse_rms, *tensors)
 
 
@@ -227,19 +211,9 @@ def _gate_beside(
     return y, h, inverse_rms
 
 
-def _by_operations(
-    call: Call, plan: Any, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, *others: Tensor | None
-) -> Results:
-    h = add(x, residual, call.x)
-    y, inverse_rms = operations.forward(call, h, *others)
-    return y, h, inverse_rms
-
-
 _WITHOUT_GRAPH: Final = Engine.KERNELS, Engine.OPERATIONS  # whose derivatives are those of RMSNormFunction
 _RUN: Final[dict[Engine, Callable[..., Results]]] = {
-    Engine.KERNELS: kernels.forward,
     Engine.OPERATOR: operators.forward,
-    Engine.OPERATIONS: _by_operations,
     Engine.GATE_BESIDE: _gate_beside,
     Engine.ONNX: onnx.forward,
 }

@@ -193,13 +193,31 @@ def _contiguous(sizes: Any, dtype: torch.dtype) -> tuple[Any, ...]:
 
 def backward(
     call: Call, plan: Any, dy: Tensor, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
-    inverse_rms: Tensor, dh: Tensor | None, gate: Tensor | None = None,
+    inverse_rms: Tensor | None, dh: Tensor | None, gate: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """dx + dh in T, dscale, dbias and dgate in the dtypes of the parameters and the gate."""
+    """dx + dh in T, dscale, dbias and dgate in the dtypes of the parameters and the gate.
+
+    The kernels for the CPU compute 1 / rho if it is None.
+    """
     if plan is None or not (is_plain if h.is_cpu else is_plain_on_gpu)(dy, dh):
         dx, *others = operations.gradients(call, dy, h, scale, bias, mask, dh, gate, inverse_rms)
         return cast(dx, call.x), *others
-    return _backward_by_kernels(call, plan, dy, h, scale, bias, mask, inverse_rms, dh, gate)
+    if type(plan) is gpu.Plan:
+        return *gpu.backward(plan, dy, h, scale, None if bias is None else bias.dtype, mask, inverse_rms, dh), None
+    dx = torch.empty(*h.shape, dtype=h.dtype, device=CPU)
+    dscale, dbias = (None if p is None else torch.empty(*p.shape, dtype=p.dtype, device=CPU) for p in (scale, bias))
+    dgate = None if gate is None else torch.empty(*h.shape, dtype=gate.dtype, device=CPU)
+    matrix = h if h.is_contiguous() else rows_of(h, plan.n)
+    masks, mask_step, mask_stride = mask_rows(mask, h, plan.n)
+    dy, dh, gain, (gates, gate_step) = dy.contiguous(), gapless(dh), gapless(scale), _gates(gate, plan.n)
+    shift = None if gate is None else gapless(bias)  # dgate needs it
+    plan.run_backward(
+        openmp_threads, matrix.data_ptr(), plan.x_bytes if matrix is h else matrix.stride(0) * h.element_size(),
+        _address(gain), _address(masks), mask_step, mask_stride,
+        _address(inverse_rms), dy.data_ptr(), _address(dh), dx.data_ptr(), _address(dscale), _address(dbias),
+        _address(gates), gate_step, _address(dgate), _address(shift),
+    )  # fmt: skip
+    return dx, dscale, dbias, dgate
 
 
 def gradients(
@@ -216,34 +234,12 @@ def gradients(
         return None
     dy, x, residual, mask, dh, gate = moved(whole, dy, x, residual, mask, dh, gate)
     h = x if residual is None else x + residual  # of one dtype: rounded once
-    inverse_rms = None  # the kernels for the CPU compute it again
+    inverse_rms = None
     if type(kernels) is gpu.Plan:
         statistic = plan(x.device, call, None, None)
         inverse_rms = forward(call, statistic, True, h, None, None, None, mask)[2]
-    dx, dscale, dbias, dgate = _backward_by_kernels(call, kernels, dy, h, scale, bias, mask, inverse_rms, dh, gate)
+    dx, dscale, dbias, dgate = backward(call, kernels, dy, h, scale, bias, mask, inverse_rms, dh, gate)
     dx, dgate = moved_back(whole, dx, dgate)
-    return dx, dscale, dbias, dgate
-
-
-def _backward_by_kernels(
-    call: Call, plan: Any, dy: Tensor, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
-    inverse_rms: Tensor | None, dh: Tensor | None, gate: Tensor | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    if inverse_rms is not None and type(plan) is gpu.Plan:
-        return *gpu.backward(plan, dy, h, scale, None if bias is None else bias.dtype, mask, inverse_rms, dh), None
-    dx = torch.empty(*h.shape, dtype=h.dtype, device=CPU)
-    dscale, dbias = (None if p is None else torch.empty(*p.shape, dtype=p.dtype, device=CPU) for p in (scale, bias))
-    dgate = None if gate is None else torch.empty(*h.shape, dtype=gate.dtype, device=CPU)
-    matrix = h if h.is_contiguous() else rows_of(h, plan.n)
-    masks, mask_step, mask_stride = mask_rows(mask, h, plan.n)
-    dy, dh, gain, (gates, gate_step) = dy.contiguous(), gapless(dh), gapless(scale), _gates(gate, plan.n)
-    shift = None if gate is None else gapless(bias)  # dgate needs it
-    plan.run_backward(
-        openmp_threads, matrix.data_ptr(), plan.x_bytes if matrix is h else matrix.stride(0) * h.element_size(),
-        _address(gain), _address(masks), mask_step, mask_stride,
-        _address(inverse_rms), dy.data_ptr(), _address(dh), dx.data_ptr(), _address(dscale), _address(dbias),
-        _address(gates), gate_step, _address(dgate), _address(shift),
-    )  # fmt: skip
     return dx, dscale, dbias, dgate
 
 

@@ -16,10 +16,11 @@ from rmsnorm.specification import errors
 from rmsnorm.specification.interface import constructor
 from rmsnorm.specification.variants import Preset, Variant, derive
 from rmsnorm.torch_impl.autograd import repeat
-from rmsnorm.torch_impl.engines import repeated_for, spec_of
+from rmsnorm.torch_impl.engines import repeated_for
 from rmsnorm.torch_impl.functional import rms_norm
 from rmsnorm.torch_impl.kernels import Repeated
 from rmsnorm.torch_impl.private import TRACED, built_in_dtype, has_tangents, is_watched, may_differ
+from rmsnorm.torch_impl.rounding import dtype_name
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -165,7 +166,7 @@ class RMSNorm(torch.nn.RMSNorm):
         elif x.is_nested and x.layout is torch.strided and mask is residual is gate is None:
             return torch.nested.as_nested_tensor([self.forward(part) for part in x.unbind()])
         elif x.shape[self._axes[0] :] != self.normalized_shape:
-            why = f"normalized_shape, x being {spec_of('RMSNorm', 'x', x)}"
+            why = f"normalized_shape, x being {errors.describe(x.shape, dtype_name(x.dtype))}"
             raise errors.wrong_shape("RMSNorm", "the end of x", x.shape[self._axes[0] :], self.normalized_shape, why)
         elif may_differ(x.device.type):
             out_dtype = built_in_dtype(self.variant.name, x, weight, residual)

@@ -21,7 +21,6 @@ from rmsnorm.torch_impl.rounding import (
     dtype_name,
     excess,
     exponent_of,
-    power_of_two,
     straight_through,
     two_to,
 )
@@ -317,7 +316,7 @@ def _inverse_power(call: Call, h: Tensor, k: Any) -> Tensor:
     length = sum(_eps(call, k)) ** (0.5 if call.variant.eps_position == "inside" else 1)
     with torch.no_grad():
         size = torch.maximum(_sum(call, h.abs() / call.n), _tensor(length, h))
-        return 1 / power_of_two(size).clamp(2.0**-1022, 2.0**1022)
+        return two_to(-exponent_of(size))
 
 
 def _sum(call: Call, terms: Tensor) -> Tensor:

@@ -33,8 +33,6 @@ modes: Final = _private("_C._len_torch_dispatch_stack", lambda: 1)
 is_zero_tensor: Final = _private("Tensor._is_zerotensor", lambda tensor: not tensor.untyped_storage().nbytes())
 # Whether a tensor is a batch of gradients (``is_grads_batched``). PyTorch raises if the bits of one are read.
 is_batch_of_gradients: Final = _private("_C._functorch.is_legacy_batchedtensor", lambda tensor: False)
-# The tensor inside of one that torch.func passes in its place.
-unwrapped: Final = _private("_C._functorch.get_unwrapped", None)
 # Whether an operator has vmap in vmap, which ends in an assertion in PyTorch 2.5.
 nests_operators: Final = torch.__version__ >= (2, 6)
 # Whether a program is exported. A version that cannot be asked says it of a program that is compiled, too.
@@ -96,27 +94,6 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """Its ``apply`` without the look for torch.func, which takes a microsecond and a half."""
     base = super(torch.autograd.Function, function)
     return base.apply if hasattr(base, "apply") else function.apply
-
-
-def bits_of(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x.view(dtype)`` for a dtype of the same width, also in vmap, which had no rule for it before PyTorch 2.13.
-
-    The result is a constant to every derivative. A version whose wrappers cannot be asked needs that rule.
-    """
-    if unwrapped is None or not is_in_transform():
-        return x.view(dtype)
-    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-
-    functorch, batches = torch._C._functorch, []
-    while functorch.is_functorch_wrapped_tensor(x):
-        if functorch.is_batchedtensor(x):
-            batches.append((functorch.maybe_get_bdim(x), functorch.maybe_get_level(x)))
-        x = unwrapped(x)
-    with temporarily_clear_interpreter_stack():
-        x = x.view(dtype)
-    for axis, level in reversed(batches):
-        x = functorch._add_batch_dim(x, axis, level)
-    return x
 
 
 def untraced(function: F) -> F:

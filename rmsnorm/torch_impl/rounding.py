@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rmsnorm.specification import dtypes
-from rmsnorm.torch_impl.private import bits_of, is_batch_of_gradients
+from rmsnorm.torch_impl.private import is_batch_of_gradients
 
 NAMES: Final = {getattr(torch, name): name for name in (*dtypes.FLOATS, "bool")}
 
@@ -20,8 +20,8 @@ def add(x: Tensor, residual: Tensor | None, dtype: str) -> Tensor:
 def cast(x: Tensor, dtype: str) -> Tensor:
     """Round once; the identity to every derivative.
 
-    PyTorch casts float64 to 16 bits through float32 and so rounds twice. Rounding to odd first (cut off, then set the
-    last bit if anything was lost) makes the second rounding right: Boldo & Melquiond 2008. Not in a batch of gradients
+    PyTorch casts float64 to 16 bits through float32 and so rounds twice. Rounding to odd first (to that neighbour in
+    float32 whose last bit is 1) makes the second rounding right: Boldo & Melquiond 2008. Not in a batch of gradients
     (``is_grads_batched``), where no bits can be read: there one value in some 65,000 may be the other neighbour.
     """
     target: torch.dtype = getattr(torch, dtype)
@@ -31,9 +31,11 @@ def cast(x: Tensor, dtype: str) -> Tensor:
     single = x.float()
     with torch.no_grad():
         value, nearest = x.detach(), single.detach()
-        bits = bits_of(nearest, torch.int32) - (nearest.double().abs() > value.abs()).int()
-        inexact = nearest.isfinite() & (bits_of(bits, torch.float32).double() != value)
-        to_odd = torch.where(inexact, bits_of(bits | 1, torch.float32) - nearest, -0.0)  # exact; adding -0 keeps a zero
+        error = value - nearest.double()
+        other = torch.nextafter(nearest, error.sign().float() * torch.inf)  # the value is between these two
+        even = ((nearest.double() + other.double()) / 2).float()
+        is_moved = nearest.isfinite() & (error != 0) & (even == nearest)
+        to_odd = torch.where(is_moved, other - nearest, -0.0)  # exact; adding -0 keeps a zero
     return (single + to_odd).to(target)
 
 
@@ -54,11 +56,6 @@ def straight_through(value: Tensor, smooth: Tensor) -> Tensor:
 
 def dtype_name(dtype: torch.dtype) -> str:
     return NAMES.get(dtype) or str(dtype).removeprefix("torch.")
-
-
-def power_of_two(a: Tensor) -> Tensor:
-    """The largest one not above a >= 0; 0 below 2^-1022, infinity of infinity and NaN."""
-    return bits_of(bits_of(a, torch.int64) & 0x7FF0000000000000, torch.float64)
 
 
 @torch.no_grad()

@@ -32,8 +32,6 @@ MISSING = (
     "autograd.forward_ad._current_level",
     "_subclasses",
     INDUCTOR,
-    # before 2.13 vmap has no rule for views of bits, and needs it
-    *(["_C._functorch.get_unwrapped"] if torch.__version__ >= (2, 13) else []),
 )
 
 
