@@ -146,7 +146,7 @@ def tangent(
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """dy and the tangent of 1 / rho, computed in the dtype in which y is, or else in that of the arrays.
 
-    The gradients are its transpose. For the that, checkpoint keeps the inputs alone: nothing of x's size but x.
+    The gradients are its transpose. With jax.checkpoint it keeps only the inputs, of which x alone has the size of x.
     """
     wide = elementwise(call) if as_y else _derived(call)
     terms, dinverse_rms = [zeros_of(h, wide)], zeros_of(inverse_rms, inverse_rms.dtype)

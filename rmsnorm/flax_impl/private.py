@@ -1,7 +1,8 @@
-"""What JAX has no public function for, or none in some versions, each with what is done in a version without it.
+"""What this package needs of JAX and JAX has no public function for, or not in every version.
 
-A question that then cannot be asked has the answer with which the results are the same, and slower. What a primitive is
-made of (``Primitive``, ``ad``, ``batching``, ``mlir``) has no other way, and is where it is from JAX 0.4.36 on.
+A version of JAX may lack such a function. So each has a substitute, with which the results are the same but take
+longer. There is none for the modules that make a primitive (``Primitive``, ``ad``, ``batching``, ``mlir``): every
+version of JAX from 0.4.36 on has them at these places.
 """
 
 from __future__ import annotations

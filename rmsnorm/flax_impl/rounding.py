@@ -54,7 +54,7 @@ def cast(x: jax.Array, dtype: str) -> jax.Array:
 
 
 def convert(x: jax.Array, dtype: str) -> jax.Array:
-    """As cast, but by the instruction where that rounds once: it fuses, and takes subnormal numbers for 0 on CPUs."""
+    """As cast, but XLA's own conversion where that rounds once: it is fused, and on CPUs takes subnormal x for 0."""
     return x if x.dtype.name == dtype else converted_sum([x], dtype)
 
 
@@ -116,9 +116,9 @@ def _widen(x: jax.Array) -> jax.Array:
 def _narrow(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
     """From float64, rounded before it is converted.
 
-    XLA would convert to 16 bits through float32 and so round twice, and drop conversions there and back, which now
-    matters no longer: xla_allow_excess_precision in
-    https://github.com/openxla/xla/blob/main/xla/xla.proto.
+    XLA would convert to 16 bits through float32, and so round twice. It also drops a conversion to a narrower dtype and
+    back (xla_allow_excess_precision in https://github.com/openxla/xla/blob/main/xla/xla.proto). Once x is rounded, that
+    changes no number.
     """
     info, integer = jnp.finfo(dtype), _INTEGER[dtype.itemsize]
     is_tiny = abs(x) < float(info.smallest_normal)
@@ -137,7 +137,7 @@ batching.primitive_batchers[convert_p] = _batch
 
 
 def through_bits(x: jax.Array) -> jax.Array:
-    """x >= 0 by way of its bits: XLA's CPU backend does not fuse across, and so stores no h / rho to be rounded."""
+    """x >= 0, to bits and back. XLA's CPU backend fuses nothing across that, and so does not store h / rho."""
     return _with_bits(x, 2**63 - 1)
 
 
@@ -151,12 +151,12 @@ def zero_outside(mask: jax.Array | None, h: jax.Array) -> jax.Array:
 
 
 def where(condition: jax.Array, x: jax.Array, number: float) -> jax.Array:
-    """As jnp.where, to which JAX 0.7 passes a number in 32 bits if it lowers that after the function that has x64."""
+    """As jnp.where, whose number JAX 0.7 makes one of 32 bits if it lowers the call when x64 is off again."""
     return jnp.where(condition, x, jnp.full((), number, x.dtype))
 
 
 def zeros_of(x: jax.Array, dtype: Any) -> jax.Array:
-    """0 in the shape of x, on the devices on which x lies: jnp.zeros_like leaves these out, from JAX 0.12 on."""
+    """Zeros in the shape of x and on its devices, which jnp.zeros_like does not keep from JAX 0.12 on."""
     return (x < x).astype(dtype)
 
 
@@ -165,12 +165,12 @@ def rounded_within(x: jax.Array, dtype: str, wide: str) -> jax.Array:
 
 
 def clip(x: jax.Array, least: float, largest: float) -> jax.Array:
-    """As jnp.clip, to which JAX 0.7 passes bounds as it does to jnp.where."""
+    """As jnp.clip, whose bounds JAX 0.7 makes numbers of 32 bits, as in ``where``."""
     return jnp.minimum(jnp.maximum(x, least), largest)
 
 
 def power_of_two(x: jax.Array) -> jax.Array:
-    """The largest up to x > 0; infinity for NaN."""
+    """The largest power of two that is not above x > 0; infinity for NaN."""
     return _with_bits(x, 0x7FF0000000000000)
 
 

@@ -165,11 +165,9 @@ def _tensors(op: str, **values: Any) -> list[Any]:
 def _tensor(op: str, name: str, value: Any) -> tf.Tensor | None:
     if value is None and name not in ("x", "dy"):
         return None
-    is_tensor = isinstance(value, (tf.Tensor, tf.Variable)) or (
-        # no keras.Variable; of what is not dense the first holds, of a KerasTensor the second
-        tf.is_tensor(value) and hasattr(value, "__tf_tensor__")
-    )
-    if not is_tensor:
+    # a sparse or ragged tensor passes only the first of the last two tests, a KerasTensor only the second
+    is_tensor = tf.is_tensor(value) and hasattr(value, "__tf_tensor__")
+    if not (isinstance(value, (tf.Tensor, tf.Variable)) or is_tensor):
         raise errors.wrong_type(op, name, value, "a tf.Tensor", "convert it with tf.convert_to_tensor")
     if value.shape.rank is None:
         raise errors.unknown_rank(op, name)

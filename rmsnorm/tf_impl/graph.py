@@ -1,13 +1,18 @@
-"""Graphs: what a call computes is a function of its own, which XLA compiles where the graph runs.
+"""A call in a graph of TensorFlow: a function in the graph computes it, which XLA compiles when the graph runs.
 
-XLA compiles it once for every size of x, in a tenth of a second. The graph holds it, and so does a SavedModel. Beside
-it, chosen by TensorFlow's own operation for the device that runs the graph, is lite.py: for a converter, such as
-that of LiteRT, which knows no device and no float64, and where XLA compiles a function that was traced before.
+XLA compiles the function once for every size of x, which takes a tenth of a second. A SavedModel contains the function,
+too. Beside it the graph contains the float32 operations of lite.py, and TensorFlow's operation DeviceIndex chooses one
+of the two when the graph runs. It chooses lite.py in a converter, such as that of LiteRT, which knows no device and no
+float64, and where XLA compiles a function that was traced before.
 
-A graph holds plain operations instead if XLA compiles all of it, in a graph of TensorFlow 1, under a
-ForwardAccumulator, which derives operations alone, in tf.vectorized_map, and with RMSNORM_XLA=0: if every call has
-another size, for other converters, to save the state of a tf.data iterator that calls rms_norm, and to save a model
-for tf.vectorized_map.
+A graph contains plain operations instead
+
+- if XLA compiles the whole graph,
+- in a graph of TensorFlow 1,
+- under a ForwardAccumulator, which can differentiate operations only,
+- in tf.vectorized_map,
+- if RMSNORM_XLA=0 is set. Users set it if every call has another size, for other converters, to save the state of a
+  tf.data iterator that calls rms_norm, and to save a model that tf.vectorized_map calls.
 """
 
 from __future__ import annotations

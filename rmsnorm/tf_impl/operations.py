@@ -27,9 +27,12 @@ from rmsnorm.tf_impl.rounding import (
     uncontracted,
 )
 
-# Comparisons are of constants to every derivative: in graphs, a ForwardAccumulator in another one fails on any other.
-# XLA on the CPU stores the terms of a longer sum before it adds them, unless slabs of them are added by elements first.
+# What is compared here went through tf.stop_gradient, so that it has no tangent. In a graph, one ForwardAccumulator in
+# another fails on a comparison of tensors that have tangents.
+
+# On a CPU XLA stores all terms of a sum in memory before it adds them, if there are more than this number.
 _FUSED_SUM = 32
+# So the terms of a longer sum are divided into this number of slabs, which are added element by element first.
 _SLABS = 8
 
 
@@ -324,9 +327,9 @@ def _sum(terms: tf.Tensor, axes: Sequence[int], keepdims: bool = False) -> tf.Te
 
 
 def _in_slabs(terms: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor | None, tf.Tensor | None]:
-    """For XLA's fusion: the mean of slabs of the terms along their longest axis, and the terms that are left over.
+    """The mean of the slabs of the terms along their longest axis, and the terms that are left over.
 
-    A mean, as XLA would make one sum of two sums, and so undo it. A short sum is fused as it is: then there is none.
+    It is a mean, as XLA would make one sum of two sums. For a short sum, which XLA does not store, both are None.
     """
     static = terms.shape.as_list()  # in graphs of TensorFlow 1 the sizes of a shape are no numbers
     sizes = [static[axis] for axis in axes]

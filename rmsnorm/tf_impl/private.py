@@ -1,7 +1,7 @@
-"""What TensorFlow has no public function for, each with what is done in a version that does not have it either.
+"""What this package needs of TensorFlow and TensorFlow has no public function for.
 
-A question that then cannot be asked has the answer with which the results are the same, and slower. Nothing else in
-this package imports ``tensorflow.python``.
+A version of TensorFlow may lack such a private function. So each has a substitute, with which the results are the same
+but take longer. Nothing else in this package imports ``tensorflow.python``.
 """
 
 from __future__ import annotations

@@ -82,26 +82,18 @@ class RepeatedFunction(torch.autograd.Function):
     """A small call that was made before: little but the kernels, as every argument and result costs time."""
 
     @staticmethod
-    def forward(
-        ctx: Any, repeated: kernels.Repeated, x: Tensor, scale: Tensor | None, bias: Tensor | None, *gate: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, repeated: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None, *gate: Tensor) -> Tensor:
         ctx.repeated, ctx.bias = repeated, bias
         # saved in the order of RMSNormFunction: a checkpoint compares what the first call saves with what the next does
-        if gate:
-            y, inverse_rms = repeated.forward(x, scale, bias, gate[0], True)
-            ctx.save_for_backward(x, scale, bias, *gate, inverse_rms)
-        else:
-            y, inverse_rms = repeated.forward(x, scale, bias, None, True)
-            ctx.save_for_backward(x, scale, inverse_rms)
+        y, inverse_rms = repeated.forward(x, scale, bias, *gate, with_inverse_rms=True)
+        ctx.save_for_backward(x, scale, *((bias, *gate) if gate else ()), inverse_rms)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        repeated, bias, gate = ctx.repeated, ctx.bias, None
-        if repeated.gate is None:
-            x, scale, inverse_rms = ctx.saved_tensors
-        else:
-            x, scale, bias, gate, inverse_rms = ctx.saved_tensors
+        repeated = ctx.repeated
+        x, scale, *others, inverse_rms = ctx.saved_tensors
+        bias, gate = others or (ctx.bias, None)
         if not torch.is_grad_enabled() and is_plain(dy) and dy.is_contiguous():
             results = repeated.backward(dy, x, scale, inverse_rms, bias, gate)
         else:
@@ -120,13 +112,9 @@ def repeat(
     """y of a call that was made before, and has no tangents; None if it is another one."""
     if repeated is None or not repeated.matches(settings, x, scale, bias, gate):
         return None
-    if gate is None:
-        differs = is_differentiated(x, scale, bias)
-        return _apply(repeated, x, scale, bias) if differs else repeated.forward(x, scale, bias)[0]
-    if is_differentiated(x, scale, bias, gate):
-        y: Tensor = _apply(repeated, x, scale, bias, gate)
-        return y
-    return repeated.forward(x, scale, bias, gate)[0]
+    tensors: Any = (x, scale, bias) if gate is None else (x, scale, bias, gate)
+    y: Tensor = _apply(repeated, *tensors) if is_differentiated(*tensors) else repeated.forward(*tensors)[0]
+    return y
 
 
 _apply = apply_of(RepeatedFunction)  # a layer repeats no call of torch.func

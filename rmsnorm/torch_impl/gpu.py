@@ -99,10 +99,8 @@ def forward(
     if residual is not None:
         h, x, residual = torch.empty(x.shape, dtype=dtype, device=x.device), x.to(dtype), residual.to(dtype)
         residual = residual.contiguous()
-    matrix, tile = rows_of(x, plan.n * plan.groups), plan.forward
-    masks, *steps = _masks(mask, x, plan.n)
-    sizes = plan.n, plan.k, None if plan.groups == 1 else plan.groups, matrix.stride(0), *steps
-    parts = _parts(plan, tile, x, mask)
+    tile = plan.forward
+    matrix, masks, sizes, parts = _rows(plan, tile, x, mask)
     with _on(x):
         if parts is not None:
             _start(
@@ -132,10 +130,8 @@ def backward(
         None if dtype is None else torch.empty(tile.programs, width, dtype=torch.float64, device=h.device)
         for dtype in (None if scale is None else scale.dtype, bias)
     ]
-    matrix, dy, gain = rows_of(h, width), dy.contiguous(), gapless(scale)
-    masks, *steps = _masks(mask, h, plan.n)
-    sizes = plan.n, plan.k, None if plan.groups == 1 else plan.groups, matrix.stride(0), *steps
-    parts = _parts(plan, tile, h, mask)
+    dy, gain = dy.contiguous(), gapless(scale)
+    matrix, masks, sizes, parts = _rows(plan, tile, h, mask)
     with _on(h):
         if parts is not None:
             _start(
@@ -188,16 +184,17 @@ def _start(
         start(*tensors, *numbers)
 
 
-def _masks(mask: Tensor | None, x: Tensor, n: int) -> tuple[Tensor | None, int, int]:
-    """The mask as bytes in rows, and the steps to the next row and the next element."""
-    masks, step, stride = mask_rows(mask, x, n)
-    return None if masks is None else masks.view(torch.uint8), step, stride
+def _rows(plan: Plan, tile: Tiles, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Any, Tensor | None]:
+    """What all kernels take: x and the mask in rows, sizes and steps, and room for sums over parts of split rows.
 
-
-def _parts(plan: Plan, tile: Tiles, x: Tensor, mask: Tensor | None) -> Tensor | None:
-    """For the sums over parts of rows, if rows are split: of products and, with a mask, of the elements that count."""
+    These sums are of products and, with a mask, of the elements that count.
+    """
+    matrix = rows_of(x, plan.n * plan.groups)
+    masks, *steps = mask_rows(mask, x, plan.n)
+    sizes = plan.n, plan.k, None if plan.groups == 1 else plan.groups, matrix.stride(0), *steps
     shape = 1 if mask is None else 2, plan.rows * plan.groups, tile.chunks
-    return torch.empty(shape, dtype=torch.float64, device=x.device) if tile.chunks > 1 else None
+    parts = torch.empty(shape, dtype=torch.float64, device=x.device) if tile.chunks > 1 else None
+    return matrix, None if masks is None else masks.view(torch.uint8), sizes, parts
 
 
 def _on(x: Tensor) -> Any:

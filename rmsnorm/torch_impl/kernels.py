@@ -138,13 +138,10 @@ class Repeated(NamedTuple):
         """y and, if asked for, 1 / rho in float64."""
         plan, y = self.plan, empty_strided(*self.y)
         inverse_rms = empty_strided(*self.inverse_rms) if with_inverse_rms else None
-        addresses: tuple[int, ...] = (
-            x.data_ptr(), plan.x_bytes, 0, _address(scale), _address(bias), 0, 0, 0, y.data_ptr(), 0,
-            _address(inverse_rms),
+        plan.run_forward(
+            openmp_threads, x.data_ptr(), plan.x_bytes, 0, _address(scale), _address(bias), 0, 0, 0, y.data_ptr(), 0,
+            _address(inverse_rms), _address(gate), self.gate_step,
         )  # fmt: skip
-        if gate is not None:  # what is left out is 0
-            addresses += (gate.data_ptr(), self.gate_step)
-        plan.run_forward(openmp_threads, *addresses)
         return y, inverse_rms
 
     def backward(
@@ -152,17 +149,15 @@ class Repeated(NamedTuple):
         gate: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
         """dx, dscale, dbias and dgate, of a plain dy without gaps. The bias counts with a gate alone."""
-        plan, dx, dgate = self.plan, empty_strided(*self.dx), None
+        plan, dx = self.plan, empty_strided(*self.dx)
         dscale = None if self.dscale is None else empty_strided(*self.dscale)
         dbias = None if self.dbias is None else empty_strided(*self.dbias)
-        addresses: tuple[int, ...] = (
-            x.data_ptr(), plan.x_bytes, _address(scale), 0, 0, 0,
+        dgate = None if self.dgate is None else empty_strided(*self.dgate)
+        plan.run_backward(
+            openmp_threads, x.data_ptr(), plan.x_bytes, _address(scale), 0, 0, 0,
             _address(inverse_rms), dy.data_ptr(), 0, dx.data_ptr(), _address(dscale), _address(dbias),
+            _address(gate), self.gate_step, _address(dgate), 0 if gate is None else _address(bias),
         )  # fmt: skip
-        if gate is not None and self.dgate is not None:
-            dgate = empty_strided(*self.dgate)
-            addresses += (gate.data_ptr(), self.gate_step, dgate.data_ptr(), _address(bias))
-        plan.run_backward(openmp_threads, *addresses)
         return dx, dscale, dbias, dgate
 
 

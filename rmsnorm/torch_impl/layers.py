@@ -151,7 +151,7 @@ class RMSNorm(torch.nn.RMSNorm):
         bias = own["bias"] if "bias" in own else self.bias  # noqa: SIM401
         alone = (
             mask is None and residual is None
-            and type(x) is Tensor and not x.is_nested and not is_watched() and not has_tangents(x, weight, bias, gate)
+            and type(x) is Tensor and not x.is_nested and not is_watched() and not has_tangents()
         )  # fmt: skip
         if alone:
             settings = self.eps, self.variant

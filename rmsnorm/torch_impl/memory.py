@@ -42,17 +42,14 @@ def is_plain(*tensors: Tensor | None) -> bool:
 
 def is_plain_on_gpu(*tensors: Tensor | None) -> bool:
     """As ``is_plain``, on one GPU."""
-    if is_dynamo_compiling():
+    if is_dynamo_compiling() or modes():
         return False
-    devices = set()
-    for tensor in tensors:
-        if tensor is not None:
-            if (type(tensor) is not Tensor and type(tensor) is not Parameter) or not tensor.is_cuda or tensor.is_neg():
-                return False
-            if tensor.layout is not torch.strided or is_zero_tensor(tensor):
-                return False
-            devices.add(tensor.device)
-    return len(devices) == 1 and not modes()
+    present = [t for t in tensors if t is not None]
+    return len({t.device for t in present}) == 1 and all(
+        type(t) in (Tensor, Parameter) and t.is_cuda and not t.is_neg() and t.layout is torch.strided
+        and not is_zero_tensor(t)
+        for t in present
+    )  # fmt: skip
 
 
 def check_storage(op: str, x: Tensor, **others: Tensor | None) -> None:

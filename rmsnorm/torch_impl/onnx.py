@@ -32,14 +32,22 @@ def forward(
     bias: Tensor | None, mask: Tensor | None, gate: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """y, x + residual and 1 / rho; the exporter drops what is not used of them."""
-    if gate is not None:
-        h = _residual_sum(call, x, residual)
+    wide = _wide(call)
+    h = x if residual is None else (x.to(wide) + residual.to(wide)).to(getattr(torch, call.x))
+    if gate is None:
+        y, inverse_rms = _ungated(call, h, scale, bias, mask)
+    else:
         y, inverse_rms = gated(call, _ungated, h, scale, bias, mask, gate, _sigmoid)
-        return y, h, inverse_rms
+    return y, h, inverse_rms
+
+
+def _ungated(
+    call: Call, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """y and 1 / rho of a call without a gate."""
     wide = _wide(call)
     product = wide if call.norm is None else getattr(torch, call.product)
     norm = wide if call.norm is None else getattr(torch, call.norm)
-    h = _residual_sum(call, x, residual)
     rho, empty = _rho(call, h.to(wide), mask)
     gain = None if scale is None else scale.to(product)
     if scale is not None and call.variant.scale_offset:
@@ -68,18 +76,7 @@ def forward(
         y = torch.where(mask, y, y.detach())
     if empty is not None:
         y, inverse_rms = torch.where(empty, 0.0, y), torch.where(empty, 0.0, inverse_rms)
-    return y, h, inverse_rms
-
-
-def _ungated(call: Call, h: Tensor, *others: Tensor | None) -> tuple[Tensor, Tensor]:
-    y, _, inverse_rms = forward(call, None, True, h, None, *others)
     return y, inverse_rms
-
-
-def _residual_sum(call: Call, x: Tensor, residual: Tensor | None) -> Tensor:
-    """x + residual, or x."""
-    wide = _wide(call)
-    return x if residual is None else (x.to(wide) + residual.to(wide)).to(getattr(torch, call.x))
 
 
 def _wide(call: Call) -> torch.dtype:

@@ -24,7 +24,7 @@ from rmsnorm.torch_impl import gpu as gpu_rows
 from rmsnorm.torch_impl import inductor, kernels, operations, private
 from rmsnorm.torch_impl.memory import is_plain, moved, moved_back
 from rmsnorm.torch_impl.private import constant, is_differentiated, untraced
-from rmsnorm.torch_impl.rounding import add, cast, dtype_name
+from rmsnorm.torch_impl.rounding import add, cast, dtype_name, straight_through
 
 TYPES: Final = (Tensor, Parameter, *private.TRACED)  # others, a DTensor say, do not know the operators
 
@@ -180,6 +180,38 @@ def _plain_backward(
     return in_order(h, cast(dx, call.x), *others)
 
 
+class _Backward(torch.autograd.Function):
+    """The operator with the derivatives of plain operations, which also go through 1 / rho."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        *tensors, text, k = arguments
+        ctx.text = text, k
+        ctx.save_for_backward(*tensors)
+        with private.below_autograd():
+            return _backward(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        tensors = dict(enumerate(ctx.saved_tensors))
+        indices = [i for i, t in tensors.items() if t is not None and t.is_floating_point()]
+
+        def gradients(*primals: Tensor) -> Any:
+            return _plain_backward(*(tensors | dict(zip(indices, primals, strict=True))).values(), *ctx.text)
+
+        _, pull_back = torch.func.vjp(gradients, *(tensors[i] for i in indices))
+        results = dict(zip(indices, pull_back(cotangents), strict=True))
+        return *map(results.get, tensors), None, None
+
+
+def _differentiable_backward(*arguments: Any) -> Any:
+    if not private.has_tangents():
+        return _Backward.apply(*arguments)
+    with private.below_autograd():
+        values = _backward(*arguments)
+    return tuple(map(straight_through, values, _plain_backward(*arguments)))
+
+
 def _batched_forward(info: Any, in_dims: Any, *arguments: Any) -> Any:
     """More rows; plain operations where a parameter is batched, too."""
     x, residual, scale, bias, mask, gate, *text = arguments
@@ -227,8 +259,9 @@ def register(differentiable_forward: Callable[..., Any]) -> None:
     """Register the operators, of which the forward pass with derivatives is that function."""
     for name, operator, run, types, plain, differentiable, batched in (
         ("forward", _forward, _run_forward, _forward_types, _plain_forward, differentiable_forward, _batched_forward),
-        ("backward", _backward, _run_backward, _backward_types, _plain_backward, _plain_backward, _batched_backward),
-    ):
+        ("backward", _backward, _run_backward, _backward_types, _plain_backward, _differentiable_backward,
+         _batched_backward),
+    ):  # fmt: skip
         LIBRARY.impl(name, run, "CPU")
         LIBRARY.impl(name, run, "CUDA")
         LIBRARY.impl(name, _in_autograd(operator, plain, differentiable, run), "Autograd")

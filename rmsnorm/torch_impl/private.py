@@ -1,6 +1,7 @@
-"""What PyTorch has no public function for, each with what is done in a version that does not have it either.
+"""What this package needs of PyTorch and PyTorch has no public function for.
 
-A question that then cannot be asked has the answer with which the results are the same, and slower.
+A version of PyTorch may lack such a private function. So each has a substitute, with which the results are the same but
+take longer.
 """
 
 from __future__ import annotations
@@ -55,23 +56,14 @@ with suppress(ImportError):
     TRACED = FakeTensor, FunctionalTensor
 
 
-if getattr(forward_ad, "_current_level", None) is not None:
-
-    def has_tangents(*tensors: Tensor | None) -> bool:
-        """Whether forward mode is on, in which the tensors may have tangents."""
-        return forward_ad._current_level >= 0
-
-else:
-
-    def has_tangents(*tensors: Tensor | None) -> bool:
-        """Whether one of the tensors has a tangent, or may have one where they are not known."""
-        return not tensors or any(
-            forward_ad.unpack_dual(t).tangent is not None for t in tensors if isinstance(t, Tensor)
-        )
+# Whether forward mode is on, in which tensors may have tangents. If that is not known, they may.
+has_tangents: Final[Callable[[], bool]] = (
+    (lambda: True) if getattr(forward_ad, "_current_level", None) is None else (lambda: forward_ad._current_level >= 0)
+)
 
 
 def is_differentiated(*tensors: Tensor | None) -> bool:
-    if has_tangents(*tensors):
+    if has_tangents():
         return True
     if torch.is_grad_enabled():
         for tensor in tensors:
@@ -81,7 +73,11 @@ def is_differentiated(*tensors: Tensor | None) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether a compiler, a tracer or torch.func looks on: for them the composite, which nests; a Function does not."""
+    """Whether a compiler, a tracer or torch.func sees the operations.
+
+    For these the call is plain operations, because transforms of plain operations can be nested. Those of a
+    ``torch.autograd.Function`` cannot.
+    """
     return torch.compiler.is_compiling() or is_in_transform() or torch.jit.is_tracing()
 
 

@@ -121,7 +121,7 @@ def class_of(kind: Any, norm: Norm) -> Any:
             return kind.forward(self, *inputs, **named)
         parameters = (None if name is None else vector(torch, getattr(self, name), x, norm) for name in names)
         tensors = in_groups(torch, norm, shape, x, *parameters, *(() if gate is None else (gate,)))
-        alone = may_keep and type(x) is Tensor and not is_watched() and not has_tangents(*tensors)
+        alone = may_keep and type(x) is Tensor and not is_watched() and not has_tangents()
         # of the last call, as in rmsnorm.torch_impl.RMSNorm
         y = repeat(self.__dict__.get("_repeated"), settings, *tensors) if alone else None
         if y is None:
