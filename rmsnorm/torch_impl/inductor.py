@@ -2,7 +2,7 @@
 
 PyTorch's dispatcher, and checks that were made when the program was traced, take several times as long as a small
 kernel. The operators are called where a tensor has gaps or there is a mask or a residual; where Inductor writes C++;
-and in versions of PyTorch whose Inductor cannot be told what to write.
+and in versions of PyTorch whose Inductor writes the calls of every operator itself.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ def _backward(
 def _write_forward(node: Any, write_line: Callable[[str], None]) -> None:
     (x, residual, scale, bias, mask, gate, *text), _ = node.unflatten_args(node.inputs, node.constant_args)
     _, h, inverse_rms = _used(node)
-    served = residual is None and mask is None and not h and _have_no_gaps(x, scale, bias, gate)
+    planned = residual is None and mask is None and not h and _have_no_gaps(x, scale, bias, gate)
     key = _key(x, scale, bias, gate, text)
-    _write(node, write_line, served and key, x, scale, bias, gate, inverse_rms)
+    _write(node, write_line, planned and key, x, scale, bias, gate, inverse_rms)
 
 
 def _write_backward(node: Any, write_line: Callable[[str], None]) -> None:
     (dy, dh, h, inverse_rms, scale, bias, mask, gate, *text), _ = node.unflatten_args(node.inputs, node.constant_args)
     _, *used = _used(node)
-    served = dh is None and mask is None and _have_no_gaps(dy, h, inverse_rms, scale, gate)
-    served = served and all(is_used <= (t is not None) for is_used, t in zip(used, (scale, bias, gate), strict=True))
-    served = served and (gate is None or _have_no_gaps(bias))  # whose numbers count then
+    planned = dh is None and mask is None and _have_no_gaps(dy, h, inverse_rms, scale, gate)
+    planned = planned and all(is_used <= (t is not None) for is_used, t in zip(used, (scale, bias, gate), strict=True))
+    planned = planned and (gate is None or _have_no_gaps(bias))  # whose numbers count then
     key = _key(h, scale, bias, gate, text)
-    _write(node, write_line, served and key, dy, h, inverse_rms, scale, bias, gate)
+    _write(node, write_line, planned and key, dy, h, inverse_rms, scale, bias, gate)
 
 
 def _used(node: Any) -> tuple[bool, ...]:

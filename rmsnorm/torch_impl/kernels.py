@@ -35,9 +35,7 @@ _DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in
 
 
 @lru_cache(maxsize=4096)
-def plan(
-    device: torch.device, call: Call, scale: str | None, bias: str | None, gate: str | None = None
-) -> Any:  # fmt: skip
+def plan(device: torch.device, call: Call, scale: str | None, bias: str | None, gate: str | None = None) -> Any:
     """The plan of the kernels for a device, for a call with a gate of that dtype; None if they cannot compute it."""
     if gpu.is_usable(device):
         return None if gate is not None else gpu.plan(call, scale, bias)
@@ -84,8 +82,8 @@ def forward(
     inverse_rms = torch.empty(*plan.reduced, dtype=torch.float64, device=CPU) if with_inverse_rms else None
     h = other = None
     if residual is not None:
-        h, t = _empty(x.shape, call.x), _DTYPES[call.x]
-        x, other = x.to(t), residual.to(t).contiguous()
+        t = _DTYPES[call.x]
+        h, x, other = torch.empty(x.shape, dtype=t, device=CPU), x.to(t), residual.to(t).contiguous()
     if x.is_contiguous():
         matrix, y = x, empty_strided(call.shape, x.stride(), _DTYPES[call.result])
     else:
@@ -249,10 +247,6 @@ def _gates(gate: Tensor | None, n: int) -> tuple[Tensor | None, int]:
 def openmp_threads() -> tuple[int, int]:
     """How many threads PyTorch uses, and the function that starts them: a ``Threads`` of cpu/launch.py."""
     return torch.get_num_threads(), openmp.gomp_parallel()
-
-
-def _empty(shape: Any, dtype: str) -> Tensor:
-    return torch.empty(shape, dtype=_DTYPES[dtype], device=CPU)
 
 
 def _address(tensor: Tensor | None) -> int:

@@ -146,9 +146,9 @@ class RMSNorm(torch.nn.RMSNorm):
             >>> y, h
             (tensor([0.8485, 1.1314]), tensor([3., 4.]))
         """
-        own = self._parameters  # where Module.__getattr__ would look last, which takes a microsecond
-        weight = own["weight"] if "weight" in own else self.weight  # noqa: SIM401  (get would look it up)
-        bias = own["bias"] if "bias" in own else self.bias  # noqa: SIM401
+        parameters = self._parameters  # where Module.__getattr__ would look last, which takes a microsecond
+        weight = parameters["weight"] if "weight" in parameters else self.weight  # noqa: SIM401  (get would look it up)
+        bias = parameters["bias"] if "bias" in parameters else self.bias  # noqa: SIM401
         alone = (
             mask is None and residual is None
             and type(x) is Tensor and not x.is_nested and not is_watched() and not has_tangents()

@@ -170,14 +170,14 @@ def gradients(
     """dx + dh in float64, dscale, dbias and dgate in their dtypes; without 1 / rho, its derivative counts."""
     dgate = None
     if gate is not None:
-        whole, own, ungated = call, call.without_gate, h
+        whole, norm, ungated = call, call.without_gate, h
         f = factor(call, gate)
         if call.is_gated_before:
             h = h.to(f.dtype) * f
         else:
-            dgate = dy * _forward(own, h, scale, bias, mask)[0].double()
+            dgate = dy * _forward(norm, h, scale, bias, mask)[0].double()
             dy = dy.double() * f
-        call = own
+        call = norm
     h = h.double()
     if inverse_rms is None:
         inverse_rms = statistic(call, h, mask).inverse_rms
@@ -199,18 +199,18 @@ def tangents(
     dh: Tensor | None, dscale: Tensor | None, dbias: Tensor | None, dgate: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """That of y, in its dtype, along those of h, of the parameters and of the gate."""
-    own, along = call, None
+    norm, along = call, None
     if gate is not None:
-        own, f = call.without_gate, factor(call, gate)
+        norm, f = call.without_gate, factor(call, gate)
         step = None if dgate is None else _unmasked(dgate.double() * slope(call, gate), mask)
         if call.is_gated_before:
             along = None if step is None else h * step
             dh = along if dh is None else dh.double() * f + (0.0 if along is None else along)
             h = h.to(f.dtype) * f
         elif step is not None:
-            along = _forward(own, h, scale, bias, mask)[0].double() * step
+            along = _forward(norm, h, scale, bias, mask)[0].double() * step
     h = h.double()
-    dy = tangent(own, h, scale, mask, statistic(own, h, mask).inverse_rms, dh, dscale, dbias)
+    dy = tangent(norm, h, scale, mask, statistic(norm, h, mask).inverse_rms, dh, dscale, dbias)
     if gate is not None and not call.is_gated_before:
         dy = _unmasked(dy * f, mask) + (0.0 if along is None else along)
     return cast(dy, call.result)

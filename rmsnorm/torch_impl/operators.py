@@ -11,6 +11,7 @@ the gradients, tangents and batches of parameters are those of the plain operati
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -165,17 +166,28 @@ def _backward_types(
     return results
 
 
-def _plain_forward(x: Any, residual: Any, scale: Any, bias: Any, mask: Any, gate: Any, *text: Any) -> Any:
-    call = call_of(x, *text)
+def _plain_forward(x: Tensor, *arguments: Any) -> Any:
+    *tensors, text, k = arguments
+    return _by_operations(call_of(x, text, k), x, *tensors)
+
+
+def _by_operations(
+    call: Call, x: Tensor, residual: Any, scale: Any, bias: Any, mask: Any, gate: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     h = add(x, residual, call.x)
     y, inverse_rms = operations.forward(call, h, scale, bias, mask, gate)
-    return in_order(x, y, None if residual is None else h, inverse_rms.detach())
+    results: tuple[Tensor, Tensor, Tensor] = in_order(x, y, None if residual is None else h, inverse_rms.detach())
+    return results
 
 
-def _plain_backward(
-    dy: Any, dh: Any, h: Any, inverse_rms: Any, scale: Any, bias: Any, mask: Any, gate: Any, *text: Any
+def _plain_backward(dy: Tensor, dh: Any, h: Tensor, *arguments: Any) -> Any:
+    *tensors, text, k = arguments
+    return _gradients_by_operations(call_of(h, text, k), dy, dh, h, *tensors)
+
+
+def _gradients_by_operations(
+    call: Call, dy: Any, dh: Any, h: Any, _: Any, scale: Any, bias: Any, mask: Any, gate: Any
 ) -> Any:
-    call = call_of(h, *text)
     dx, *others = operations.gradients(call, dy, h, scale, bias, mask, dh, gate)
     return in_order(h, cast(dx, call.x), *others)
 
@@ -214,25 +226,40 @@ def _differentiable_backward(*arguments: Any) -> Any:
 
 def _batched_forward(info: Any, in_dims: Any, *arguments: Any) -> Any:
     """More rows; plain operations where a parameter is batched, too."""
-    x, residual, scale, bias, mask, gate, *text = arguments
-    x_dim, residual_dim, scale_dim, bias_dim, mask_dim, gate_dim, *_ = in_dims
-    if scale_dim is not None or bias_dim is not None:
-        return torch.vmap(_plain_forward, in_dims)(*arguments), (0, 0, 0)
-    rank = max(t.ndim - (dim is not None) for t, dim in ((x, x_dim), (residual, residual_dim)) if t is not None)
-    pairs = (x, x_dim), (residual, residual_dim), (mask, mask_dim), (gate, gate_dim)
-    x, residual, mask, gate = (None if t is None else _as_rows(info.batch_size, rank, t, dim) for t, dim in pairs)
-    return _forward(x, residual, scale, bias, mask, gate, *text), (0, None if residual is None else 0, 0)
-
-
-def _as_rows(size: int, rank: int, t: Tensor, dim: int | None) -> Tensor:
-    """The tensor with the batch as its first axis, before as many axes as x has."""
-    t = t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
-    return t.reshape(size, *(1 for _ in range(rank + 1 - t.ndim)), *t.shape[1:])
+    *tensors, text, k = arguments
+    x, residual, scale, bias, mask, gate = _with_batches(info, in_dims, tensors, 0, 4)
+    out_dims = 0, None if residual is None else 0, 0
+    if in_dims[2] is None and in_dims[3] is None:
+        return _forward(x, residual, tensors[2], tensors[3], mask, gate, text, k), out_dims
+    return _by_operations(_call_on_batch(x, text, k), x, residual, scale, bias, mask, gate), out_dims
 
 
 def _batched_backward(info: Any, in_dims: Any, *arguments: Any) -> Any:
-    """Plain operations: each element of the batch has gradients of the parameters of its own."""
-    return torch.vmap(_plain_backward, in_dims)(*arguments), (0, 0, 0, 0)
+    """More rows; plain operations where a parameter has gradients, which each element of the batch has of its own."""
+    *tensors, text, k = arguments
+    tensors = _with_batches(info, in_dims, tensors, 2, 6)
+    _, _, h, _, scale, bias, _, gate = tensors
+    out_dims = 0, *(None if t is None else 0 for t in (scale, bias, gate))
+    if scale is None and bias is None:
+        return _backward(*tensors, text, k), out_dims
+    return _gradients_by_operations(_call_on_batch(h, text, k), *tensors), out_dims
+
+
+def _with_batches(info: Any, in_dims: Any, tensors: list[Any], x: int, mask: int) -> list[Any]:
+    """The tensors with the batch as their first axis. ``x`` and ``mask`` are indices; the mask gets the axes of x."""
+    batches: list[Any] = [
+        None if t is None else t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+        for t, dim in zip(tensors, in_dims, strict=False)
+    ]
+    if (m := batches[mask]) is not None:
+        batches[mask] = m.reshape(info.batch_size, *(1 for _ in range(batches[x].ndim - m.ndim)), *m.shape[1:])
+    return batches
+
+
+def _call_on_batch(x: Tensor, text: str, k: Any) -> Call:
+    """The call on a batch in which each element has parameters of its own."""
+    call = call_of(x, text, k)
+    return replace(call, feature_axes=(0, *call.feature_axes))
 
 
 def _in_autograd(

@@ -67,7 +67,7 @@ def collectives(compiled: Any) -> list[tuple[str, int]]:
     return found
 
 
-def apart(got: Any, want: Any, unit: Any = 0.0) -> float:
+def distance(got: Any, want: Any, unit: Any = 0.0) -> float:
     """Largest difference in units; 0 for equal bits."""
     got, want = np.asarray(got), np.asarray(want)
     assert (got.dtype, got.shape) == (want.dtype, want.shape)
@@ -142,7 +142,7 @@ def partitioned(dtype: str, masked: bool, mesh: str) -> None:
         FOUND[f"{mesh} {name} {dtype}{' masked' * masked}"] = {
             "collectives": collectives(compiled),
             "kernels": kernels(compiled),
-            "apart": [apart(*each) for each in zip(got, want, units(*args), strict=True)],
+            "apart": [distance(*each) for each in zip(got, want, units(*args), strict=True)],
             "golden": beyond_bounds(dict(zip(QUANTITIES, got, strict=True)), x, scale, bias, dy, mask=mask),
             "kept": [each.sharding.is_equivalent_to(NamedSharding(mesh_of(mesh), to), each.ndim)
                      for each, to in zip(got, (spec, spec, P(spec[1]), P(spec[1])), strict=True)],
@@ -168,7 +168,7 @@ def whole_rows() -> None:
         with without_kernels():
             plain = jax.jit(lambda *args: want(*args))(*args)
         results = compiled(*given)
-        bits = [apart(got, right, abs(np.asarray(right, float)).max())
+        bits = [distance(got, right, abs(np.asarray(right, float)).max())
                 for got, right in zip(results, plain, strict=True)]  # fmt: skip
         named = {
             key: np.asarray(got).reshape(-1, *got.shape[1:][-1:]) for key, got in zip(quantities, results, strict=False)
@@ -225,7 +225,7 @@ def layers() -> None:
                 str(layer.scale[...].sharding.spec),
                 str(flax.linen.get_partition_spec(params)["params"]["scale"]),
             ],
-            "apart": [apart(nnx.jit(layer)(given), want), apart(jax.jit(module.apply)(params, given), want)],
+            "apart": [distance(nnx.jit(layer)(given), want), distance(jax.jit(module.apply)(params, given), want)],
             "collectives": collectives(call.lower(state, given).compile()),
         }
 
@@ -236,7 +236,7 @@ def exported() -> None:
     given = spread(mesh_of("Auto"), SPECS["features"], *args)
     program = export.export(jax.jit(rms_norm))(*given).serialize()
     call = jax.jit(export.deserialize(program).call)
-    FOUND["exported"] = [apart(call(*given), rms_norm(*args)), collectives(call.lower(*given).compile())]
+    FOUND["exported"] = [distance(call(*given), rms_norm(*args)), collectives(call.lower(*given).compile())]
 
 
 def within_custom_partitioning() -> None:
@@ -252,7 +252,7 @@ def within_custom_partitioning() -> None:
     x = normal(0, ROWS, WIDTH)
     compiled = jax.jit(whole).lower(*spread(mesh_of("Auto"), SPECS["batch"], x)).compile()
     found = compiled(*spread(mesh_of("Auto"), SPECS["batch"], x))
-    FOUND["custom_partitioning"] = [apart(found, rms_norm(x)), collectives(compiled)]
+    FOUND["custom_partitioning"] = [distance(found, rms_norm(x)), collectives(compiled)]
 
 
 def over_shard_map(function: Callable[..., Any], *args: Any) -> Any:
@@ -306,7 +306,7 @@ def over_a_named_axis(dtype: str) -> None:
         ("nnx in groups, pmap", over_pmap, of_nnx(RMSNorm, **groups), want_of_halves, unit_of_halves),
     ):
         results = over(masked_gradients(ours), *args)
-        FOUND[f"{name} {dtype}"] = [apart(*each) for each in zip(results, wanted, unit, strict=True)]
+        FOUND[f"{name} {dtype}"] = [distance(*each) for each in zip(results, wanted, unit, strict=True)]
         if wanted is want:
             found = dict(zip(QUANTITIES[:3], results, strict=False))
             FOUND[f"{name} {dtype}, golden"] = beyond_bounds(found, x, scale, None, dy, mask=mask)
@@ -318,7 +318,7 @@ def over_a_named_axis(dtype: str) -> None:
             for norm in (spread_out, on_one)
         )
         FOUND["second over a named axis"] = [
-            apart(*each, abs(each[1]).max()) for each in zip(found, wanted, strict=True)
+            distance(*each, abs(each[1]).max()) for each in zip(found, wanted, strict=True)
         ]
     for name, over, built_in in (
         ("nnx, shard_map", over_shard_map, of_nnx(nnx.RMSNorm)),

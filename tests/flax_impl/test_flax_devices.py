@@ -35,7 +35,7 @@ def computed(*only: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def found() -> Any:
+def results() -> Any:
     """Everything that the program computes, which takes half a minute."""
     return computed()
 
@@ -61,75 +61,75 @@ def check(apart: list[float], dtype: str, *, rows_whole: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.sample(len(CELLS))  # one process computes all
-def test_arrays_over_devices(found: Any, cell: str) -> None:
+def test_arrays_over_devices(results: Any, cell: str) -> None:
     _, spec, dtype, *_ = cell.split()
-    check(found[cell]["apart"], dtype, rows_whole=spec == "batch")
-    assert not found[cell]["golden"]
-    assert found[cell]["kernels"] == 0
-    assert all(found[cell]["kept"]), "y and the gradients lie as x and the parameters do"
-    assert {kind for kind, _ in found[cell]["collectives"]} == {"all-reduce"}
-    assert max(size for _, size in found[cell]["collectives"]) <= (ROWS if spec in ("features", "both") else WIDTH)
+    check(results[cell]["apart"], dtype, rows_whole=spec == "batch")
+    assert not results[cell]["golden"]
+    assert results[cell]["kernels"] == 0
+    assert all(results[cell]["kept"]), "y and the gradients lie as x and the parameters do"
+    assert {kind for kind, _ in results[cell]["collectives"]} == {"all-reduce"}
+    assert max(size for _, size in results[cell]["collectives"]) <= (ROWS if spec in ("features", "both") else WIDTH)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["shard_map", "pmap", "formula", "slice", "beside"])
-def test_whole_rows_have_the_bits_of_one_device(found: Any, way: str) -> None:
-    assert not any(found[way]["apart"])
-    assert not found[way]["golden"]
-    assert found[way]["kernels"] == 0
+def test_whole_rows_have_the_bits_of_one_device(results: Any, way: str) -> None:
+    assert not any(results[way]["apart"])
+    assert not results[way]["golden"]
+    assert results[way]["kernels"] == 0
 
 
 @pytest.mark.slow
-def test_second_derivatives_in_a_shard_map(found: Any) -> None:
-    assert max(found["second"]["apart"]) <= 2 * WIDTH * dtypes.unit_roundoff("float32")
+def test_second_derivatives_in_a_shard_map(results: Any) -> None:
+    assert max(results["second"]["apart"]) <= 2 * WIDTH * dtypes.unit_roundoff("float32")
 
 
 @pytest.mark.slow
-def test_a_mesh_without_devices(found: Any) -> None:
-    assert found["abstract"]
+def test_a_mesh_without_devices(results: Any) -> None:
+    assert results["abstract"]
 
 
 @pytest.mark.slow
-def test_the_inspection_finds_what_is_gathered_or_sent_about(found: Any) -> None:
-    assert ["all-gather", ROWS * WIDTH] in found["gathered"]
-    assert "all-to-all" in {kind for kind, _ in found["sent about"]}
+def test_the_inspection_finds_what_is_gathered_or_sent_about(results: Any) -> None:
+    assert ["all-gather", ROWS * WIDTH] in results["gathered"]
+    assert "all-to-all" in {kind for kind, _ in results["sent about"]}
 
 
-def check_layers(found: Any, dtype: str) -> None:
+def check_layers(results: Any, dtype: str) -> None:
     for way in WAYS:
-        check(found[f"{way} {dtype}"], dtype, rows_whole=False)
+        check(results[f"{way} {dtype}"], dtype, rows_whole=False)
     for way in WAYS[:2]:
-        assert not found[f"{way} {dtype}, golden"]
+        assert not results[f"{way} {dtype}, golden"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_layers_over_a_named_axis(found: Any, dtype: str) -> None:
+def test_layers_over_a_named_axis(results: Any, dtype: str) -> None:
     """The built-in one averages the means of the devices, as if each counted as many elements."""
-    check_layers(found, dtype)
+    check_layers(results, dtype)
     for way in WAYS[:2]:
-        assert found[f"{way}, built-in"] > 0.1
+        assert results[f"{way}, built-in"] > 0.1
 
 
 def test_layers_over_a_named_axis_in_float64() -> None:
-    found = computed("float64")
-    check_layers(found, "float64")
+    results = computed("float64")
+    check_layers(results, "float64")
     # sums of 64 elements and of 16 rows in another order
-    assert max(found["second over a named axis"]) <= 1e-13
+    assert max(results["second over a named axis"]) <= 1e-13
 
 
 @pytest.mark.slow
-def test_parameters_are_made_where_they_belong(found: Any) -> None:
-    assert found["layers"]["specs"] == ["P('features',)"] * 2
-    assert found["layers"]["apart"] == [0, 0]
-    assert found["layers"]["collectives"] == [["all-reduce", ROWS // 2]]
+def test_parameters_are_made_where_they_belong(results: Any) -> None:
+    assert results["layers"]["specs"] == ["P('features',)"] * 2
+    assert results["layers"]["apart"] == [0, 0]
+    assert results["layers"]["collectives"] == [["all-reduce", ROWS // 2]]
 
 
 @pytest.mark.slow
-def test_an_exported_program_for_eight_devices(found: Any) -> None:
-    assert found["exported"] == [0, [["all-reduce", ROWS]]]
+def test_an_exported_program_for_eight_devices(results: Any) -> None:
+    assert results["exported"] == [0, [["all-reduce", ROWS]]]
 
 
 @pytest.mark.slow
-def test_within_custom_partitioning(found: Any) -> None:
-    assert found["custom_partitioning"] == [0, []]
+def test_within_custom_partitioning(results: Any) -> None:
+    assert results["custom_partitioning"] == [0, []]

@@ -59,7 +59,7 @@ def apply(params: dict[str, Any], x: Any) -> Any:
     return MODULE.apply({"params": params}, x)
 
 
-def near(got: Any, want: Any, unit: Any) -> None:
+def close(got: Any, want: Any, unit: Any) -> None:
     got = np.asarray(got)
     assert (got.dtype, got.shape) == (want.dtype, want.shape)
     assert np.all(abs(got - want) <= ROUNDINGS * unit)
@@ -83,9 +83,9 @@ OF_NNX = {
 
 def check(found: Any, dx: Any) -> None:
     wanted = dict(zip(("x", "scale", "bias"), numpy_impl.rms_norm_vjp(np.asarray(DY), *NUMPY, eps=EPS), strict=True))
-    near(dx, wanted["x"], UNIT["dx"])
+    close(dx, wanted["x"], UNIT["dx"])
     for name in ("scale", "bias"):
-        near(found[name], wanted[name], UNIT[f"d{name}"])
+        close(found[name], wanted[name], UNIT[f"d{name}"])
 
 
 @pytest.mark.parametrize("name", OF_NNX)
@@ -96,7 +96,7 @@ def test_gradients_of_nnx(name: str) -> None:
 @pytest.mark.needs("flax>=0.12.8", "an older NNX has no jvp and vjp")
 def test_vjp_and_jvp_of_nnx() -> None:
     y, dy = nnx.jvp(lambda m, x: m(x), (layer(), X), (layer(TANGENTS), T), graph=False)
-    near(dy, numpy_impl.rms_norm_jvp(NUMPY, ALONG, eps=EPS), UNIT["jvp"])
+    close(dy, numpy_impl.rms_norm_jvp(NUMPY, ALONG, eps=EPS), UNIT["jvp"])
     again, pull = nnx.vjp(lambda m, x: m(x), layer(), X, graph=False)
     np.testing.assert_array_equal(y, again)
     found, dx = pull(DY)
@@ -114,7 +114,7 @@ def test_vjp_and_jvp_of_linen() -> None:
         of: Any = MODULE
 
     dy, (found, dx) = Along().apply({"params": {"of": PARAMS}}, X)
-    near(dy, numpy_impl.rms_norm_jvp(NUMPY, ALONG, eps=EPS), UNIT["jvp"])
+    close(dy, numpy_impl.rms_norm_jvp(NUMPY, ALONG, eps=EPS), UNIT["jvp"])
     check(found["params"], dx)
 
 
@@ -242,7 +242,7 @@ def test_a_layer_itself_is_transformed_as_the_built_in_one(name: str) -> None:
     for made in (ours, swapped):
         np.testing.assert_array_equal(WAYS[name](made), want)
     unit = term_sizes(*NUMPY[:2], dy=want, tangents=(None, None, None), variant=variant, **options)["y"]
-    near(WAYS[name](built_in), want, unit)
+    close(WAYS[name](built_in), want, unit)
 
 
 def test_what_only_ours_takes_has_a_position_where_it_is_passed() -> None:

@@ -169,7 +169,7 @@ def test_derivatives_of_the_vjp_in_a_graph_of_tensorflow_1() -> None:
 def test_a_tape_keeps_no_more_than_that() -> None:
     """Eagerly: tensors of the size of x that are alive while the tape is."""
 
-    def kept(function: Any) -> int:
+    def saved(function: Any) -> int:
         x = tf.random.stateless_normal((7, 129), (0, 0))
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -181,8 +181,10 @@ def test_a_tape_keeps_no_more_than_that() -> None:
         assert tape.gradient(y, x) is not None
         return alive
 
-    assert kept(rms_norm) <= 1  # y again: the object that tf.custom_gradient returns a copy of, in the same memory
-    assert kept(lambda x: tf.cast(tf.cast(x, tf.float64) * tf.ones(129, tf.float64) * 2, tf.float32)) > 1  # it can tell
+    assert saved(rms_norm) <= 1  # y again: the object that tf.custom_gradient returns a copy of, in the same memory
+    assert (
+        saved(lambda x: tf.cast(tf.cast(x, tf.float64) * tf.ones(129, tf.float64) * 2, tf.float32)) > 1
+    )  # it can tell
 
 
 def test_only_what_is_asked_for() -> None:

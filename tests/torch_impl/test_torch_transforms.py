@@ -34,7 +34,7 @@ def pair(**options: Any) -> Any:
     return ours, theirs
 
 
-def near(got: Any, want: Any) -> None:
+def close(got: Any, want: Any) -> None:
     assert got.dtype == want.dtype
     assert (got - want).abs().max() <= NEAR * want.abs().max()
 
@@ -77,25 +77,25 @@ def test_func_on_a_layer() -> None:
     _, pull_back = torch.func.vjp(of(ours), parameters, x)
     found = pull_back(dy)
     want = rms_norm_vjp(dy, x, parameters["weight"], **options)
-    near(found[1], want[0])
-    near(found[0]["weight"], want[1])
+    close(found[1], want[0])
+    close(found[0]["weight"], want[1])
     _, moved = torch.func.jvp(of(ours), (parameters, x), (tangents, dx))
     arrays = (x, parameters["weight"]), (dx, tangents["weight"])
-    near(moved, torch.from_numpy(golden.rms_norm_jvp(*(tuple(map(to_numpy, each)) for each in arrays), **options)))
+    close(moved, torch.from_numpy(golden.rms_norm_jvp(*(tuple(map(to_numpy, each)) for each in arrays), **options)))
     _, push = torch.func.linearize(of(ours), parameters, x)
-    near(push(tangents, dx), moved)
+    close(push(tangents, dx), moved)
     for got, expected in zip(
         torch.func.jacrev(of(ours), (0, 1))(parameters, x), torch.func.jacrev(of(theirs), (0, 1))(parameters, x),
         strict=True,
     ):  # fmt: skip
-        near(*(each["weight"] if isinstance(each, dict) else each for each in (got, expected)))
+        close(*(each["weight"] if isinstance(each, dict) else each for each in (got, expected)))
 
     def loss(weight: Any) -> Any:
         return of(ours)({"weight": weight}, x).square().sum()
 
     # y = weight * z, so that the loss is the sum of weight_i^2 times the sum over rows of z_i^2
     normalised = rms_norm(x, **options)
-    near(
+    close(
         torch.func.hessian(loss)(parameters["weight"]).reshape(24, 24), normalised.square().sum(0).flatten().diag() * 2
     )
 
