@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import accuracy
+import numpy_zoo
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -20,7 +20,7 @@ def test_the_page_is_that_of_the_numbers() -> None:
 
 def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A function of NumPy that rounds in float32, where every row stands alone."""
-    target = f"{Path(__file__)}:plain"
+    target = f"{numpy_zoo.__file__}:in_float32"
     monkeypatch.setattr(accuracy, "LAYERS", {"numpy/plain": ("numpy", target, "standard", {}, False)})
     monkeypatch.setattr(accuracy, "DTYPES", ("float32",))
     monkeypatch.setattr(accuracy, "EVERY_NUMBER", ())
@@ -30,10 +30,3 @@ def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (layer["dependences"], layer["every"]) == ([], {})
     text = accuracy.page({"date": "", "processor": "", "python": "", "layers": [layer]})
     assert f"| numpy {layer['version']}, plain | no | no | no |" in text
-
-
-def plain(x: Any, weight: Any) -> Any:
-    import numpy as np
-
-    wide = x.astype(np.float32)
-    return (wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + np.float32(1e-6)) * weight).astype(x.dtype)

@@ -4,51 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from plain_layers import Plain, torch
+from torch_zoo import Drawn, Offset, Plain, Shifted, Twice, Zero
 
 from rmsnorm.identify import identify
 from rmsnorm.identify.first import first_parameters
 from rmsnorm.parity import check
 
 pytestmark = pytest.mark.torch
-
-
-class Zero(Plain):
-    """A gain that starts at 0."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
-        torch.nn.init.zeros_(self.weight)
-
-
-class Offset(Zero):
-    """A gain of 1 + g that starts at 1, as Gemma's."""
-
-    def norm(self, x):
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * (1 + self.weight.float())
-
-
-class Twice(Offset):
-    """The same, after an initialiser for gains without an offset."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
-        torch.nn.init.ones_(self.weight)
-
-
-class Drawn(Plain):
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
-        torch.nn.init.uniform_(self.weight)
-
-
-class Shifted(Plain):
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
-        self.bias = torch.nn.Parameter(torch.full((dim,), 0.5))
-
-    def forward(self, x):
-        return (self.norm(x.float()) + self.bias.float()).type_as(x)
 
 
 WRONG = [

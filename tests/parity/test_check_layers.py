@@ -20,14 +20,6 @@ def test_torch() -> None:
     assert check(torch.nn.functional.rms_norm, "torch", dtypes="float32").passed
     assert not check(torch.nn.RMSNorm(24), "llama", dtypes="float32").passed
 
-    def detached(x: Any, weight: Any) -> Any:
-        rms = (x * x).mean(-1, keepdim=True).add(1e-6).sqrt().detach()
-        return x / rms * weight
-
-    result = check(detached, dtypes="float32")
-    assert {record.quantity for record in result.run.failures} == {"dx"}
-    assert check(detached, dtypes="float32", gradients=False).passed
-
     class WithDropout(torch.nn.RMSNorm):  # type: ignore[misc, name-defined, unused-ignore]
         def forward(self, x: Any) -> Any:
             return torch.nn.functional.dropout(super().forward(x), 0.1, self.training)
@@ -49,36 +41,23 @@ def test_torch() -> None:
 
 def test_a_gate() -> None:
     """Optional in Mamba-2's class, so that one case has it, and required in Qwen3-Next's, where all have."""
-    torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
+    zoo = pytest.importorskip("torch_zoo")
 
-    class Mamba2(torch.nn.RMSNorm):  # type: ignore[misc, name-defined, unused-ignore]
-        def forward(self, x: Any, gate: Any = None) -> Any:
-            wide = x.float() if gate is None else x.float() * torch.nn.functional.silu(gate.float())
-            wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
-            return self.weight * wide.to(x.dtype)
-
-    class Qwen3Next(Mamba2):
-        def forward(self, x: Any, gate: Any) -> Any:
-            return (super().forward(x) * self.act(gate.float())).to(x.dtype)
-
-        def act(self, gate: Any) -> Any:
-            return torch.nn.functional.silu(gate)
-
-    class CutOff(Qwen3Next):
+    class CutOff(zoo.Qwen3Next):
         def act(self, gate: Any) -> Any:
             return super().act(gate.clamp(-10, 10))
 
-    class Constant(Qwen3Next):
+    class Constant(zoo.Qwen3Next):
         def act(self, gate: Any) -> Any:
             return super().act(gate.detach())
 
     before, apex = Variant.get("llama").replace(gate_position="before"), Variant.get("apex").replace(eps=1e-6)
-    optional, required = check(Mamba2, before, dtypes="bfloat16"), check(Qwen3Next, apex, dtypes="bfloat16")
+    optional, required = check(zoo.Mamba2, before, dtypes="bfloat16"), check(zoo.Qwen3Next, apex, dtypes="bfloat16")
     for result, cases in ((optional, 1), (required, required.run.cases)):
         assert result.passed, result.text
         assert len({r.case for r in result.run.records if r.quantity == "dgate"}) == cases
-    assert {r.case for r in check(Mamba2, "llama", dtypes="bfloat16").run.failures} == {"gate"}
-    assert "gate_position is 'after', llama has 'before'" in check(Qwen3Next, before, dtypes="bfloat16").text
+    assert {r.case for r in check(zoo.Mamba2, "llama", dtypes="bfloat16").run.failures} == {"gate"}
+    assert "gate_position is 'after', llama has 'before'" in check(zoo.Qwen3Next, before, dtypes="bfloat16").text
     assert not check(CutOff, apex, dtypes="bfloat16", gradients=False).passed
     assert {r.quantity for r in check(Constant, apex, dtypes="float32").run.failures} == {"dgate"}
 
@@ -86,34 +65,28 @@ def test_a_gate() -> None:
 @pytest.mark.slow
 def test_groups() -> None:
     """Of 16 elements, of 8, of all, and every fourth element: each is right for itself alone."""
-    torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
+    zoo = pytest.importorskip("torch_zoo")
 
-    class Grouped(torch.nn.RMSNorm):  # type: ignore[misc, name-defined, unused-ignore]
-        size, axis = 16, -1
+    class Sixteen(zoo.Mamba2):  # type: ignore[misc, name-defined, unused-ignore]
+        size = 16
 
-        def forward(self, x: Any, gate: Any = None) -> Any:
-            wide = x.float() if gate is None else x.float() * torch.nn.functional.silu(gate.float())
-            wide = wide.unflatten(-1, (-1, self.size) if self.axis == -1 else (self.size, -1))
-            wide = wide * torch.rsqrt(wide.pow(2).mean(self.axis, keepdim=True) + 1e-6)
-            return self.weight * wide.flatten(-2).to(x.dtype)
-
-    class Eight(Grouped):
+    class Eight(zoo.Mamba2):  # type: ignore[misc, name-defined, unused-ignore]
         size = 8
 
-    class Apart(Grouped):
+    class Apart(Sixteen):
         axis = -2
 
     variant = Variant.get("llama").replace(gate_position="before")
     options: dict[str, Any] = {"dtypes": "bfloat16", "group_size": 16}
-    right = check(Grouped, variant, **options)
+    right = check(Sixteen, variant, **options)
     assert right.passed, right.text
     assert {"gate", "rows", "odd", "tall", "constant", "wide"} <= {record.case for record in right.run.records}
-    for wrong in (Eight, Apart, torch.nn.RMSNorm):
+    for wrong in (Eight, Apart, zoo.torch.nn.RMSNorm):
         failures = check(wrong, variant, **options).run.failures
         assert {"y", "dx"} <= {record.quantity for record in failures}
-    assert check(Grouped(48), variant, **options).passed
+    assert check(Sixteen(48), variant, **options).passed
     with pytest.raises(ValueError, match="group_size is 7, expected a positive divisor of the width"):
-        check(Grouped(48), variant, group_size=7)
+        check(Sixteen(48), variant, group_size=7)
 
 
 def test_transformers() -> None:

@@ -7,11 +7,11 @@ import re
 
 import numpy as np
 import pytest
+from numpy_zoo import in_float32
 
 from rmsnorm.accuracy.signed import SignedErrors
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.parity import check, report
-from rmsnorm.specification.variants import Variant
 
 
 def truncated(exact, dtype):
@@ -63,14 +63,8 @@ def test_a_y_that_is_truncated_is_biased_and_in_float32_it_is_only_said():
 
 def test_a_gate_of_float32_is_not_called_biased():
     """Its 1,155 rows of 8 elements have a mean signed error that is no chance."""
-    torch = pytest.importorskip("torch")
-
-    def gated(x, weight, gate):
-        wide = x.float()
-        y = weight.float() * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6))
-        return (y * torch.nn.functional.silu(gate.float())).to(x.dtype)
-
-    result = check(gated, Variant.get("standard"), gradients=False)
+    zoo = pytest.importorskip("torch_zoo")
+    result = check(zoo.Required, "standard", gradients=False)
     assert not biased(result), result.text
 
 
@@ -98,14 +92,12 @@ def test_honest_functions_are_not_refused(tmp_path):
 
 
 def test_a_kernel_in_float32_is_not_refused():
-    def in_float32(x, weight, residual=None):
+    def norm(x, weight, residual=None):
         h = x if residual is None else x + residual
-        wide = h.astype(np.float32)
-        inverse = np.float32(1) / np.sqrt((wide * wide).mean(-1, keepdims=True) + np.float32(1e-6))
-        y = (wide * inverse * weight.astype(np.float32)).astype(x.dtype)
+        y = in_float32(h, weight)
         return y if residual is None else (y, h)
 
-    result = check(in_float32)
+    result = check(norm, framework="numpy")
     assert result.passed, result.text
 
 

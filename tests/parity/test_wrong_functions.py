@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch_zoo import Fused, blocks_by_rows, fused, mamba2, torch
+from torch_zoo import standard as right
 
 from rmsnorm.identify import identify
 from rmsnorm.parity import beyond, check
@@ -14,14 +16,7 @@ from rmsnorm.parity.cases import Case
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import open_target
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
-
-
-def right(x: Any, weight: Any) -> Any:
-    wide = x.float()
-    inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
-    return (wide * inverse * weight.float()).to(x.dtype)
 
 
 def rows_from(first: int, change: Any) -> Any:
@@ -33,15 +28,6 @@ def rows_from(first: int, change: Any) -> Any:
         return torch.cat([flat[:first], change(flat[first:])]).reshape(x.shape)
 
     return norm
-
-
-def blocks_by_rows(x: Any, weight: Any) -> Any:
-    """Blocks of 1,024 elements for fewer than 256 rows, else of 256: the sums are added up in another order."""
-    wide, total = x.float(), 0.0
-    rows = wide.numel() // max(1, wide.shape[-1])
-    for part in wide.square().split(1024 if rows < 256 else 256, dim=-1):
-        total = total + part.sum(-1, keepdim=True)
-    return (wide * torch.rsqrt(total / max(1, wide.shape[-1]) + 1e-6) * weight.float()).to(x.dtype)
 
 
 class NarrowSum(torch.autograd.Function):
@@ -104,7 +90,6 @@ def test_a_statistic_that_depends_on_the_number_of_rows() -> None:
     assert "y of a row depends on how many rows there are: from 257 rows on, " in identity.text.replace(
         "\n" + 20 * " ", " "
     )
-    assert identify(right)["batches"] == "the same"
     assert check(blocks_by_rows, dtypes="float32").passed
     report = check(blocks_by_rows, dtypes="float32", batch_invariant=True)
     assert not report.passed
@@ -172,14 +157,6 @@ def test_more_elements_than_an_index_counts(monkeypatch: pytest.MonkeyPatch) -> 
     assert detail.startswith("after ")
 
 
-def gated(x: Any, weight: Any, gate: Any) -> Any:
-    """Mamba-2's, in groups of 4, which must have its gate."""
-    h = x.float() * torch.nn.functional.silu(gate.float())
-    wide = h.reshape(*h.shape[:-1], h.shape[-1] // 4, 4)
-    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
-    return weight * y.reshape(h.shape).to(x.dtype)
-
-
 MAMBA = Variant.get("llama").replace(gate_position="before")
 
 
@@ -189,34 +166,19 @@ def test_every_question_is_asked_of_groups_and_gates(question: str, monkeypatch:
     monkeypatch.setattr(beyond, "_SIZES", (1.0,))
     options: dict[str, Any] = {"dtypes": "bfloat16", "group_size": 4, "gradients": question != "large"}
     name = {"batch_invariant": beyond.BATCHES, "exhaustive": beyond.EVERY.name, "large": beyond.LARGE.name}[question]
-    report = check(gated, MAMBA, **options, **{question: True})
+    report = check(mamba2, MAMBA, **options, **{question: True})
     assert report.passed, report.text
     assert name in {record.case for record in report.run.records}
 
     def wrong(x: Any, weight: Any, gate: Any) -> Any:
-        y = gated(x, weight, gate)
+        y = mamba2(x, weight, gate)
         return torch.where(x[..., :1] == 2.0**30, 1.5 * y, y)
 
     if question == "exhaustive":
         failures = check(wrong, MAMBA, **options, exhaustive=True).run.failures
         assert {record.case for record in failures} == {name}
     if question == "batch_invariant":  # each group of a row has a gain of its own
-        assert identify(gated)["batches"] == "the same"
-
-
-def fused(x: Any, residual: Any, weight: Any) -> Any:
-    """It must have a residual, as the kernels of inference engines."""
-    h = x + residual
-    return right(h, weight), h
-
-
-class Fused(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(dim))
-
-    def forward(self, x: Any, residual: Any) -> Any:
-        return fused(x, residual, self.weight)
+        assert identify(mamba2)["batches"] == "the same"
 
 
 @pytest.mark.parametrize("target", [fused, Fused])
@@ -230,21 +192,6 @@ def test_what_must_have_a_residual_is_asked_with_one(target: Any) -> None:
     assert not check(
         lambda x, residual, weight: fused(x, 2 * residual, weight), framework="torch", dtypes="float32"
     ).passed
-
-
-def test_a_rounding_that_changes_with_a_residual() -> None:
-    def layer(x: Any, weight: Any, residual: Any = None) -> Any:
-        if residual is not None:
-            return right(x + residual, weight)
-        return weight * right(x, torch.ones_like(weight))
-
-    identity = identify(layer, gradients=False)
-    assert identity.variant is not None
-    assert (identity.recognised, identity.variant.rounding) == (False, "before_scale")
-    assert identity["rounding_with_residual"] == "after_scale"
-    assert identity.defects == (
-        "with a residual y is rounded once, after the gain, without one the normalised row is rounded before the gain",
-    )
 
 
 def test_what_is_compiled_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:

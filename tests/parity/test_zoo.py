@@ -1,0 +1,167 @@
+"""One table of norms, right and wrong: what `check` says of each, and what `identify` says."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch_zoo as zoo
+from torch_zoo import torch
+
+from rmsnorm import Variant
+from rmsnorm.identify import identify
+from rmsnorm.parity import check
+
+pytestmark = pytest.mark.torch
+ALL = "y dx dscale"
+
+
+class Row(NamedTuple):
+    """A norm, the variant that check compares it with in bfloat16, and what is said."""
+
+    norm: Any
+    asked: Variant | str | None  # None where check would take long
+    differ: str = ""  # the quantities in which it differs from that
+    headline: str = ""  # words of the first line of identify
+    finds: Any = MappingProxyType({})  # answers of identify
+    defects: tuple[str, ...] = ()  # the beginning of each
+
+
+def variant(name: str, **fields: Any) -> Variant:
+    return Variant.get(name).replace(**fields)
+
+
+def of_transformers(name: str, gate: str, rounding: str, **finds: Any) -> Row:
+    module, _, kind = name.partition(":")
+    finds |= {"gate": gate, "rounding": rounding, "gradients": "agree"}
+    return Row(f"transformers.models.{module}.modeling_{module}:{kind}", None, finds=finds)
+
+
+AGREE = {"gradients": "agree"}
+IN_T = {"rounding": "input_dtype", "result_dtype": "promote"}
+GATE = variant("standard", gate_function="sigmoid", gate_position="after", **IN_T)
+CAST = "for {0} x, the squares are rounded to {0}, before the cast to float32"
+F32 = {"float64": "down-cast to float32"}
+FUSED = AGREE | {"residual": "added", "residual_rounding": "before"}
+ZHANG = {"eps_position": "outside", "eps": 1e-8, "partial": 0.25, "partial_rounding": "floor", "bias": True}
+# fmt: off
+RIGHT = {
+    "a function": Row(
+        zoo.standard, "standard", "", "is RMSNorm: the variant standard",
+        {"overflow": "right in f16; 0 in bf16, f32; NaN in f64", "underflow": "right", "batches": "the same"},
+    ),
+    "plain": Row(zoo.Plain, "standard", "", "is RMSNorm: the variant standard", AGREE),
+    "all in the dtype of x": Row(
+        zoo.AllInT, variant("standard", eps=1e-5, **IN_T), finds=AGREE | {"rounding": "input_dtype", "eps": 1e-5}
+    ),
+    "Zhang's": Row(zoo.Zhang, None, finds=AGREE | ZHANG),
+    "of ceil(n / 16) elements": Row(
+        zoo.Ceil, None, finds=AGREE | {"partial": 0.0625, "partial_rounding": "ceil", "eps": 1e-6}
+    ),
+    "x-transformers": Row(
+        zoo.Clamp, "x_transformers", finds=AGREE | {"eps_position": "clamp", "eps": 1e-12, "rounding": "input_dtype"}
+    ),
+    "zero's gate": Row(
+        zoo.Gated, "zero", ALL, "is RMSNorm: the variant standard with eps 1e-08, with a sigmoid gate",
+        AGREE | {"gate": "sigmoid of gate * x, after", "eps": 1e-8, "rounding": "after_scale"},
+    ),
+    "groups": Row(
+        zoo.Grouped, "standard", ALL, "",
+        AGREE | {"group_size": 16, "axes": "last, in groups of 16", "rounding": "after_scale"},
+    ),
+    "an image": Row(
+        zoo.Image, "x_transformers", "y", "is RMSNorm over axis 1 of 4 (not the last): the variant x_transformers"
+    ),
+    "another eps": Row(zoo.Llama, variant("llama", eps=1e-5), "", "is RMSNorm: the variant llama with eps 1e-05"),
+    "nearer to llama": Row(zoo.Keras5, "keras", ALL, "is RMSNorm: the variant llama but rounding is 'input_dtype'"),
+    "no gain, an eps of presets": Row(zoo.NoGain(1e-5), variant("llama", eps=1e-5), finds=F32 | {"eps": 1e-5}),
+    "no gain, an eps of none": Row(zoo.NoGain(3e-6), "standard", "y dx", finds=F32 | {"eps": 3e-6}),
+    "a sigmoid gate": Row(zoo.sigmoid_gate, GATE, finds={"gate_gradient": "agrees"}),
+    "a residual": Row(zoo.fused, "standard", finds=FUSED),
+    "a layer's residual": Row(zoo.Fused, "standard", finds=FUSED),
+    "Mamba-2": of_transformers("mamba2:MambaRMSNormGated", "silu, before", "before_scale", group_size=16),
+    "Qwen3-Next": of_transformers("qwen3_next:Qwen3NextRMSNormGated", "silu, after", "before_scale"),
+    "Kimi Linear": of_transformers("kimi_linear:KimiLinearRMSNormGated", "sigmoid, after", "after_scale"),
+}
+WRONG = {
+    "squared before the cast": Row(
+        zoo.MiniMind, "standard", ALL, "", AGREE, (CAST.format("float16"), CAST.format("bfloat16"))
+    ),
+    "eps not rescaled": Row(
+        zoo.CoreML, "standard", ALL, defects=("eps is not rescaled with x / max|x|: it acts as 1e-05 max|x|^2",)
+    ),
+    "1 + gain rounded": Row(
+        zoo.OffsetRounded, "gemma", "y", "is close to RMSNorm: the variant gemma; 2 defects", {"initial_factor": 2.0},
+        ("1 + gain is rounded to the dtype of the gain", "y of a new layer is 2 times the normalised row"),
+    ),
+    "no gradient for the gain": Row(
+        zoo.NoGainGradient, "standard", "dscale", defects=("there is no gradient for the gain",)
+    ),
+    "1 / rho a constant": Row(
+        zoo.Constant, "standard", "dx", defects=("the gradient for x takes 1 / rho for a constant",)
+    ),
+    "a learned factor": Row(
+        zoo.Learned, "standard", ALL, "is close to RMSNorm: the variant standard; 2 defects", {"confirmed": True},
+        ("it has a parameter of one number beside the gain, factor, which no RMSNorm has",
+         "y is 0.5 times what it must be"),
+    ),
+    "no gradient for the gate": Row(
+        zoo.stopped_gate, GATE, "dgate", "", {"gate_gradient": "wrong"}, ("there is no gradient for the gate",)
+    ),
+    "another rounding with a residual": Row(
+        zoo.rounds_otherwise_with_a_residual, None, "", "",
+        {"rounding": "before_scale", "rounding_with_residual": "after_scale"},
+        ("with a residual y is rounded once, after the gain, without one the normalised row is rounded before the ",),
+    ),
+    "LayerNorm": Row(
+        torch.nn.LayerNorm, "standard", f"{ALL} dbias", "is LayerNorm, not RMSNorm", {"kind": "layernorm"}
+    ),
+}
+NO_NORM = {  # name: the function, the quantities, the headline
+    "tanh": (torch.tanh, "y dx", "no element of x changes another one's y: nothing is normalised"),
+    "softmax": (
+        zoo.softmax, "y dx", "y is not the row divided by one number: its elements have different factors"
+    ),
+    "largest": (zoo.Largest, ALL, "the denominator is the largest |x| of a row, not its root mean square"),
+    "a part of x": (
+        zoo.Mixed, "y dx", "y has a part that the gain does not multiply, and that is no multiple of the normalised row"
+    ),
+    "clipped": (zoo.Clipped, ALL, "the denominator is no function of the row's sum of squares and sum"),
+}
+BROKEN = {
+    "an error": (zoo.raises, "y", "torch_zoo:raises raised on x f32[4, 64]: RuntimeError: no kernel image"),
+    "a GPU": (zoo.needs_a_gpu, "y", "torch_zoo:needs_a_gpu needs a GPU, expected one that runs here"),
+    "shape": (zoo.narrow, "y dx", "torch_zoo:narrow returned f32[4, 1] for x f32[4, 64], expected the shape of x"),
+}
+# fmt: on
+WRONG |= {name: Row(norm, "standard", *said, {"kind": "none"}) for name, (norm, *said) in NO_NORM.items()}
+WRONG |= {
+    name: Row(norm, "standard", differ, "", {"kind": None}, (words,)) for name, (norm, differ, words) in BROKEN.items()
+}
+
+
+@pytest.mark.parametrize("name", [*RIGHT, *WRONG])
+@pytest.mark.sample(16)
+def test_what_check_and_identify_say(name: str) -> None:
+    norm, asked, differ, headline, finds, defects = (RIGHT | WRONG)[name]
+    if isinstance(norm, str) and importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed")
+    identity = None
+    if asked is not None:
+        report = check(norm, asked, framework="torch", dtypes="bfloat16")
+        assert {record.quantity for record in report.run.failures} == set(differ.split()), report.text
+        assert all(sentence in report.text for sentence in defects), report.text
+        identity = report.run.identity
+        assert (identity is None) == report.passed
+        if differ and "y" not in differ.split():
+            assert check(norm, asked, framework="torch", dtypes="bfloat16", gradients=False).passed
+    if identity is None:
+        identity = identify(norm, framework="torch")
+    assert identity.headline.endswith(headline)
+    finds = {"kind": "rmsnorm", **finds}
+    assert {finding: identity[finding] for finding in finds} == finds, identity.text
+    assert len(identity.defects) == len(defects), identity.text
+    assert all(map(str.startswith, identity.defects, defects)), identity.text
+    assert identity.recognised == (name in RIGHT), identity.text
