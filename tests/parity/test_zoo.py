@@ -152,7 +152,7 @@ def test_what_check_and_identify_say(name: str) -> None:
     if asked is not None:
         report = check(norm, asked, framework="torch", dtypes="bfloat16")
         assert {record.quantity for record in report.run.failures} == set(differ.split()), report.text
-        assert all(sentence in report.text for sentence in defects), report.text
+        assert all(sentence in report.details for sentence in defects), report.details
         identity = report.run.identity
         assert (identity is None) == report.passed
         if differ and "y" not in differ.split():
