@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import count, product
+from itertools import count, cycle, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,14 @@ SIZES = {
     "vocab_size": 64, "hidden_size": 48, "d_model": 48, "intermediate_size": 56, "d_ff": 56, "num_hidden_layers": 4,
     "num_layers": 4, "num_decoder_layers": 4, "num_attention_heads": 4, "num_heads": 4, "num_key_value_heads": 2,
     "head_dim": 10, "d_kv": 10, "num_experts": 4, "n_routed_experts": 4, "num_local_experts": 4,
-    "num_experts_per_tok": 2, "moe_intermediate_size": 22, "shared_expert_intermediate_size": 22, "q_lora_rank": 24,
-    "kv_lora_rank": 14, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 18, "n_group": 1, "topk_group": 1,
-    "linear_key_head_dim": 26, "linear_value_head_dim": 30, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+    "num_experts_per_tok": 2, "num_experts_per_token": 2, "num_expert_group": 1, "n_group": 1, "topk_group": 1,
+    "moe_intermediate_size": 28, "shared_expert_intermediate_size": 28, "q_lora_rank": 24, "kv_lora_rank": 14,
+    "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 18, "linear_key_head_dim": 26,
+    "linear_value_head_dim": 30, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
     "pad_token_id": 0, "vocab_size_per_layer_input": 64, "depth": 2,
 }  # fmt: skip
 PARTS = {"hidden_size": 64, "d_model": 64, "intermediate_size": 72, "num_hidden_layers": 2}  # of vision and sound
+LATENT = {"head_dim": 4, "num_key_value_heads": 4}  # with kv_lora_rank: qk_rope_head_dim, and a key for each query
 # what a family needs beside these, by model_type
 MORE: dict[str, dict[str, Any]] = {
     "chameleon": {"vocabulary_map": {"<image>": 3}},
@@ -54,6 +56,8 @@ def fields(kind: Any) -> dict[str, Any]:
 def arguments(kind: Any, eps: Iterator[float], sizes: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a small configuration, and of those in it, in which each eps has a value of its own."""
     own = fields(kind)
+    more = MORE.get(kind.model_type, {})
+    sizes = sizes | (LATENT if "kv_lora_rank" in own else {}) | more
     parts = {
         name: {"model_type": part.model_type, **arguments(type(part), eps, SIZES if "text" in name else SIZES | PARTS)}
         for name, part in own.items()
@@ -61,7 +65,10 @@ def arguments(kind: Any, eps: Iterator[float], sizes: dict[str, Any]) -> dict[st
     }
     values = {key: value for key, value in sizes.items() if type(own.get(key)) in (int, type(None)) and key in own}
     values |= {key: next(eps) for key, value in own.items() if "eps" in key and isinstance(value, float)}
-    return values | parts | MORE.get(kind.model_type, {})
+    if isinstance(own.get("layer_types"), list) and "num_hidden_layers" in values:  # each type that there is by default
+        types = cycle(dict.fromkeys(own["layer_types"]))
+        values["layer_types"] = [*islice(types, values["num_hidden_layers"])]
+    return values | parts | more
 
 
 def numbers(config: Any, path: str = "") -> Iterator[tuple[str, float]]:
@@ -116,29 +123,33 @@ def role_of(name: str) -> list[str]:
     return [part for part in name.split(".") if not part.isdecimal()]
 
 
-def size_of(width: int | None, config: Any) -> str:
-    """The field of the configuration that a width is, or the product of two."""
+def size_of(width: int | None, config: Any, part: str) -> str:
+    """The field of the configuration that a width is, or the product of two; rather one of this part than others."""
     known = {
         key: value
         for key, value in numbers(config)
-        if re.search("(?<!vocab_)size|head|hidden|dim|d_|rank|channel", key)
+        if re.search("(?<!vocab_)size|head|hidden|dim|(?<![a-z])d_|rank|channel", key)
     }
     order = {key: i for i, key in enumerate(SIZES)}
+
+    def place(key: str) -> tuple[Any, ...]:
+        return not key.startswith(part), key.count("."), order.get(key.split(".")[-1], len(order))
+
     same = [key for key, value in known.items() if value == width]
     if same:
-        return min(same, key=lambda key: order.get(key.split(".")[-1], len(order)))
+        return min(same, key=place)
     for key in [key for key in known if key.endswith("num_attention_heads")]:
-        part = key.removesuffix("num_attention_heads")
-        if f"{part}hidden_size" in known and not known.get(f"{part}head_dim"):
-            known[f"{part}hidden_size / {part}num_attention_heads"] = known[f"{part}hidden_size"] / known[key]
-    dims = [key for key in known if re.search(r"head_dim$|d_kv$| / ", key)]
+        path = key.removesuffix("num_attention_heads")
+        if f"{path}hidden_size" in known and not known.get(f"{path}head_dim"):
+            known[f"{path}hidden_size / {path}num_attention_heads"] = known[f"{path}hidden_size"] / known[key]
+    dims = sorted((key for key in known if re.search(r"head_dim$|d_kv$| / ", key)), key=place)
     heads = [key for key in known if key.split(".")[-1] in HEADS]
     if width in (known[dim] for dim in dims):
         return next(dim for dim in dims if known[dim] == width)
     for head, dim in product(heads, dims):
         if known[head] * known[dim] == width:
             return f"{head} * {dim}"
-    return "" if width is None else str(width)
+    return ""
 
 
 def ask(name: str) -> list[dict[str, Any]]:
@@ -157,13 +168,14 @@ def ask(name: str) -> list[dict[str, Any]]:
         path = role_of(entry.name)
         module = model.get_submodule(entry.name)
         gains = [*module.parameters()]
-        variant, eps, words = f"none: {entry.why}", getattr(module, "eps", None), ""
+        variant, eps, words = re.sub(r"transformers\.\S+:", "", f"none: {entry.why}"), getattr(module, "eps", None), ""
         if entry.variant is not None:
             variant, eps = entry.variant.name.replace("torch", "standard"), entry.variant.eps
             words = re.sub(r" of \d+", "", entry.why.partition("; ")[0].removeprefix("recognised"))
             words += "" if gains else ", without a gain"
         field = next((key for value, key in given.items() if eps and abs(value / eps - 1) < 0.01), None)
-        size = size_of(gains[0].shape[-1] if gains else gainless.get(".".join(path)), model.config)
+        width = gains[0].shape[-1] if gains else gainless.get(".".join(path))
+        size = size_of(width, model.config, (field or "").rpartition(".")[0])
         default = defaults.get(field) if field else eps
         part = part_of(model.config, field or size, type(module))
         roles[entry.kind, variant + words, field, default, size, part].append(path)
@@ -214,17 +226,27 @@ def names() -> list[str]:
 
 
 def table(document: dict[str, Any]) -> str:
-    columns = ("family", "norms", "variant", "eps in `config.json`", "its default", "size of a row", "class")
-    lines = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
+    """A row for the norms of the same variant and eps; families with the same rows share them."""
+    columns = ("families", "variant", "eps in `config.json`", "default", "norms (size of a row)")
+    groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for name, rows in sorted(document["families"].items()):
+        fields = " ".join(f"{row['field'] or ''} {row['size']}" for row in rows)
+        parts = {field.rpartition(".")[0] for field in re.findall(r"[a-z][\w.]*", fields)}
+        part = parts.pop() if len(parts) == 1 else ""
+        cells: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for row in rows:
             field = f"`{row['field']}`" if row["field"] else "in the code"
             default = "" if row["default"] is None else f"{row['default']:g}".replace("e-0", "e-")
-            size = f"`{row['size']}`" if row["size"] else ""
-            roles = ", ".join(f"`{role}`" for role in row["roles"])
-            cells = (name, roles, row["variant"], field, default, size, f"`{row['class']}`")
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+            size = f" (`{row['size']}`)" if row["size"] else ""
+            cells[f"{row['variant']} | {field} | {default}"][size] += row["roles"]
+        lines = (
+            f"{what} | {'; '.join(', '.join(f'`{role}`' for role in roles) + size for size, roles in norms.items())} |"
+            for what, norms in cells.items()
+        )
+        same = tuple(line.replace(f"`{part}.", "`").replace(f" {part}.", " ") if part else line for line in lines)
+        groups[same].append(f"{name} (`{part}`)" if part else name)
+    lines = [f"| {', '.join(names)} | {line}" for same, names in groups.items() for line in same]
+    return "\n".join([f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|", *lines]) + "\n"
 
 
 def main() -> None:

@@ -54,6 +54,10 @@ def page(package: str) -> str:
         f"call them, and look at their results alone. {count} classes are RMSNorm or have its name.",
         f"Each of the {len(table)} rows has the classes that compute the same.",
         f"`rmsnorm.conversion.replace` can replace {replaced} of them.", "",
+        "These are classes. The eps and the variant of each norm of a model, by its name in the model, are in",
+        "[Which RMSNorm do I need?](which.md). `rmsnorm identify --model FOLDER` says them for a `config.json`.",
+        "It reads nothing else and needs no framework. A norm whose eps is in the code, such as `q_a_layernorm` of",
+        "DeepSeek-V3, shows there, and a norm beside those of the family, such as the gated one of Qwen3-Next.", "",
         "| classes | what they compute | examples | replace |",
         "| ---: | --- | --- | --- |", *table, "",
     ]  # fmt: skip

@@ -38,7 +38,7 @@ def test_parts_are_followed(tmp_path):
              "vision_config": {"model_type": "siglip_vision_model", "layer_norm_eps": 2e-4}}  # fmt: skip
     norms, unknown = identify_config(folder(tmp_path, model_type="gemma3", **parts))
     assert [eps_of(norms)[role][0] for role in ("q_norm", "mm_soft_emb_norm")] == [3e-4, 2e-4]
-    assert unknown == {"vision_config": "siglip_vision_model"}
+    assert ({row.part for row in norms}, unknown) == ({""}, {"vision_config": "siglip_vision_model"})
     norms, unknown = identify_config(folder(tmp_path, model_type="my_model", **parts))
     assert {(row.part, row.model_type) for row in norms} == {("text_config", "gemma3_text")}
     parts = {"text_config": {"model_type": "deepseek_v3", "rms_norm_eps": 3e-4}}
