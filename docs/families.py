@@ -128,12 +128,12 @@ def size_of(width: int | None, config: Any, part: str) -> str:
     known = {
         key: value
         for key, value in numbers(config)
-        if re.search("(?<!vocab_)size|head|hidden|dim|(?<![a-z])d_|rank|channel", key)
+        if re.search("(?<!vocab_)(?<!patch_)size|head|hidden(?!_layers)|dim|(?<![a-z])d_|rank|channel", key)
     }
     order = {key: i for i, key in enumerate(SIZES)}
 
     def place(key: str) -> tuple[Any, ...]:
-        return not key.startswith(part), key.count("."), order.get(key.split(".")[-1], len(order))
+        return not key.startswith(part), bool(part) * key.count("."), order.get(key.split(".")[-1], len(order))
 
     same = [key for key, value in known.items() if value == width]
     if same:
@@ -266,7 +266,7 @@ def main() -> None:
                 continue
             if rows:
                 document["families"][name] = rows
-        PATH.write_text(dump(document), encoding="utf-8")
+                PATH.write_text(dump(document), encoding="utf-8")
     sys.stdout.write(table(document))
 
 
