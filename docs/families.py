@@ -128,14 +128,14 @@ def size_of(width: int | None, config: Any, part: str) -> str:
     known = {
         key: value
         for key, value in numbers(config)
-        if re.search("(?<!vocab_)(?<!patch_)size|head|hidden(?!_layers)|dim|(?<![a-z])d_|rank|channel", key)
+        if re.search("(?<!vocab_)(?<!patch_)size|head|hidden|dim|(?<![a-z])d_|rank|channel", key)
     }
     order = {key: i for i, key in enumerate(SIZES)}
 
     def place(key: str) -> tuple[Any, ...]:
         return not key.startswith(part), bool(part) * key.count("."), order.get(key.split(".")[-1], len(order))
 
-    same = [key for key, value in known.items() if value == width]
+    same = [key for key, value in known.items() if value == width and ".num_" not in f".{key}"]
     if same:
         return min(same, key=place)
     for key in [key for key in known if key.endswith("num_attention_heads")]:
