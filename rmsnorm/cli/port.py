@@ -220,7 +220,8 @@ def verify(
         verdict = proof.verify(folder, key, model.config, model.parameters)
     console = screen.console(highlight=False)
     same = verdict.now.output == verdict.expected.output
-    words = f"the same {len(verdict.now.output)} words" if same else "other words"
+    count = len(verdict.now.output)
+    words = f"the same {count} word{'s' * (count != 1)}" if same else "other words"
     scores = ", ".join(f"{score:.10g}" for score in verdict.expected.scores)
     numbers = f"{words}; -log p {scores}: max error {verdict.error:.2g}, at most {verdict.bound:.2g} is rounding"
     if verdict.is_held:
