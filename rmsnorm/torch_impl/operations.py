@@ -48,8 +48,8 @@ def statistic(call: Call, h: Tensor, mask: Tensor | None) -> Statistic:
     radicand = q + inside
     root = torch.where(radicand == 0, 0.0, torch.where(radicand == 0, 1.0, radicand).sqrt())  # a finite slope at 0
     rho = root + outside
-    if call.variant.eps_position == "clamp":  # a DTensor of PyTorch 2.5 has no maximum
-        rho = torch.maximum(rho, _tensor(floor, q))
+    if call.variant.eps_position == "clamp":
+        rho = _at_least(rho, _tensor(floor, q))
     if empty is not None:
         rho = torch.where(empty, 1.0, rho)  # for eps = 0: no 0 / 0 for a derivative to meet
     inverse_rms = inverse_power / rho
@@ -315,8 +315,12 @@ def _inverse_power(call: Call, h: Tensor, k: Any) -> Tensor:
     """2^-e with 2^e next to the mean of |a|, or eps: keeps every square in range, and scaling by it is exact."""
     length = sum(_eps(call, k)) ** (0.5 if call.variant.eps_position == "inside" else 1)
     with torch.no_grad():
-        size = torch.maximum(_sum(call, h.abs() / call.n), _tensor(length, h))
-        return two_to(-exponent_of(size))
+        return two_to(-exponent_of(_at_least(_sum(call, h.abs() / call.n), _tensor(length, h))))
+
+
+def _at_least(values: Tensor, least: Tensor) -> Tensor:
+    """Their maximum, for which DTensors of PyTorch 2.5 have no operation. The derivative of equal ones is that of values."""
+    return torch.where(values < least, least, values)
 
 
 def _sum(call: Call, terms: Tensor) -> Tensor:
