@@ -20,9 +20,10 @@ from rmsnorm.accuracy.signed import SignedErrors
 from rmsnorm.numpy_impl.all_reduce import ORDERS, Order, all_reduced
 from rmsnorm.parity import cases
 from rmsnorm.parity.cases import Array, Data
-from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled, version_of
+from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled
 from rmsnorm.parity.judge import Outcome, biased, compare, expect, failed
-from rmsnorm.parity.quantised import Kernel, inside
+from rmsnorm.parity.kernel import Kernel
+from rmsnorm.parity.quantised import inside
 from rmsnorm.parity.quantised_cases import Case
 from rmsnorm.parity.report import Report
 from rmsnorm.specification import dtypes as formats
@@ -50,10 +51,6 @@ class AllReduceReport(Report):
     @property
     def _name(self) -> str:
         return f"{self.variant.label} of a sum over ranks, {self.all_reduce}"
-
-    @property
-    def _verdict(self) -> list[str]:
-        return [f"{self.target} is not {self._name}: {self.run.message}"]
 
 
 def check_all_reduce(
@@ -90,9 +87,7 @@ def check_all_reduce(
             signed.add(name, outputs[1], all_reduced(case.x, case.residual, order=order))
         run.records += labelled(comparisons, variant.name, dtype, case.name)
     biased(run, signed, variant)
-    run.name = kernel.targets[0].framework
-    run.version = version_of(run.name)
-    run.conclude()
+    kernel.conclude(run)
     if run.failures:
         run.message = _instead(calls, variant) if len(calls) == run.cases else "it raised"
     return AllReduceReport(kernel.name, variant, run, all_reduce=order)

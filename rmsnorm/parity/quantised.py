@@ -6,16 +6,11 @@ moved does not make a row wrong. y is never asked for.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import inspect
 import math
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import ml_dtypes
@@ -24,21 +19,17 @@ import numpy as np
 from rmsnorm.accuracy.rounding import cast
 from rmsnorm.numpy_impl import allowed, rms_norm_quantised
 from rmsnorm.parity.cases import Array
-from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled, version_of
+from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled
 from rmsnorm.parity.judge import failed
+from rmsnorm.parity.kernel import Kernel
 from rmsnorm.parity.quantised_cases import Case, cases_of
 from rmsnorm.parity.report import Report
-from rmsnorm.specification import dtypes as formats
 from rmsnorm.specification import errors
 from rmsnorm.specification.quantisation import QUANTISATIONS, Quantisation, get_quantisation
 from rmsnorm.specification.variants import Variant
-from rmsnorm.targets import Target, TargetError, open_target
-from rmsnorm.targets.bridges import Bridge, Torch
-from rmsnorm.targets.locate import locate
+from rmsnorm.targets import TargetError
 
 _F32: Final = 2.0**-24  # unit roundoff
-_SHOWN: Final = 5
-VERDICTS: Final = ("same", "tie", "wrong")
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,35 +47,15 @@ class QuantisedReport(Report):
     counts: Mapping[str, int] = field(kw_only=True)
     instead: tuple[str, ...] = field(kw_only=True, default=())
 
-    @cached_property
-    def text(self) -> str:
-        """What it is, the counts, and the worst of what is wrong."""
-        run, counts = self.run, self.counts
-        numbers = ", ".join(f"{counts.get(name, 0)} {name}" for name in VERDICTS)
-        where = f"{run.name} {run.version} on {run.device}"
-        end = [
-            f"codes: {numbers}; the scale of {counts.get('moved', 0)} of {counts.get('rows', 0)} rows moved",
-            *(f"not compared: {skip.case}: {skip.reason}" for skip in run.skipped),
-        ]
-        if self.passed:
-            held = f"all {len(run.records)} comparisons of {run.cases} cases held ({where})"
-            return "\n".join([f"{self.target} is {self.quantisation.name}: {held}", *end])
-        more = f"; {_SHOWN} of them" if len(run.failures) > _SHOWN else ""
-        return "\n".join([
-            f"{self.target} is not {self.quantisation.name}: {run.message}",
-            f"{len(run.failures)} of {len(run.records)} comparisons differ ({where}){more}:",
-            *(_line(record) for record in run.failures[:_SHOWN]), *end,
-            "report.details has everything",
-        ])  # fmt: skip
+    @property
+    def _name(self) -> str:
+        return self.quantisation.name
 
-    @cached_property
-    def details(self) -> str:
-        """Every difference."""
-        return "\n".join([*(_line(record) for record in self.run.failures), self.run.message])
-
-
-def _line(record: Comparison) -> str:
-    return f"  {record.case!r} {formats.short(record.dtype)} {record.quantity}: {record.detail}"
+    @property
+    def _counts(self) -> list[str]:
+        counts = Counter(self.counts)
+        codes = ", ".join(f"{counts[name]} {name}" for name in ("same", "tie", "wrong"))
+        return [f"codes: {codes}; the scale of {counts['moved']} of {counts['rows']} rows moved"]
 
 
 def check_quantised(
@@ -111,9 +82,7 @@ def check_quantised(
         run.cases += 1
         run.records += labelled(comparisons, preset.name, dtype, case.name)
         counts += counted
-    run.name = kernel.targets[0].framework
-    run.version = version_of(run.name)
-    run.conclude()
+    kernel.conclude(run)
     instead: tuple[str, ...] = ()
     if run.failures:
         others = [row for row in QUANTISATIONS.values() if row != preset and not kernel.lacks(row)]
@@ -133,104 +102,6 @@ def _judged(
             case = case._replace(reciprocal_slack=case.reciprocal_slack + reciprocal_slack)
             comparisons, counts = _compare(kernel, preset, case)
             yield dtype, case, comparisons, counts
-
-
-class Kernel:
-    """A function of x, the gain and options, called with NumPy arrays.
-
-    ``of_parts``: of a list of the parts of x along its first axis, in place of x, whose first result is y.
-    """
-
-    def __init__(
-        self, function: Any, framework: str | None, device: str, init: Mapping[str, Any], *, of_parts: bool = False
-    ) -> None:
-        self.first, self.result = ("parts", "y") if of_parts else ("x", "q")
-        function = locate(function) if isinstance(function, str) else function
-        if not callable(function) or isinstance(function, type):
-            want = f"a function of {self.first}, the gain and options"
-            raise errors.wrong_type("check", "function", function, want, "wrap it in one")
-        self.name = (
-            f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__name__)}"
-        )
-        self.function = functools.partial(function, **init) if init else function
-        self.parameters: Mapping[str, inspect.Parameter] | None = None
-        with contextlib.suppress(TypeError, ValueError):  # compiled code has no signature, and is called with all
-            self.parameters = inspect.signature(self.function).parameters
-        self.options: dict[str, float] = {}
-        self.outputs: Any = None
-        self.is_open = False
-
-        def probe(x: Any, weight: Any, residual: Any = None) -> Any:
-            more = {} if residual is None else {"residual": residual}
-            if self.is_open:
-                self.outputs = self.function(list(x) if of_parts else x, weight, **more, **self.options)
-            return x
-
-        probe.__signature__ = inspect.signature(probe)  # type: ignore[attr-defined]
-        probe.__wrapped__ = function  # type: ignore[attr-defined]  # which shows whose arrays it takes
-        likely = open_target(probe, framework=framework, device=device, op="check")
-        loaded = (
-            [] if framework else ["numpy", *(name for name in ("torch", "jax", "tensorflow") if name in sys.modules)]
-        )
-        others = [open_target(probe, framework=name, device=device) for name in loaded if name != likely.framework]
-        self.targets = [replace(target, name=self.name) for target in (likely, *others)]
-        self.is_open = True
-
-    def takes(self, name: str) -> bool:
-        parameters = self.parameters
-        any_name = parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        return any_name or name in (parameters or ())
-
-    @property
-    def needs_residual(self) -> bool:
-        parameter = (self.parameters or {}).get("residual")
-        return parameter is not None and parameter.default is parameter.empty
-
-    def lacks(self, preset: Quantisation) -> list[str]:
-        """The options of a call that it does not take."""
-        names = ["eps"] + ["static_scale"] * (preset.block == "static")
-        names += ["global_scale"] * (preset.global_scale == "given")
-        return [name for name in names if not self.takes(name)]
-
-    def call(self, case: Case) -> list[Array]:
-        """What it returns, as NumPy arrays.
-
-        Raises:
-            TargetError: it raised, or returned what is no array.
-        """
-        self.options = {"eps": case.eps, **case.options}
-        refusals = []
-        for target in self.targets:
-            try:
-                outputs = self._called(target, case)
-            except TargetError as error:
-                refusals.append(error)
-            else:
-                self.targets = [target]  # the likeliest library whose arrays it takes
-                return outputs
-        self.targets = self.targets[:1]
-        raise refusals[0]
-
-    def _called(self, target: Target, case: Case) -> list[Array]:
-        target.noticed.forget()
-        more = {} if case.residual is None else {"residual": case.residual}
-        target.forward(case.x, case.gain, **more)
-        if target.touched:
-            raise TargetError(f"inputs written to: {', '.join(sorted(target.touched))}")
-        outputs = self.outputs if isinstance(self.outputs, (tuple, list)) else (self.outputs,)
-        if not isinstance(outputs[0], target.bridge.array):
-            kind = target.bridge.array
-            came = f"{self.result} is a {type(outputs[0]).__name__}"
-            raise TargetError(f"{came}, expected {kind.__module__}.{kind.__qualname__}")
-        return [_fetched(target.bridge, output) for output in outputs]
-
-
-def _fetched(bridge: Bridge, tensor: Any) -> Array:
-    name = str(getattr(tensor, "dtype", "")).removeprefix("torch.")
-    if isinstance(bridge, Torch) and name.startswith(("float8", "float4")):  # which NumPy gets as their bytes
-        codes = bridge.fetch(tensor.view(bridge.torch.uint8))
-        return codes if name.endswith("x2") else codes.view(getattr(ml_dtypes, name))
-    return bridge.fetch(tensor)
 
 
 class _Outputs(NamedTuple):
@@ -329,8 +200,8 @@ def _compare(kernel: Kernel, preset: Quantisation, case: Case) -> tuple[list[Com
         index = _first(~fits)
         low, high = (end[index] for end in both)
         expected = f"{low:g}" if low == high or np.isnan(low) else f"{low:g} or {high:g}"
-        detail = f"{counts['wrong']} of {fits.size} codes are wrong and {counts['tie']} are ties; at {index} it is "
-        detail += f"{got.q[index]:g}, expected {expected}"
+        detail = f"at {index} it is {got.q[index]:g}, expected {expected}; {counts['wrong']} of {fits.size} codes are "
+        detail += f"wrong, {counts['tie']} are ties"
     return [*comparisons, _comparison("q", same, fits, detail)], counts
 
 
@@ -349,7 +220,7 @@ def inside(name: str, got: Array, low: Array, high: Array) -> Comparison:
         index = _first(~fits)
         number, *ends = (float(array[index]) for array in (got, low, high))
         want = f"{ends[0]!r}" if ends[0] == ends[1] or math.isnan(ends[0]) else f"from {ends[0]!r} to {ends[1]!r}"
-        detail = f"{np.sum(~fits)} of {fits.size} are wrong; at {index} it is {number!r}, expected {want}"
+        detail = f"at {index} it is {number!r}, expected {want}; {np.sum(~fits)} of {fits.size} are wrong"
     return _comparison(name, fits, fits, detail)
 
 

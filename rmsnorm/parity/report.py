@@ -162,7 +162,7 @@ def _difference(record: Comparison) -> str:
 
 def _shortened(record: Comparison, target: str) -> str:
     """A difference in a line: numbers with the digits that tell neighbours apart, and no parity ratio."""
-    digits = _DIGITS.get(record.dtype, 9)
+    digits = _DIGITS.get(record.dtype, 9) if record.bound else 9  # without a bound, in whatever dtype
     detail = re.sub(
         r"-?\d\.\d+(?:e[-+]\d+)?",
         lambda number: f"{float(number[0]):.{digits}g}",
