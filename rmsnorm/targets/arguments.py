@@ -57,24 +57,30 @@ def arguments_of(
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """The function's own name of x and of each argument that it takes, and values for what else it requires.
 
-    The name of a positional-only argument is empty. An axis that it requires is ``axis``; ``others`` are left out.
+    The name of a positional-only argument, and of an x that comes first, is empty. x is the first parameter, unless
+    that is a gain or the like and a later one is named as x. An axis that it requires is ``axis``; ``others`` are left
+    out.
 
     Raises:
         Unguessable: something else is required.
 
     Example:
         >>> arguments_of(lambda x, weight, eps=1e-6: x)
+        ({'x': '', 'scale': 'weight'}, {})
+        >>> arguments_of(lambda weight, x: x)
         ({'x': 'x', 'scale': 'weight'}, {})
     """
-    try:
-        signature = _signature_of(function)
-    except (TypeError, ValueError):  # a built-in function: positional
+    every = parameters_of(function)
+    if every is None:
         return {"x": ""}, {}
-    parameters = _x_first(signature)
+    parameters = [p for p in every if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if not parameters:
-        got = f"takes {signature}, which does not say what it takes" if signature.parameters else "takes no argument"
+        got = f"takes {inspect.Signature(every)}, which does not say what it takes" if every else "takes no argument"
         raise Unguessable(f"{got}, expected x")
-    names = {"x": _key(parameters[0])}
+    if argument_named(parameters[0].name) and parameters[0].kind is not inspect.Parameter.POSITIONAL_ONLY:
+        parameters.sort(key=lambda parameter: parameter.name not in _XS)
+    x = parameters[0]
+    names = {"x": x.name if x.kind is x.KEYWORD_ONLY or x is not every[0] else ""}
     values: dict[str, Any] = {}
     for parameter in parameters[1:]:
         if parameter.name in others:
@@ -95,17 +101,20 @@ def arguments_of(
     return names, values
 
 
-def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """Its signature; that of an operator or of a scripted function of PyTorch is in its schema."""
+def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """Its parameters, None where they are not known. Those of an operator or a scripted function are in its schema."""
     one: Any = getattr(function, "_opoverload", getattr(function, "default", function))
     schema = getattr(one, "schema", None) or getattr(one, "_schema", None)
     arguments = getattr(schema, "arguments", None)
     if arguments is None:
-        return inspect.signature(function)
+        try:
+            return list(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError):  # a built-in function, or what is not callable
+            return None
     kinds = {False: inspect.Parameter.POSITIONAL_OR_KEYWORD, True: inspect.Parameter.KEYWORD_ONLY}
     defaults = [a.default_value if a.has_default_value() else inspect.Parameter.empty for a in arguments]
     pairs = zip(arguments, defaults, strict=True)
-    return inspect.Signature([inspect.Parameter(a.name, kinds[a.kwarg_only], default=d) for a, d in pairs])
+    return [inspect.Parameter(a.name, kinds[a.kwarg_only], default=d) for a, d in pairs]
 
 
 def argument_names(function: Callable[..., Any]) -> list[str] | None:
@@ -114,33 +123,10 @@ def argument_names(function: Callable[..., Any]) -> list[str] | None:
     >>> argument_names(lambda x, weight, eps=1e-6: x)
     ['x', 'weight', 'eps']
     """
-    try:
-        parameters = list(_signature_of(function).parameters.values())
-    except (TypeError, ValueError):
+    parameters = parameters_of(function)
+    if parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
-    return None if any(p.kind is p.VAR_KEYWORD for p in parameters) else [p.name for p in parameters]
-
-
-def takes_x_by_name(function: Callable[..., Any]) -> bool:
-    """Whether x must be passed by its name: it is by name alone, or not the first argument.
-
-    >>> takes_x_by_name(lambda x, weight: x), takes_x_by_name(lambda weight, x: x), takes_x_by_name(lambda *, x: x)
-    (False, True, True)
-    """
-    try:
-        signature = _signature_of(function)
-    except (TypeError, ValueError):
-        return False
-    x = next(iter(_x_first(signature)), None)
-    return x is not None and (x.kind is x.KEYWORD_ONLY or x.name != next(iter(signature.parameters)))
-
-
-def _x_first(signature: inspect.Signature) -> list[inspect.Parameter]:
-    """The parameters with a name: x, the first one, unless that is a gain or the like and a later one is named as x."""
-    named = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if named and argument_named(named[0].name) and named[0].kind is not inspect.Parameter.POSITIONAL_ONLY:
-        named.sort(key=lambda parameter: parameter.name not in _XS)
-    return named
+    return [p.name for p in parameters]
 
 
 def requires_residual(call: Callable[..., Any]) -> bool:
@@ -149,11 +135,7 @@ def requires_residual(call: Callable[..., Any]) -> bool:
     >>> requires_residual(lambda x, residual, weight: x), requires_residual(lambda x, weight, residual=None: x)
     (True, False)
     """
-    try:
-        parameters = inspect.signature(call).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    return any(argument_named(p.name) == "residual" and p.default is p.empty for p in parameters)
+    return any(argument_named(p.name) == "residual" and p.default is p.empty for p in parameters_of(call) or ())
 
 
 def _key(parameter: inspect.Parameter) -> str:
@@ -162,12 +144,9 @@ def _key(parameter: inspect.Parameter) -> str:
 
 def makes_layers(function: Callable[..., Any]) -> bool:
     """Whether a function makes layers: its first argument is a width, or it has no argument."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return False
+    parameters = parameters_of(function)
     if not parameters:
-        return True
+        return parameters is not None
     return len(parameters[0].name) > 1 and parameters[0].name in _WIDTHS
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from rmsnorm.targets.arguments import argument_named
+from rmsnorm.targets.arguments import argument_named, parameters_of
 from rmsnorm.targets.target import Shape
 
 Others = Collection[str]
@@ -53,12 +52,11 @@ def assigned(shapes: Callable[[Shape], Mapping[str, Shape]], *tried: Shape) -> t
 
 def inputs_of(call: Callable[..., Any], others: Others) -> dict[str, str]:
     """The own names of gate, mask and residual where a layer's call takes them after x; others keep their names."""
-    try:
-        parameters = list(inspect.signature(call).parameters.values())[1:]
-    except (TypeError, ValueError):
+    parameters = parameters_of(call)
+    if parameters is None:
         return {}
     inputs = {name: name for name in others}
-    for parameter in parameters:
+    for parameter in parameters[1:]:
         argument = argument_named(parameter.name)
         by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         if by_name and parameter.name not in others and argument in ("gate", "mask", "residual"):

@@ -25,7 +25,6 @@ from rmsnorm.targets.arguments import (
     constructor_arguments,
     makes_layers,
     requires_residual,
-    takes_x_by_name,
     width_argument,
 )
 from rmsnorm.targets.bridges import bridge
@@ -241,14 +240,13 @@ def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
     except Unguessable as error:
         raise NoTarget(f"{name} {error}; {_OPTION.format(error.argument) if error.argument else _NAMED}") from None
     arguments = tuple(argument for argument in names if argument != "x")
-    by_name = takes_x_by_name(function)
 
     def call(arrays: Mapping[str, Any]) -> Any:
         x, scale = arrays["x"], arrays.get("scale")
         more = {other: arrays[other] for other in how.others}
-        positional = [] if by_name else [x]
+        positional = [] if names["x"] else [x]
         positional += [arrays[a] for a in arguments if a in arrays and not names[a]]
-        named = {names["x"]: x} if by_name else {}
+        named = {names["x"]: x} if names["x"] else {}
         named |= more | {names[a]: arrays[a] for a in arguments if a in arrays and names[a]}
         for key, value in values.items():
             if value is FromCall.GAIN_SHAPE:

@@ -202,19 +202,12 @@ class Target:
             raise WrongResult(f"{self.name} returned {got} for x {want}, expected the shape of x")
         return y
 
-    def gradients(
-        self, x: Array, scale: Array | None, bias: Array | None, dy: Array, **others: Array | None
-    ) -> tuple[Array | None, Array | None, Array | None]:
-        """(dx, dscale, dbias) by the library's automatic differentiation; None where there is none.
+    def all_gradients(self, dy: Array, **arrays: Array) -> Mapping[str, Array | None]:
+        """The gradient for each of the arrays, by its name, by automatic differentiation; None where there is none.
 
         Raises:
             TargetError: the target, or its differentiation, raised.
         """
-        gradients = self.all_gradients(dy, **_present(x=x, scale=scale, bias=bias, **others))
-        return gradients.get("x"), gradients.get("scale"), gradients.get("bias")
-
-    def all_gradients(self, dy: Array, **arrays: Array) -> Mapping[str, Array | None]:
-        """The gradient for each of the arrays, by its name, as ``gradients``."""
         arrays = self._completed(arrays)
 
         def run() -> Mapping[str, Array | None]:

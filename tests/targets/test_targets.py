@@ -17,9 +17,9 @@ def test_a_target_takes_numpy_and_gives_numpy():
     target = open_target(torch.nn.RMSNorm, width=8)
     x = np.random.default_rng(0).normal(size=(3, 8)).astype("bfloat16")
     y = target.forward(x, np.ones(8, "bfloat16"))
-    dx, dscale, dbias = target.gradients(x, np.ones(8, "bfloat16"), None, x)
-    assert [array.dtype.name for array in (y, dx, dscale)] == ["bfloat16"] * 3
-    assert (dx.shape, dscale.shape, dbias) == ((3, 8), (8,), None)
+    gradients = target.all_gradients(x, x=x, scale=np.ones(8, "bfloat16"))
+    assert [array.dtype.name for array in (y, *gradients.values())] == ["bfloat16"] * 3
+    assert {name: array.shape for name, array in gradients.items()} == {"x": (3, 8), "scale": (8,)}
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_a_tf_module_may_make_its_variables_in_its_first_call():
     target = open_target(layer)
     x, gain = np.full((2, 5), 3, "float16"), np.arange(5).astype("float16")
     assert np.array_equal(target.forward(x, gain), np.tile(gain, (2, 1)))
-    _, dscale, _ = target.gradients(x, gain, None, np.ones_like(x))
-    assert np.array_equal(dscale, np.full(5, 2, "float16"))
+    gradients = target.all_gradients(np.ones_like(x), x=x, scale=gain)
+    assert np.array_equal(gradients["scale"], np.full(5, 2, "float16"))
     assert (target.framework, target.shape_of("scale", (2, 5)), layer.gamma) == ("tensorflow", (5,), None)
 
 
