@@ -227,30 +227,51 @@ def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _linen(layer: Any, name: str, device: str, others: Others = ()) -> Target:
-    import jax
+    return _pure(
+        "flax", name, device, inputs_of(type(layer).__call__, others), (4, 4, 4, 8), (4, 8), (4, 4, 8),
+        init=lambda key, x: layer.init(key, x).get("params", {}),
+        apply=lambda parameters, x, **more: layer.apply({"params": parameters}, x, **more),
+    )  # fmt: skip
 
-    inputs = inputs_of(type(layer).__call__, others)
+
+def open_haiku(make: Callable[[], Any], name: str, device: str, others: Others = ()) -> Target:
+    """A module of Haiku, which lives only inside of a function that hk.transform takes: ``make`` makes it there."""
+    haiku: Any = importlib.import_module("haiku")
+    pure = haiku.without_apply_rng(haiku.transform(lambda x, **more: make()(x, **more)))
+    inputs = {argument: argument for argument in others}
+    return _pure("haiku", name, device, inputs, (4, 8), (4, 4, 8), (4, 4, 4, 8), init=pure.init, apply=pure.apply)
+
+
+def _pure(
+    framework: str, name: str, device: str, inputs: Mapping[str, str], *tried: Shape, init: Callable[..., Any],
+    apply: Callable[..., Any],
+) -> Target:  # fmt: skip
+    """A layer of JAX that is two functions: init(key, x) makes its parameters, apply(parameters, x, ...) is y.
+
+    tried: shapes of x, of which it takes one.
+    """
+    import jax
 
     @functools.cache
     def shapes(shape: Shape) -> dict[str, Shape]:
-        made = jax.eval_shape(layer.init, jax.random.key(0), jax.ShapeDtypeStruct(shape, np.float32))
-        return {key: tuple(leaf.shape) for key, leaf in _flat(made.get("params", {})).items()}
+        made = jax.eval_shape(init, jax.random.key(0), jax.ShapeDtypeStruct(shape, np.float32))
+        return {key: tuple(leaf.shape) for key, leaf in _flat(made).items()}
 
     @functools.cache
-    def initial(shape: Shape) -> dict[str, Any]:
-        return _flat(layer.init(jax.random.key(0), np.zeros(shape, np.float32)).get("params", {}))
+    def initial(shape: Shape, dtype: str) -> dict[str, Any]:
+        return _flat(init(jax.random.key(0), np.zeros(shape, dtype)))
 
     def call(arrays: Mapping[str, Any]) -> Any:
         x = arrays["x"]
         shape = tuple(x.shape)
         parameters = renamed(arrays, assign(shapes(shape)))
         if len(parameters) < len(shapes(shape)):
-            parameters = {**initial(shape), **parameters}
-        return layer.apply({"params": _nested(parameters)}, x, **renamed(arrays, inputs))
+            parameters = {**initial(shape, dtype_of(x)), **parameters}
+        return apply(_nested(parameters), x, **renamed(arrays, inputs))
 
-    own, notes = assigned(shapes, (4, 4, 4, 8), (4, 8), (4, 4, 8))
+    own, notes = assigned(shapes, *tried)
     return Target(
-        name, "flax", bridge("jax", device), call, (*own, *inputs), notes=notes,
+        name, framework, bridge("jax", device), call, (*own, *inputs), names=own, notes=notes,
         shape_of=lambda argument, shape: shapes(shape)[assign(shapes(shape))[argument]],
     )  # fmt: skip
 
@@ -277,31 +298,6 @@ def _equinox(layer: Any, name: str, device: str, others: Others = ()) -> Target:
     return Target(
         name, "equinox", bridge("jax", device), call, tuple(own), width=int(np.prod(example)) if example else None,
         shape_of=lambda argument, shape: shapes[own[argument]],
-    )  # fmt: skip
-
-
-def open_haiku(make: Callable[[], Any], name: str, device: str, others: Others = ()) -> Target:
-    """A module of Haiku, which lives only inside of a function that hk.transform takes: ``make`` makes it there."""
-    import jax
-
-    haiku: Any = importlib.import_module("haiku")
-    pure = haiku.without_apply_rng(haiku.transform(lambda x, **more: make()(x, **more)))
-
-    @functools.cache
-    def shapes(shape: Shape) -> dict[str, Shape]:
-        made = jax.eval_shape(pure.init, jax.random.key(0), jax.ShapeDtypeStruct(shape, np.float32))
-        return {key: tuple(leaf.shape) for key, leaf in _flat(made).items()}
-
-    def call(arrays: Mapping[str, Any]) -> Any:
-        x = arrays["x"]
-        chosen = renamed(arrays, assign(shapes(tuple(x.shape))))
-        initial = {} if len(chosen) == len(shapes(tuple(x.shape))) else pure.init(jax.random.key(0), x)
-        return pure.apply(_nested({**_flat(initial), **chosen}), x, **{key: arrays[key] for key in others})
-
-    own, notes = assigned(shapes, (4, 8), (4, 4, 8), (4, 4, 4, 8))
-    return Target(
-        name, "haiku", bridge("jax", device), call, tuple(own), names=own, notes=notes,
-        shape_of=lambda argument, shape: shapes(shape)[assign(shapes(shape))[argument]],
     )  # fmt: skip
 
 
