@@ -26,12 +26,10 @@ Init = Annotated[
     ),
 ]
 Framework = Annotated[
-    str | None,
-    typer.Option(help=f"Framework of a function's arrays: {', '.join(NAMES)}.", show_default="guessed"),
+    str | None, typer.Option(help=f"Framework of a function's arrays: {', '.join(NAMES)}.", show_default="guessed")
 ]
 GroupSize = Annotated[
-    int | None,
-    called(help="How many elements of the last axis it must normalise together.", min=1, show_default=False),
+    int | None, called(help="How many elements of the last axis it must normalise together.", min=1, show_default=False)
 ]
 Compiled = Annotated[
     bool, called("--compiled", help="Call what the compiler of its framework makes of it; check calls both.")

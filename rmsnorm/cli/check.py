@@ -30,10 +30,7 @@ EPILOG: Final = (
 
 
 def check(
-    target: Annotated[
-        str | None,
-        typer.Argument(help=f"{TARGET_HELP}.", show_default=False),
-    ] = None,
+    target: Annotated[str | None, typer.Argument(help=f"{TARGET_HELP}.", show_default=False)] = None,
     variant: Annotated[
         list[str] | None, typer.Option(help="What it should be, such as llama.", show_default="standard")
     ] = None,

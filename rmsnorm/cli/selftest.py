@@ -76,11 +76,7 @@ def selftest(
         return
     jobs = {
         name: job_of(
-            name,
-            variants=variants,
-            dtypes=types,
-            device=device if name != "numpy" or backend else "cpu",
-            brief=brief,
+            name, variants=variants, dtypes=types, device=device if name != "numpy" or backend else "cpu", brief=brief
         )
         for name in chosen
     }
@@ -89,9 +85,7 @@ def selftest(
         tasks: dict[str, TaskID] = {name: bars.add_task(name, total=total) for name, total in totals.items()}
         slowest_first = {name: jobs[name] for name in sorted(jobs, key=_SLOWEST_FIRST.index)}
         runs = run(
-            slowest_first,
-            asked=totals,
-            on_progress=lambda state: bars.update(tasks[state.name], completed=state.cases),
+            slowest_first, asked=totals, on_progress=lambda state: bars.update(tasks[state.name], completed=state.cases)
         )
     runs.sort(key=lambda state: chosen.index(state.name))
     screen.console().print(report.terminal(runs, tables=verbose))

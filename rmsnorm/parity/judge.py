@@ -84,9 +84,10 @@ def expect(data: Data, quantities: Sequence[str] = QUANTITIES, *, automatic: boo
 
     ``automatic`` is whether the results are those of another program, by automatic differentiation.
     """
-    if data.once is not None:
-        return _repeated(data, expect(data.once, quantities, automatic=automatic), automatic=automatic)
     about = {"residual": data.residual is not None, "automatic": automatic, "alike": data.case.data == "constant"}
+    if data.once is not None:
+        once = expect(data.once, quantities, automatic=automatic)
+        return {name: _repeated(name, want, data, **about) for name, want in once.items()}
     sizes = term_sizes(
         data.x, data.scale, data.bias, dy=data.dy, dh=data.dh, tangents=data.tangents, **data.options, **data.arrays
     )
@@ -99,21 +100,18 @@ def expect(data: Data, quantities: Sequence[str] = QUANTITIES, *, automatic: boo
     return expected
 
 
-def _repeated(data: Data, once: Mapping[str, Expected], *, automatic: bool) -> dict[str, Expected]:
+def _repeated(name: str, once: Expected, data: Data, **about: bool) -> Expected:
     """What is expected where the rows are repeated: repeated rows, and sums that are as many times as large.
 
     That many is a power of two, so that rounding the sum is the same before and after.
     """
-    about = {"residual": data.residual is not None, "automatic": automatic, "alike": data.case.data == "constant"}
-    many, expected = math.prod(data.case.repeats), {}
-    for name, want in once.items():
-        limit = bound(name, data.call, want.value.dtype.name, **about)
-        if name in ("dscale", "dbias"):
-            value, unit = (want.value.astype(np.float64) * many).astype(want.value.dtype), want.unit * many
-        else:
-            value, unit = (np.tile(array, data.case.repeats) for array in (want.value, want.unit))
-        expected[name] = Expected(value, unit, limit, value.size // max(1, want.value.size))
-    return expected
+    if name in ("dscale", "dbias"):
+        many = math.prod(data.case.repeats)
+        value, unit = (once.value.astype(np.float64) * many).astype(once.value.dtype), once.unit * many
+    else:
+        value, unit = (np.tile(array, data.case.repeats) for array in (once.value, once.unit))
+    limit = bound(name, data.call, value.dtype.name, **about)
+    return Expected(value, unit, limit, value.size // max(1, once.value.size))
 
 
 def named_gradients(data: Data, gradients: Sequence[Any]) -> dict[str, Any]:

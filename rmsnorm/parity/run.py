@@ -6,7 +6,6 @@ A worker (``compare_backend``) writes its version, then the records of one case 
 from __future__ import annotations
 
 import os
-import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -44,16 +43,10 @@ def run(
         One Run for every job, in their order.
     """
     runs = {name: Run(name, asked=asked.get(name, 0)) for name in jobs}
-    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for name in jobs:
-        waiting.put(name)
+    waiting = iter(list(jobs))  # each thread takes the next one
 
     def drain() -> None:
-        while True:
-            try:
-                name = waiting.get_nowait()
-            except queue.Empty:
-                return
+        for name in waiting:
             _follow(runs[name], function, jobs[name], patience, on_progress)
 
     threads = [threading.Thread(target=drain, daemon=True) for _ in range(max(1, workers))]
@@ -70,12 +63,7 @@ def run(
 
 
 def job_of(
-    backend: str,
-    *,
-    variants: Sequence[str] = (),
-    dtypes: Sequence[str] = (),
-    device: str = "cpu",
-    brief: bool = False,
+    backend: str, *, variants: Sequence[str] = (), dtypes: Sequence[str] = (), device: str = "cpu", brief: bool = False
 ) -> dict[str, Any]:
     """The job of a worker."""
     options = {"variants": list(variants), "dtypes": list(dtypes), "device": device, "brief": brief}

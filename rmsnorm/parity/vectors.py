@@ -1,37 +1,6 @@
 """Golden test vectors in files, for implementations that Python cannot call. Nothing is ever unpickled.
 
-A folder holds a safetensors file for every case, and ``manifest.json``. Format 1:
-
-    VARIANT.DTYPE.CASE.safetensors
-        inputs      x, scale, bias, residual, gate, mask, dy, dh, tangent.x, tangent.scale,
-                    tangent.bias: those that the case has
-        expected.Q  the golden's value of the quantity Q, in the dtype that Q must have
-        unit.Q      the unit of the parity ratio, |got - expected| / unit
-        lo.Q, hi.Q  for a Q of 16 bits, and for h: the numbers of float64 that round to each expected element
-        metadata    what the call means, and for every quantity bound.Q and identical.Q
-    outputs/VARIANT.DTYPE.CASE.safetensors
-        Q           what the other program computed
-
-Here dy and dh are gradients with respect to y and to x + residual, and a mask is true where an element counts. Q is y,
-inverse_rms, dx, dscale, dbias, dresidual, dgate or jvp. The units are F64, and the metadata are texts: variant, dtype,
-case, eps, eps_position, statistic, scale_offset, n, k, axes and feature_axes (counted from 0, with commas), norm (the
-dtype to which x / rho is rounded before the gain, or empty), product (the dtype of the operations with the parameters
-if norm is not empty), with a gate gate_function and gate_position, and with a residual residual_rounding.
-
-h is x + residual, and has no bound: expected.h is its only right value. A float64 number v rounds to an element of 16
-bits, to nearest with ties to even, exactly where lo <= v <= hi; an end that would round to the neighbour is pulled in
-by one step of float64. For infinity one end is infinite, for NaN both are NaN, and zero has no sign here.
-
-Of a quantisation (``quantisations``) Q is q, the numbers of the codes, and scales, both in F32, and every element must
-be the expected one. The variant is the name of the preset, and the metadata are its fields, as quantisation.FIELD, and
-the eps, static_scale and global_scale of the call. These cases are exact in any order of the sum.
-
-An element holds if it equals the expected one, if both are NaN, or if |got - expected| <= bound * unit. A quantity
-holds if all its N elements do, and at most 3 + (1 - identical) N have other bits. Tensors are little-endian, in
-C order.
-
-The manifest lists the files with their sha256, what is in them, the metadata, and a sha256 of that list itself. The
-same version of the package writes the same bytes every time.
+docs/ci.md describes the files, in format 1: inputs, expected values, units, bounds and what the call means.
 """
 
 from __future__ import annotations
@@ -165,13 +134,7 @@ def _write(path: Path, vectors: Iterable[Vector], on_progress: Callable[[int], N
         shapes = {name: errors.describe(array.shape, array.dtype.name) for name, array in tensors.items()}
         files.append({"file": file, "sha256": _digest(content), "tensors": shapes, "metadata": metadata})
         on_progress(done)
-    manifest = {
-        "kind": _KIND,
-        "format": FORMAT,
-        "rmsnorm": VERSION,
-        "digest": digest_of(files),
-        "files": files,
-    }
+    manifest = {"kind": _KIND, "format": FORMAT, "rmsnorm": VERSION, "digest": digest_of(files), "files": files}
     path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return len(files)
 

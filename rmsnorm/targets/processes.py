@@ -251,10 +251,7 @@ def messages(
                 errors.seek(0)
                 printed = [line.strip() for line in errors if line.strip()]
                 reason = f"signal {-code}" if code < 0 else f"exit status {code}"
-                worker.status, worker.message = (
-                    "crashed",
-                    f"{reason}; {printed[-1] if printed else 'no output'}",
-                )
+                worker.status, worker.message = "crashed", f"{reason}; {printed[-1] if printed else 'no output'}"
         except (queue.Empty, subprocess.TimeoutExpired):
             worker.status, worker.message = "hung", f"{doing} took more than {patience:g} s"
         finally:
