@@ -194,12 +194,11 @@ class Target:
             return y
 
         y = self._guarded(run, arrays)
-        if y.dtype.name not in dtypes.FLOATS:
-            got, want = (errors.describe(a.shape, a.dtype.name) for a in (y, x))
-            raise WrongResult(f"{self.name} returned {got} for x {want}, expected one of {', '.join(dtypes.FLOATS)}")
-        if y.shape != x.shape:
-            got, want = (errors.describe(a.shape, a.dtype.name) for a in (y, x))
-            raise WrongResult(f"{self.name} returned {got} for x {want}, expected the shape of x")
+        is_float = y.dtype.name in dtypes.FLOATS
+        if not is_float or y.shape != x.shape:
+            got, given = (errors.describe(a.shape, a.dtype.name) for a in (y, x))
+            wanted = "the shape of x" if is_float else f"one of {', '.join(dtypes.FLOATS)}"
+            raise WrongResult(f"{self.name} returned {got} for x {given}, expected {wanted}")
         return y
 
     def all_gradients(self, dy: Array, **arrays: Array) -> Mapping[str, Array | None]:
