@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import sys
@@ -18,8 +17,10 @@ from rmsnorm.parity.quantised_cases import Case
 from rmsnorm.specification import errors
 from rmsnorm.specification.quantisation import Quantisation
 from rmsnorm.targets import Target, TargetError, open_target
+from rmsnorm.targets.arguments import argument_names, requires_residual
 from rmsnorm.targets.bridges import Bridge, Torch
 from rmsnorm.targets.locate import locate
+from rmsnorm.targets.open import name_of
 
 
 class Kernel:
@@ -31,47 +32,33 @@ class Kernel:
     def __init__(
         self, function: Any, framework: str | None, device: str, init: Mapping[str, Any], *, of_parts: bool = False
     ) -> None:
-        self.first, self.result = ("parts", "y") if of_parts else ("x", "q")
+        self.result = "y" if of_parts else "q"
         function = locate(function) if isinstance(function, str) else function
         if not callable(function) or isinstance(function, type):
-            want = f"a function of {self.first}, the gain and options"
+            want = f"a function of {'parts' if of_parts else 'x'}, the gain and options"
             raise errors.wrong_type("check", "function", function, want, "wrap it in one")
-        self.name = (
-            f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__name__)}"
-        )
+        self.name = name_of(function)
         self.function = functools.partial(function, **init) if init else function
-        self.parameters: Mapping[str, inspect.Parameter] | None = None
-        with contextlib.suppress(TypeError, ValueError):  # compiled code has no signature, and is called with all
-            self.parameters = inspect.signature(self.function).parameters
-        self.options: dict[str, float] = {}
+        self.names = argument_names(self.function)  # None for any: compiled code is called with all
+        self.needs_residual = requires_residual(self.function)
+        self.options: dict[str, float] | None = None  # it is not called before it has some
         self.outputs: Any = None
-        self.is_open = False
 
         def probe(x: Any, weight: Any, residual: Any = None) -> Any:
             more = {} if residual is None else {"residual": residual}
-            if self.is_open:
+            if self.options is not None:
                 self.outputs = self.function(list(x) if of_parts else x, weight, **more, **self.options)
             return x
 
         probe.__signature__ = inspect.signature(probe)  # type: ignore[attr-defined]
         probe.__wrapped__ = function  # type: ignore[attr-defined]  # which shows whose arrays it takes
         likely = open_target(probe, framework=framework, device=device, op="check")
-        loaded = (
-            [] if framework else ["numpy", *(name for name in ("torch", "jax", "tensorflow") if name in sys.modules)]
-        )
+        loaded = [name for name in ("numpy", "torch", "jax", "tensorflow") if name in sys.modules and not framework]
         others = [open_target(probe, framework=name, device=device) for name in loaded if name != likely.framework]
         self.targets = [replace(target, name=self.name) for target in (likely, *others)]
-        self.is_open = True
 
     def takes(self, name: str) -> bool:
-        parameters = self.parameters
-        any_name = parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        return any_name or name in (parameters or ())
-
-    @property
-    def needs_residual(self) -> bool:
-        parameter = (self.parameters or {}).get("residual")
-        return parameter is not None and parameter.default is parameter.empty
+        return self.names is None or name in self.names
 
     def lacks(self, preset: Quantisation) -> list[str]:
         """The options of a call that it does not take."""

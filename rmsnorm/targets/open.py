@@ -100,7 +100,7 @@ def open_target(
     with refused_by(op):
         if isinstance(target, (str, Path)) and str(target).endswith(".onnx"):
             return open_onnx(Path(target))
-        name = target if isinstance(target, str) else _name(target)
+        name = target if isinstance(target, str) else name_of(target)
         thing = locate(target) if isinstance(target, str) else target
         axes = (axis,) if isinstance(axis, int) else tuple(axis)
         if shape is not None:
@@ -320,6 +320,7 @@ def _package(value: Any) -> str:
     return module.split(".")[0]
 
 
-def _name(thing: Any) -> str:
+def name_of(thing: Any) -> str:
+    """The module and the name of a function, or of the class of something else."""
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{named.__module__}:{named.__qualname__}"

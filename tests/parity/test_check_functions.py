@@ -49,7 +49,7 @@ def test_the_text_says_where_and_what_it_is_instead() -> None:
     other = check(right, Variant.get("llama").replace(eps=1e-3), dtypes="float32")
     said = other.text.splitlines()
     assert said[:2] == [
-        "test_check_functions:right is not llama with eps=0.001: eps is 1e-06, llama has 0.001",
+        "numpy_zoo:llama is not llama with eps=0.001: eps is 1e-06, llama has 0.001",
         "mend: take eps 0.001",
     ]
 
