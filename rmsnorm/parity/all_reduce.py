@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -42,35 +42,14 @@ _SENTENCES: Final[Mapping[Order, str]] = {
 }
 
 
-@dataclass(frozen=True, repr=False)
-class AllReduceReport(Report):
-    """The result of ``check`` with ``all_reduce``, the order of roundings that it was compared with."""
-
-    all_reduce: Order = field(kw_only=True)
-
-    @property
-    def _name(self) -> str:
-        return f"{self.variant.label} of a sum over ranks, {self.all_reduce}"
-
-
-def check_all_reduce(
-    function: Any,
-    variant: Variant,
-    order: Order,
-    *,
-    framework: str | None,
-    dtypes: Sequence[str],
-    device: str,
-    init: Mapping[str, Any] | None,
-) -> AllReduceReport:
+def check_all_reduce(kernel: Kernel, variant: Variant, order: Order, dtypes: Sequence[str]) -> Report:
     """``check`` with ``all_reduce``, whose documentation says what the function is called with and returns."""
     if order not in ORDERS:
         raise errors.not_a_choice("check", "all_reduce", order, ORDERS)
-    kernel = Kernel(function, framework, device, init or {}, of_parts=True)
     if not kernel.takes("eps"):
         want = "a function f(parts, scale, *, eps)"
         raise errors.out_of_domain("check", "function", kernel.name, want, "write an adapter that takes it by name")
-    run, signed = Run("", device=device), SignedErrors()
+    run, signed = Run("", device=kernel.device), SignedErrors()
     run.skipped.append(Skip("gradients", "", "check differentiates no function of parts"))
     calls: list[tuple[Case, Sequence[Array]]] = []
     for dtype, case in _posed(kernel, variant, dtypes):
@@ -90,7 +69,7 @@ def check_all_reduce(
     kernel.conclude(run)
     if run.failures:
         run.message = _instead(calls, variant) if len(calls) == run.cases else "it raised"
-    return AllReduceReport(kernel.name, variant, run, all_reduce=order)
+    return Report(kernel.name, variant, run, label=f"{variant.label} of a sum over ranks, {order}")
 
 
 def _posed(kernel: Kernel, variant: Variant, types: Sequence[str]) -> Iterator[tuple[str, Case]]:

@@ -21,6 +21,7 @@ from rmsnorm.parity.cases import Array, Data
 from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled, version_of
 from rmsnorm.parity.fitting import asked, expect_in_groups, fitted, has_gradients, in_batches, missing, together
 from rmsnorm.parity.judge import Expected, Outcome, biased, compare, failed
+from rmsnorm.parity.kernel import Kernel
 from rmsnorm.parity.quantised import check_quantised
 from rmsnorm.parity.report import Report, sentences, skips
 from rmsnorm.specification import dtypes as formats
@@ -117,15 +118,11 @@ def check(
     chosen = get_variant("check", variant)
     named = _DTYPES if dtypes is None else dtypes if isinstance(dtypes, (list, tuple)) else (dtypes,)
     named = tuple(errors.dtype_named("check", "dtype", entry) for entry in named or (None,))
+    how = function, framework, device, init or {}
     if quantisation is not None:
-        return check_quantised(
-            function, quantisation, framework=framework, dtypes=named, device=device, init=init,
-            reciprocal_slack=reciprocal_slack,
-        )  # fmt: skip
+        return check_quantised(Kernel(*how), quantisation, named, reciprocal_slack)
     if all_reduce is not None:
-        return check_all_reduce(
-            function, chosen, all_reduce, framework=framework, dtypes=named, device=device, init=init
-        )
+        return check_all_reduce(Kernel(*how, of_parts=True), chosen, all_reduce, named)
     target = in_batches(open_target(function, framework=framework, init=init, device=device, op="check"))
     types = (target.dtypes["x"],) if dtypes is None and "x" in target.dtypes else named
     if group_size is not None and (group_size < 1 or (target.resized is None and (target.width or 0) % group_size)):

@@ -32,7 +32,7 @@ class Kernel:
     def __init__(
         self, function: Any, framework: str | None, device: str, init: Mapping[str, Any], *, of_parts: bool = False
     ) -> None:
-        self.result = "y" if of_parts else "q"
+        self.device, self.result = device, "y" if of_parts else "q"
         function = locate(function) if isinstance(function, str) else function
         if not callable(function) or isinstance(function, type):
             want = f"a function of {'parts' if of_parts else 'x'}, the gain and options"

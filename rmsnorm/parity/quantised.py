@@ -48,10 +48,6 @@ class QuantisedReport(Report):
     instead: tuple[str, ...] = field(kw_only=True, default=())
 
     @property
-    def _name(self) -> str:
-        return self.quantisation.name
-
-    @property
     def _counts(self) -> list[str]:
         counts = Counter(self.counts)
         codes = ", ".join(f"{counts[name]} {name}" for name in ("same", "tie", "wrong"))
@@ -59,22 +55,14 @@ class QuantisedReport(Report):
 
 
 def check_quantised(
-    function: Any,
-    quantisation: str | Quantisation,
-    *,
-    framework: str | None,
-    dtypes: Sequence[str],
-    device: str,
-    init: Mapping[str, Any] | None,
-    reciprocal_slack: float,
+    kernel: Kernel, quantisation: str | Quantisation, dtypes: Sequence[str], reciprocal_slack: float
 ) -> QuantisedReport:
     """``check`` with a quantisation, whose documentation says what the function is called with and returns."""
     preset = get_quantisation("check", quantisation)
-    kernel = Kernel(function, framework, device, init or {})
     if lacks := kernel.lacks(preset):
         want = f"a function f(x, scale, *, {', '.join(lacks)}) for {preset.name}"
         raise errors.out_of_domain("check", "function", kernel.name, want, "write an adapter that takes them by name")
-    began, run = time.monotonic(), Run("", device=device)
+    began, run = time.monotonic(), Run("", device=kernel.device)
     if not kernel.takes("residual"):
         run.skipped.append(Skip("h", "", "it takes no argument residual"))
     counts: Counter[str] = Counter()
@@ -91,7 +79,9 @@ def check_quantised(
         run.message = f"it is {' or '.join(instead)}" if instead else "it is no preset"
     run.seconds = time.monotonic() - began
     norm = Variant.get("standard")
-    return QuantisedReport(kernel.name, norm, run, quantisation=preset, counts=dict(counts), instead=instead)
+    return QuantisedReport(
+        kernel.name, norm, run, label=preset.name, quantisation=preset, counts=dict(counts), instead=instead
+    )
 
 
 def _judged(

@@ -82,12 +82,14 @@ class Report:
             ``skipped`` has what was not compared. If the target differs, its ``message`` has what ``identify`` says,
             and its ``identity`` is the answer of ``identify``, or None if that raised an exception.
         options: those of mask, residual and gate that the target takes, and their combinations.
+        label: the name of what it should be, where that is more than the variant.
     """
 
     target: str
     variant: Variant
     run: Run
     options: tuple[str, ...] = ()
+    label: str = ""
 
     @property
     def passed(self) -> bool:
@@ -96,7 +98,7 @@ class Report:
     @cached_property
     def text(self) -> str:
         """The verdict, how to mend it, what else is wrong, the worst differences, and what was not compared."""
-        run, name = self.run, self._name
+        run, name = self.run, self.label or self.variant.label
         where = f"{run.name} {run.version} on {run.device}"
         if self.passed:
             held = f"all {len(run.records)} comparisons of {run.cases} cases held ({where})"
@@ -110,30 +112,24 @@ class Report:
         more = f"; {len(shown)} of them" if len(run.failures) > len(shown) else ""
         differ = f"{len(run.failures)} of {len(run.records)} comparisons differ ({where}){more}:"
         return "\n".join([
-            *self._verdict, differ, *shown, *self._counts, *_not_compared(run),
+            *self._verdict(name), differ, *shown, *self._counts, *_not_compared(run),
             "report.details, -v or --json FILE has everything",
         ])  # fmt: skip
 
-    @property
-    def _name(self) -> str:
-        """What it should be."""
-        return self.variant.label
-
-    @property
-    def _verdict(self) -> list[str]:
+    def _verdict(self, name: str) -> list[str]:
         """The sentence that matters most, how to mend it, and the other sentences of ``identify``."""
         identity, said = self.run.identity, sentences(self.run, self.variant)
         fields = {} if identity is None else identity.unlike(self.variant)
         first = said[0]
         if len(fields) == len(said) - 1:  # nothing is wrong in every variant
-            plain = [mending.seen(name, value) for name, value in fields.items()]
+            plain = [mending.seen(field, value) for field, value in fields.items()]
             first = (plain[0] or first) if len(fields) == 1 else said[-1]
         said = [f"  {sentence}" for sentence in said if sentence != first]
         if len(said) > _SHOWN:
             said[_SHOWN - 1 : -1] = [f"  and {len(said) - _SHOWN} more"]
         mends = "; ".join(identity.mends(self.variant) if identity else ())
         return [
-            f"{self.target} is not {self._name}: {first.replace(f'{self.target} ', 'it ')}",
+            f"{self.target} is not {name}: {first.replace(f'{self.target} ', 'it ')}",
             *textwrap.wrap(f"mend: {mends}", 80, subsequent_indent="  ") * bool(mends), *said,
         ]  # fmt: skip
 

@@ -10,6 +10,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -18,20 +19,23 @@ import safetensors
 
 from rmsnorm.accuracy.bounds import QUANTITIES, Bound
 from rmsnorm.files import check_regular, read_json, reading, replacing
+from rmsnorm.numpy_impl import rms_norm_quantised
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.parity.cases import Array, Data, make, select
 from rmsnorm.parity.comparison import Comparison, Run, labelled
 from rmsnorm.parity.instead import Output, instead
 from rmsnorm.parity.judge import Expected, Outcome, compare, expect, failed
-from rmsnorm.parity.quantised_vectors import NAMES, quantised
+from rmsnorm.parity.quantised_cases import cases_of
 from rmsnorm.specification import errors
 from rmsnorm.specification.dtypes import HALF
+from rmsnorm.specification.quantisation import get_quantisation
 from rmsnorm.specification.variants import PRESETS, Variant
 from rmsnorm.specification.version import VERSION
 
 FORMAT: Final = 1
 _KIND: Final = "rmsnorm vectors"
 _OP: Final = "rmsnorm vectors check"
+_QUANTISED: Final = ("q", "scales")
 _TYPES: Final = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "BOOL": "bool"}
 _CODES: Final = {name: code for code, name in _TYPES.items()}
 
@@ -80,7 +84,7 @@ def write(
         raise errors.out_of_domain("rmsnorm vectors write", "folder", str(folder), "an empty one", "empty it first")
     try:
         with replacing(folder / "manifest.json") as manifest:
-            exact = quantised(quantisations, types or HALF)
+            exact = _of_quantisations(quantisations, types or HALF)
             count = _write(
                 manifest, exact if quantisations else _of_variants(chosen, quantities),
                 lambda done: on_progress(done, max(done, total)),
@@ -107,6 +111,29 @@ def _of_variants(chosen: Sequence[Any], quantities: Sequence[str]) -> Iterator[V
         expected = expect(data, quantities)
         if expected:
             yield _metadata(data), _inputs(data) | _sums(data, expected), expected
+
+
+def _of_quantisations(quantisations: Sequence[str], types: Sequence[str]) -> Iterator[Vector]:
+    """The vectors of the calls that quantise and whose result is exact in any order of the sum, for x of these dtypes.
+
+    In these 1 / rho, every scale and every code are known, so that a program must return just these numbers.
+    """
+    exact = Bound(0.0, 1.0)
+    for name in quantisations:
+        preset = get_quantisation("rmsnorm vectors write", name)
+        for dtype in types:
+            for case in cases_of(preset, dtype, residual=False, always=False):
+                if case.slack or case.reciprocal_slack:
+                    continue
+                q, scales, *_ = rms_norm_quantised(case.x, case.gain, eps=case.eps, quantisation=preset, **case.options)
+                results = {"q": q, "scales": np.atleast_1d(scales)}
+                values = {name: array.astype(np.float32) for name, array in results.items()}
+                expected = {name: Expected(value, np.ones(value.shape), exact) for name, value in values.items()}
+                metadata: dict[str, Any] = {"variant": name, "dtype": dtype, "case": case.name, "eps": case.eps}
+                fields = {field: value for field, value in asdict(preset).items() if field not in ("name", "source")}
+                metadata |= case.options | {f"quantisation.{field}": value for field, value in fields.items()}
+                texts = {name: str(value) for name, value in metadata.items()}
+                yield texts, {"x": case.x, "scale": case.gain}, expected
 
 
 def _sums(data: Data, expected: Mapping[str, Expected]) -> dict[str, Array]:
@@ -308,7 +335,7 @@ def _expected(folder: Path, entry: Mapping[str, Any]) -> dict[str, Expected]:
     expected = {}
     with reading(_OP, path, "vectors of rmsnorm"):
         tensors, metadata = _deserialized(path.read_bytes()), entry["metadata"]
-        for name in (*QUANTITIES, *NAMES):
+        for name in (*QUANTITIES, *_QUANTISED):
             if (value := tensors.get(f"expected.{name}")) is not None:
                 limit = Bound(float(metadata[f"bound.{name}"]), float(metadata[f"identical.{name}"]))
                 expected[name] = Expected(value, tensors[f"unit.{name}"], limit)
