@@ -32,8 +32,6 @@ class Outcome:
 
 
 Implementation = Callable[[Data], Outcome]
-
-
 GRADIENTS: Final = ("dx", "dscale", "dbias", "dresidual", "dgate")
 
 

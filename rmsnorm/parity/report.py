@@ -159,15 +159,10 @@ def _difference(record: Comparison) -> str:
 def _shortened(record: Comparison, target: str) -> str:
     """A difference in a line: numbers with the digits that tell neighbours apart, and no parity ratio."""
     digits = _DIGITS.get(record.dtype, 9) if record.bound else 9  # without a bound, in whatever dtype
-    detail = re.sub(
-        r"-?\d\.\d+(?:e[-+]\d+)?",
-        lambda number: f"{float(number[0]):.{digits}g}",
-        record.detail.replace(f"{target} ", "it "),
-    )
+    detail = record.detail.replace(f"{target} ", "it ")
+    detail = re.sub(r"-?\d\.\d+(?:e[-+]\d+)?", lambda number: f"{float(number[0]):.{digits}g}", detail)
     line = f"  {record.case!r} {dtypes.short(record.dtype)} {record.quantity}: {detail}"
-    return _cut(
-        line.removesuffix(" elements differ") + " differ" if line.endswith(" elements differ") else line, _WIDTH
-    )
+    return _cut(re.sub(" elements differ$", " differ", line), _WIDTH)
 
 
 def _cut(line: str, width: int) -> str:
@@ -224,7 +219,8 @@ def terminal(runs: Sequence[Run], *, failures: int = 12, tables: bool = False) -
         parts.append(Text(_LEGEND if tables else _ELSEWHERE, style="dim"))
     for run in runs:
         if tables and run.records:
-            by_dtype = Group(*(_table(run, (dtype,)) for dtype in dtypes.FLOATS if _of(run, dtype)))
+            types = {record.dtype for record in run.records}
+            by_dtype = Group(*(_table(run, (dtype,)) for dtype in dtypes.FLOATS if dtype in types))
             parts += ["", Fitting(_table(run, dtypes.FLOATS), by_dtype)]
     failed = [(run, record) for run in runs for record in run.failures]
     for run, record in failed[:failures]:
@@ -293,10 +289,6 @@ def write_junit(runs: Sequence[Run], path: Path) -> None:
 
 def _title(run: Run) -> str:
     return FRAMEWORKS[run.name].title if run.name in FRAMEWORKS else run.name
-
-
-def _of(run: Run, dtype: str) -> bool:
-    return any(record.dtype == dtype for record in run.records)
 
 
 def _table(run: Run, types: Sequence[str]) -> Table:

@@ -30,18 +30,14 @@ def locate(name: str) -> Any:
         fix = f"; name what it has, as {name}:NAME" if name.endswith(".py") else ""
         raise NoTarget(f"target is {name!r}, expected module:attribute such as torch.nn:RMSNorm, or an .onnx file{fix}")
     try:
-        module: Any = (
-            _from_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
-        )
+        load = _from_file if module_name.endswith(".py") else importlib.import_module
+        module: Any = load(module_name)
     except (Exception, SystemExit) as error:  # a module may raise anything when it is imported
         missing = isinstance(error, FileNotFoundError) or (
             isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
         )
-        fix = (
-            "check the name"
-            if missing
-            else f"let Python import it first{_RELATIVE * ('no known parent' in str(error))}"
-        )
+        relative = _RELATIVE * ("no known parent" in str(error))
+        fix = "check the name" if missing else f"let Python import it first{relative}"
         raise NoTarget(f"{module_name} cannot be imported ({raised(str(error), error)}); {fix}") from error
     for part in attribute.split("."):
         if not hasattr(module, part):
@@ -55,8 +51,9 @@ def raised(text: str, error: BaseException) -> str:
     return f"{type(error).__name__}: {errors.printable(text)}"
 
 
-def _from_file(path: Path) -> types.ModuleType:
+def _from_file(name: str) -> types.ModuleType:
     """The module of a file: one that is imported already, or its own under a name that no other file has."""
+    path = Path(name)
     own_name = f"{path.stem}_{zlib.crc32(os.fsencode(path.resolve())):08x}"
     spec = importlib.util.spec_from_file_location(own_name, path)
     if spec is None or spec.loader is None or not path.exists():

@@ -34,22 +34,14 @@ from rmsnorm.targets.onnx import open_onnx
 from rmsnorm.targets.target import NoTarget, Target, TargetError, refused_by
 
 WIDTH: Final = 64
-_BEYOND: Final = {
-    "equinox": "jax",
-    "haiku": "jax",
-    "mlx": "mlx",
-    "onnx": "numpy",
-}  # frameworks without an RMSNorm here, and whose arrays they take
+# frameworks without an RMSNorm here, and whose arrays they take
+_BEYOND: Final = {"equinox": "jax", "haiku": "jax", "mlx": "mlx", "onnx": "numpy"}
 _FACTORY: Final = "or name a function without arguments that returns the layer"
 _HOW: Final = f"pass it in init, such as --init {{}}=64, {_FACTORY}"
 _KNOWN: Final = "pass one of these in init"
 _OPTION: Final = "pass an option in init, such as --init {0}=1, or the shape of an array, such as --arg {0}=4x64"
 _NAMED: Final = "name a function of x, of (x, weight) or of (x, weight, bias) that calls it"
-_PACKAGES: Final = {name for row in FRAMEWORKS.values() for name in (row.package, row.layers)} | {
-    "equinox",
-    "haiku",
-    "mlx",
-}
+_PACKAGES: Final = {*_BEYOND, *(name for row in FRAMEWORKS.values() for name in (row.package, row.layers))} - {"onnx"}
 
 
 def open_target(
