@@ -13,13 +13,16 @@ from rmsnorm.conversion import replace
 from rmsnorm.identify import Identity
 from rmsnorm.identify.package import norms
 from rmsnorm.specification import errors
-from rmsnorm.targets.open import make_layer
+from rmsnorm.targets.arguments import constructor_arguments
+from rmsnorm.targets.locate import locate
+from rmsnorm.targets.open import WIDTH
 
 
 def why_left(name: str) -> str | None:
     """Why replace leaves a layer of that class; None where it does not."""
+    make = locate(name)
     try:
-        report = replace(make_layer(name), dry_run=True)
+        report = replace(make(**constructor_arguments(make, {}, WIDTH)), dry_run=True)
     except errors.InputError as error:
         return str(error)
     own = next((entry for entry in report if not entry.name), None)

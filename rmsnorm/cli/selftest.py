@@ -10,7 +10,7 @@ from rich.progress import TaskID
 
 from rmsnorm import PRESETS
 from rmsnorm.cli.reports import Json, Junit, check_folders, write_reports
-from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, backends, choices, end_of_check, progress
+from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, Dtypes, backends, choices, end_of_check, progress
 from rmsnorm.parity import screen
 from rmsnorm.specification import dtypes
 
@@ -34,9 +34,7 @@ def selftest(
     variant: Annotated[
         list[str] | None, typer.Option(help="Variant to compare, such as llama. Repeatable.", show_default="all")
     ] = None,
-    dtype: Annotated[
-        list[str] | None, typer.Option(help=f"Dtype of x: {', '.join(dtypes.FLOATS)}. Repeatable.", show_default="all")
-    ] = None,
+    dtype: Dtypes = None,
     device: Annotated[str, typer.Option(help=f"Device: {' or '.join(DEVICES)} (NumPy always runs on cpu).")] = "cpu",
     all_: Annotated[
         bool, typer.Option("--all", help="Compare every case in every variant and dtype that it has.")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rmsnorm.parity import screen
-from rmsnorm.specification import errors
+from rmsnorm.specification import dtypes, errors
 from rmsnorm.specification.frameworks import FRAMEWORKS, NAMES
 from rmsnorm.specification.variants import get_variant
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 DEVICES: Final = ("cpu", "cuda")
 DIFFERS, UNUSABLE, BROKEN = 1, 2, 3  # exit statuses; 3: this package has a mistake
 _MOST: Final = 2**48  # elements: more bytes than a process can address
+Dtypes = Annotated[
+    list[str] | None, typer.Option(help=f"Dtype of x: {', '.join(dtypes.FLOATS)}. Repeatable.", show_default="all")
+]
 BACKEND_NAMES: Final = ", ".join(NAMES)
 _KEYS: Final = {alias: row.key for row in FRAMEWORKS.values() for alias in row.aliases}
 

@@ -9,7 +9,7 @@ import typer
 
 from rmsnorm import PRESETS
 from rmsnorm.cli.reports import Json, Junit, check_folders, write_reports
-from rmsnorm.cli.usage import DIFFERS, choices, progress
+from rmsnorm.cli.usage import DIFFERS, Dtypes, choices, progress
 from rmsnorm.parity import screen
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.quantisation import QUANTISATIONS
@@ -38,9 +38,7 @@ def write(
     variant: Annotated[
         list[str] | None, typer.Option(help="Variant to write, such as llama. Repeatable.", show_default="all")
     ] = None,
-    dtype: Annotated[
-        list[str] | None, typer.Option(help=f"Dtype of x: {', '.join(dtypes.FLOATS)}. Repeatable.", show_default="all")
-    ] = None,
+    dtype: Dtypes = None,
     case: Annotated[
         list[str] | None,
         typer.Option(help="Case; `rmsnorm selftest --list` lists them. Repeatable.", show_default="all"),

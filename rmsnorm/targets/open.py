@@ -143,19 +143,6 @@ def _with_arguments(
     )
 
 
-def make_layer(name: str) -> Any:
-    """A layer of the class of that name, small, as ``open_target`` builds it.
-
-    Raises:
-        NoTarget: there is no such class, or it cannot be built.
-    """
-    make = locate(name)
-    try:
-        return make(**constructor_arguments(make, {}, WIDTH))
-    except Exception as error:  # a constructor may raise anything
-        raise NoTarget(f"{name} cannot be built ({type(error).__name__})") from error
-
-
 def framework_name(op: str, name: str) -> str:
     """The package that reports name for a framework, from its key or an alias: torch for pytorch, tensorflow for tf.
 
