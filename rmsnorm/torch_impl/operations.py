@@ -319,7 +319,7 @@ def _inverse_power(call: Call, h: Tensor, k: Any) -> Tensor:
 
 
 def _at_least(values: Tensor, least: Tensor) -> Tensor:
-    """Their maximum, an operation that DTensors of PyTorch 2.5 lack. Where they are equal, values have the derivative."""
+    """Their maximum, an operation that DTensors of PyTorch 2.5 lack. If equal, the values have the derivative."""
     return torch.where(values < least, least, values)
 
 
