@@ -208,8 +208,6 @@ def _with_eps(probe: Probe, measured: Denominator) -> Denominator:
     spread = {name: float(np.std(np.log(np.maximum(curves[name][bend], 1e-300)))) for name in _FORMULAS}
     position = min(_FORMULAS, key=spread.__getitem__)
     far = seen & (t > 2) if np.count_nonzero(seen & (t > 2)) >= 3 else seen
-    if _straight(curves[position][seen], noise):
-        far = seen
     value = float(np.median(curves[position][far]))
     eps = {"inside": value**2, "outside": value, "clamp": value * math.sqrt(measured.k)}[position]
     others = ", ".join(f"{name} {100 * spread[name]:.2g} %" for name in _FORMULAS if name != position)
@@ -223,11 +221,6 @@ def _with_eps(probe: Probe, measured: Denominator) -> Denominator:
         f"smaller norm ({others})"
     )
     return replace(measured, eps=eps, position=position, evidence=evidence)
-
-
-def _straight(curve: Array, noise: float) -> bool:
-    """Whether a curve is flat everywhere, so that every row may take part in the estimate."""
-    return bool(len(curve) < 6 and np.ptp(curve) <= 100 * noise * np.median(curve))
 
 
 def nice(value: float, noise: float) -> float:
@@ -257,8 +250,6 @@ _FORMS: Final[Mapping[str, Callable[[Denominator], float]]] = {
     "1 / k": lambda rho: 1 / rho.k,
     "1 / sqrt(k)": lambda rho: 1 / math.sqrt(rho.k),
 }
-_SIZES: Final = ("k", "k - 1", "n")
-_FACTORS: Final = ("1", "sqrt(k)", "1 / sqrt(k)")
 # what eps may be a multiple of, and what it then is
 _EPS: Final[Mapping[EpsPosition, tuple[str, str]]] = {
     "inside": ("1 / k", ": it is added to the sum of squares, not to their mean"),
@@ -300,11 +291,6 @@ class Reading:
     factor: Term = _ONE
     eps: Term = _ONE
 
-    @property
-    def cost(self) -> int:
-        """How many parts of it no variant has; an eps of many digits was written as something else."""
-        return (self.size != _K) + (self.factor != _ONE) + (self.eps.form != "1") + 2 * (_digits(self.eps.times) > _FEW)
-
     def unit(self, rho: Denominator) -> float:
         """eps of this reading, over eps as it was measured."""
         factor = self.factor.at(rho)
@@ -312,18 +298,16 @@ class Reading:
             return factor**2
         return factor * (math.sqrt(self.size.at(rho) / rho.k) if rho.position == "clamp" else 1.0)
 
-    def sentences(self, first: Denominator, *, single: bool) -> dict[str, str]:
+    def sentences(self, first: Denominator, *, several: bool) -> dict[str, str]:
         """What no variant has, by the name of the finding."""
         n, said = "n" if first.k == first.n else "k", {}
         size, times = self.size.at(first), self.factor.at(first)
         if self.size != _K:
-            words = f"{self.size.form.replace('k', n)} = {size:.7g}"
-            if self.size.form == "1":
-                words = f"{size:.7g}, not by {n} = {first.k}" if single else f"{size:.7g} at every width, not by {n}"
-            if self.size.form == "n":
-                words = f"all {first.n} elements, of which {first.k} are summed"
-            if size == 1:
-                words = "1: the norm, not the root of the mean"
+            constant = f"{size:.7g} at every width, not by {n}" if several else f"{size:.7g}, not by {n} = {first.k}"
+            words = {
+                "1": "1: the norm, not the root of the mean" if size == 1 else constant,
+                "n": f"all {first.n} elements, of which {first.k} are summed",
+            }.get(self.size.form, f"{self.size.form.replace('k', n)} = {size:.7g}")
             said["divisor"] = f"the sum of squares is divided by {words}"
         if self.factor != _ONE:
             form = "" if self.factor.form == "1" else f" ({self.factor.written(n)})"
@@ -339,87 +323,88 @@ class Reading:
 
 
 def _with_reading(probe: Probe, model: Model, measured: Sequence[Denominator]) -> Model:
-    """The model with the simplest reading that is true at every width, and eps in each dtype."""
+    """The model with the first reading that is true at every width, and eps in each dtype."""
     first, findings = measured[0], probe.findings
+    several = len({rho.n for rho in measured}) > 1
     kinds = {(rho.kind, rho.position) for rho in measured if rho.eps}
-    if len(kinds) > 1 or len({rho.of.end for rho in measured} - {"all"}) > 1:
-        findings.defect(f"with {_listed([rho.n for rho in measured])} elements in a row it computes different norms")
-        measured = [first]
-    fits = _readings(measured) if len(measured) > 1 else []
-    single = not fits or len({rho.n for rho in measured}) == 1
-    readings = _readings([first]) if single else fits
-    chosen = readings[0]
-    said = chosen.sentences(first, single=single)
+    differ = len(kinds) > 1 or len({rho.of.end for rho in measured} - {"all"}) > 1
+    readings = _readings(measured) if several and not differ else []
+    chosen, *others = readings or _readings([first])
+    said = chosen.sentences(first, several=bool(readings))
     is_of_sums = chosen.size == _ONE and chosen.factor == _ONE and (chosen.eps.form == "1" or first.eps == 0)
     if is_of_sums and kind_of(model) == "rmsnorm":
         findings.add("kind", "l2norm", _KINDS["l2norm"])
-    if single:  # eps is a number there; what somebody wrote is another question
-        said.pop("eps", None)
     for name, term in (("divisor", chosen.size), ("factor", chosen.factor)):
         if name in said:
             value = term.at(first)
             findings.add(name, int(value) if value == int(value) else value, said[name])
-    unknown = [] if fits or len(measured) == 1 else [_unknown(measured)]
-    for sentence in unknown or said.values():
-        findings.defect(sentence)
-    if single and not unknown:
-        findings.add("widths", str(first.n), _untried(probe, measured, readings))
+    widths = _listed([rho.n for rho in measured])
+    if several and not readings:
+        findings.defect(
+            f"with {widths} elements in a row it computes different norms" if differ
+            else f"the denominator depends on the width in no known way: with {widths} elements in a row the sum of "
+            f"squares is divided by {_listed([f'{rho.size:.4g}' for rho in measured])}, "
+            f"and eps is {_listed([f'{rho.eps:.4g}' for rho in measured])}"
+        )  # fmt: skip
     else:
-        solved = "the denominator below is that of the first" if unknown else "at which the denominator was solved"
-        findings.add("widths", _listed([rho.n for rho in measured]), f"elements in a row, {solved}")
-    words, eps = said.get("eps", ""), chosen.eps
-    if single:  # the eps of that width is the whole of it
-        eps = Term("1", eps.at(first))
-    scale = _FORMS[eps.form](first)
+        for sentence in said.values():
+            findings.defect(sentence)
+    if several:
+        solved = "at which the denominator was solved" if readings else "the denominator below is that of the first"
+        findings.add("widths", widths, f"elements in a row, {solved}")
+    else:
+        why = "no other width could be tried" if len(measured) == 1 else "the groups have this size at every width"
+        more = "; it may also be that " + others[0].sentences(first, several=False)["eps"] if others else ""
+        findings.add("widths", str(first.n), f"{why}: a number that depends on n cannot be told from a constant{more}")
+    scale = _FORMS[chosen.eps.form](first)
     size = None if chosen.size == _K else chosen.size.at(first)
     model = replace(model, size=size, factor=chosen.factor.at(first), eps_scale=scale)
-    return _eps_by_dtype(probe, model, first, eps.times, chosen.unit(first) / scale, words)
+    return _eps_by_dtype(probe, model, first, chosen.eps.times, chosen.unit(first) / scale, said.get("eps", ""))
 
 
 def _readings(measured: Sequence[Denominator]) -> list[Reading]:
-    """The readings that are true at all of these widths, those with the fewest other parts first.
+    """The first reading that is true at all of these widths, if there is one.
 
-    At several widths eps has the first form that is true. At one every form is: those with few digits may be meant.
+    At one width every number is a constant. There the reading whose eps has few digits is taken, and a second one is
+    the eps that may be meant: a multiple of something, with fewer digits.
     """
     noise, position = max(rho.noise for rho in measured), measured[0].position
-    readings: list[Reading] = []
-    for reading in _bases(measured, within(noise)):
-        values = [rho.eps * reading.unit(rho) for rho in measured]
-        share = max(FORMULA, within(noise))
-        fitted = {form: _fitted(form, values, measured, share) if any(values) else 0.0
-                  for form in ("1", _EPS[position][0])}  # fmt: skip
-        true = [replace(reading, eps=Term(form, nice(eps, noise))) for form, eps in fitted.items() if eps is not None]
-        readings += true[:1]
-        if true and len(measured) == 1:
-            few = min(_FEW, _digits(true[0].eps.times) - (position != "clamp"))
-            readings += [other for other in true[1:] if _digits(other.eps.times) <= few]
-    return sorted(readings, key=lambda reading: reading.cost)
+    share, true = max(FORMULA, within(noise)), []
+    usual, other = "1", _EPS[position][0]
+    for form in (usual, other):
+        for reading in _bases(measured, within(noise)):
+            values = [rho.eps * reading.unit(rho) for rho in measured]
+            eps = _fitted(form, values, measured, share) if any(values) else 0.0
+            if eps is not None:
+                true.append(replace(reading, eps=Term(form, nice(eps, noise))))
+    if len(measured) > 1:
+        return true[:1]
+    first = min(true, key=lambda reading: (reading.eps.form, _digits(reading.eps.times) > _FEW))
+    second = next(r for r in true if (r.size, r.factor, r.eps.form) == (first.size, first.factor, other))
+    long = _digits(first.eps.times) > _FEW
+    most = _FEW if long else _digits(first.eps.times) if position == "clamp" else 0
+    if not first.eps.times or _digits(second.eps.times) > most:
+        return [first]
+    return [replace(first, eps=Term("1", second.eps.at(measured[0]))) if long else first, second]
 
 
 def _bases(measured: Sequence[Denominator], tolerance: float) -> list[Reading]:
-    """Every way to write the divisor, or a factor of y, that is true at these widths, the most usual ones first.
-
-    At one width every number is a constant: a divisor that has no form comes last there.
-    """
-    single = len(measured) == 1
-    sizes = [rho.size for rho in measured]
-    divisors = {form: _fitted(form, sizes, measured, tolerance) for form in _SIZES}
-    known = [form for form, divisor in divisors.items() if divisor is not None and abs(divisor - 1) <= tolerance]
-    if all(rho.k == rho.n for rho in measured) and "n" in known:
-        known.remove("n")
-    readings = [Reading(size=Term(form)) for form in known]
+    """Every way to write the divisor, or a factor of y, that is true at these widths, the most usual ones first."""
+    single, sizes = len(measured) == 1, [rho.size for rho in measured]
+    for form in ("k", "k - 1", "n"):
+        divisor = _fitted(form, sizes, measured, tolerance)
+        if divisor is not None and abs(divisor - 1) <= tolerance:
+            return [Reading(size=Term(form))]
     constant = _fitted("1", sizes, measured, tolerance)
-    divisor = 0.0 if constant is None else _written(constant, tolerance)
-    if divisor == 1 or (divisor and not single):
-        readings.append(Reading(size=Term("1", divisor)))
-    factors = [math.sqrt(rho.size / rho.k) for rho in measured]
-    for form in _FACTORS[: 1 if single else None] if "k" not in known else ():
+    divisors = [] if constant is None else [Reading(size=Term("1", _written(constant, tolerance)))]
+    if single and divisors[0].size == _ONE:
+        return divisors
+    factors, readings = [math.sqrt(rho.size / rho.k) for rho in measured], []
+    for form in ("1",) if single else ("1", "sqrt(k)", "1 / sqrt(k)"):
         times = _fitted(form, factors, measured, tolerance)
         if times is not None:
             readings.append(Reading(factor=Term(form, _written(times, tolerance))))
-    if single and not known and divisor != 1:
-        readings.append(Reading(size=Term("1", divisor)))
-    return readings
+    return readings + divisors if single else divisors + readings
 
 
 def _written(value: float, tolerance: float) -> float:
@@ -433,34 +418,6 @@ def _fitted(form: str, values: Sequence[float], measured: Sequence[Denominator],
     ratios = np.array([value / _FORMS[form](rho) for value, rho in zip(values, measured, strict=True)])
     middle = float(np.median(ratios))
     return middle if np.all(np.abs(ratios - middle) <= tolerance * abs(middle)) else None
-
-
-def _unknown(measured: Sequence[Denominator]) -> str:
-    sizes = _listed([f"{rho.size:.4g}" for rho in measured])
-    values = _listed([f"{rho.eps:.4g}" for rho in measured])
-    return (
-        f"the denominator depends on the width in no known way: with {_listed([rho.n for rho in measured])} elements "
-        f"in a row the sum of squares is divided by {sizes}, and eps is {values}"
-    )
-
-
-def _untried(probe: Probe, measured: Sequence[Denominator], readings: Sequence[Reading]) -> str:
-    """Why one width alone was tried, and what else its numbers may mean."""
-    first, chosen = measured[0], readings[0]
-    group = probe.layout.group and len(measured) > 1
-    why = "the groups have this size at every width" if group else "no other width could be tried"
-    clamp = first.position == "clamp"
-    others = []
-    for reading in readings:
-        parts = list(reading.sentences(first, single=True).values())
-        if reading.eps.form == "1":
-            if (reading.size, reading.factor) == (chosen.size, chosen.factor):
-                continue
-            parts += [f"eps is {reading.eps.times:.6g}"] if reading.eps != chosen.eps else []
-        if reading.cost <= chosen.cost or (clamp and reading.cost == chosen.cost + 1):
-            others.append(" and ".join(parts))
-    more = f"; it may also be that {', or '.join(others)}" if others else ""
-    return f"{why}: a number that depends on n cannot be told from a constant{more}"
 
 
 def _digits(value: float) -> int:
@@ -492,10 +449,7 @@ def _eps_by_dtype(probe: Probe, model: Model, first: Denominator, value: float, 
     if model.size is not None:
         evidence = evidence.replace("sqrt(k)", f"sqrt({model.size:.7g})")
     if of_max:
-        if value == 0:
-            evidence = (
-                f"the denominator is sqrt(q + {of_max:.3g} max|x|^2) at every size of x: eps was not rescaled with x"
-            )
+        evidence = f"the denominator is sqrt(q + {of_max:.3g} max|x|^2) at every size of x: eps was not rescaled with x"
         value = nice(first.eps or of_max, max(first.noise, 2e-4))
         probe.findings.defect(f"eps is not rescaled with x / max|x|: it acts as {value:.3g} max|x|^2")
     probe.findings.add("eps_position", *((position, evidence) if value else (None, "eps is 0")))
@@ -530,12 +484,9 @@ def _in_other_dtypes(probe: Probe, first: Denominator, unit: float) -> dict[str,
 def _named_eps(probe: Probe, value: float, single: float, wide: dict[str, float], evidence: str) -> float | None:
     """eps as in a Variant: None where it is the machine epsilon of the arithmetic."""
     machine, double = dtypes.epsilon("float32"), dtypes.epsilon("float64")
-    if single != machine or wide.get("float64", double) not in (double, machine):
+    if single != machine or (probe.wide == "float64" and wide.get("float64", double) != double):
         probe.findings.add("eps", value, evidence)
         return value
-    if wide.get("float64") == machine and probe.wide == "float64":
-        probe.findings.add("eps", machine, evidence + "; float64 has the same")
-        return machine
     in_double = f", {wide['float64']:.4g} in float64" if "float64" in wide else ""
     probe.findings.add("eps", "machine epsilon", f"{machine:.4g} in float32{in_double}; {evidence}")
     return None
