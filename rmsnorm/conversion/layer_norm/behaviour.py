@@ -14,8 +14,8 @@ from rmsnorm.accuracy.bounds import LAYER_NORM, LAYER_NORM_OF_FLOAT32
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.identify import Target, TargetError
-from rmsnorm.identify.denominator import nice
 from rmsnorm.identify.layout import parameters
+from rmsnorm.identify.readings import nice
 from rmsnorm.specification.variants import Variant
 
 _NARROW: Final = "it computes LayerNorm in less than float64, where nothing shows that its replacement is exact"
