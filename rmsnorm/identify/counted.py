@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -18,12 +18,8 @@ from rmsnorm.specification.variants import PartialRounding
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 
-_WIDTHS: Final = range(8, 161)
-_MOST: Final = 8  # widths that are measured beside those that are known
-# rounding, and whether n p is computed in floating point
-_RULES: Final[tuple[tuple[PartialRounding, bool], ...]] = (
-    ("ceil", False), ("floor", False), ("ceil", True), ("floor", True),
-)  # fmt: skip
+# beside those that are known: at these every fraction of _SIMPLE, rounding and way to compute n p gives another k
+_WIDTHS: Final = (43, 90, 100, 150, 157, 160)
 _SIMPLE: Final = sorted(
     {Fraction(a, b) for b in (2, 3, 4, 8, 16, 32, 100) for a in range(1, b)}, key=lambda p: (p.denominator, p)
 )
@@ -31,6 +27,13 @@ _EVERY: Final = tuple(
     dict.fromkeys([*_SIMPLE, *(Fraction(i, 1000) for i in range(1, 1000)), *(Fraction(a, b) for b in range(2, 65)
     for a in range(1, b))])
 )  # fmt: skip
+# rounding, and whether n p is computed in floating point
+_RULES: Final[Mapping[tuple[PartialRounding, bool], Callable[[int, Fraction], int]]] = {
+    ("ceil", False): lambda n, p: math.ceil(n * p),
+    ("floor", False): lambda n, p: math.floor(n * p),
+    ("ceil", True): lambda n, p: math.ceil(n * float(p)),
+    ("floor", True): lambda n, p: math.floor(n * float(p)),
+}
 
 
 class Counted(NamedTuple):
@@ -134,16 +137,6 @@ def with_fraction(probe: Probe, model: Model, own: Counted, known: Mapping[int, 
     return replace(model, variant=variant)
 
 
-@cache
-def _table(n: int) -> Array:
-    """k at a width, for every rule and fraction."""
-    numerators = n * np.array([p.numerator for p in _EVERY])
-    denominators = np.array([p.denominator for p in _EVERY])
-    product = n * np.array([float(p) for p in _EVERY])
-    k = [-(-numerators // denominators), numerators // denominators, np.ceil(product), np.floor(product)]
-    return np.clip(np.stack(k), 1, n).astype(np.int32)
-
-
 def fit_partial(known: Mapping[int, int], measure: Callable[[int], int | None]) -> Partial:
     """Find the simplest p, and the rounding, that give k at every width.
 
@@ -156,44 +149,11 @@ def fit_partial(known: Mapping[int, int], measure: Callable[[int], int | None]) 
         >>> partial.p, partial.rounding, partial.floating
         (Fraction(7, 100), 'ceil', False)
     """
-    measured = dict(known)
-    asked = set(measured)
-    while len(asked) - len(known) < _MOST:
-        possible = _possible(measured)
-        simple = possible.copy()
-        simple[:, len(_SIMPLE) :] = False
-        n = _most_telling(simple if simple.any() else possible, asked)
-        if n is None:
-            break
-        asked.add(n)
-        k = measure(n)
-        if k is not None:
-            measured[n] = k
-    possible = _possible(measured)
-    if not possible.any():
-        return Partial(None, None, False, measured)
-    best = int(np.flatnonzero(possible.any(axis=0))[0])
-    rounding, floating = _RULES[int(np.flatnonzero(possible[:, best])[0])]
-    either = len(measured) == 1 or set(measured.values()) == {1} or bool(possible[0, best] and possible[1, best])
-    return Partial(_EVERY[best], None if either else rounding, floating, measured)
-
-
-def _possible(measured: Mapping[int, int]) -> Array:
-    """The rules and fractions that give every k."""
-    possible = np.ones((len(_RULES), len(_EVERY)), bool)
-    for n, k in measured.items():
-        possible &= _table(n) == k
-    return possible
-
-
-def _most_telling(possible: Array, asked: set[int]) -> int | None:
-    """The width at which the possible rules disagree most, None where they agree at all of them."""
-    best, most = None, 0.0
-    for n in _WIDTHS:
-        if n not in asked:
-            counts = np.bincount(_table(n)[possible])
-            shares = counts[counts > 0] / counts.sum()
-            entropy = float(-(shares * np.log(shares)).sum())
-            if entropy > most + 1e-9:
-                best, most = n, entropy
-    return best
+    asked = {n: known.get(n) or measure(n) for n in (*known, *_WIDTHS)}
+    measured = {n: k for n, k in asked.items() if k is not None}
+    for p in _EVERY:
+        true = [rule for rule, count in _RULES.items() if all(max(count(n, p), 1) == k for n, k in measured.items())]
+        if true:
+            either = len(measured) == 1 or set(measured.values()) == {1} or true[:2] == [*_RULES][:2]
+            return Partial(p, None if either else true[0][0], true[0][1], measured)
+    return Partial(None, None, False, measured)

@@ -215,8 +215,7 @@ def _with_reading(probe: Probe, model: Model, measured: Sequence[Denominator]) -
             f"and eps is {_listed([f'{rho.eps:.4g}' for rho in measured])}"
         )  # fmt: skip
     else:
-        for sentence in said.values():
-            findings.defect(sentence)
+        findings.defect(*said.values())
     if several:
         solved = "at which the denominator was solved" if true else "the denominator below is that of the first"
         findings.add("widths", widths, f"elements in a row, {solved}")

@@ -62,9 +62,8 @@ class Findings:
         else:
             self._all.append(finding)
 
-    def defect(self, sentence: str) -> None:
-        if sentence not in self.defects:
-            self._all.append(Finding(DEFECT, sentence, ""))
+    def defect(self, *sentences: str) -> None:
+        self._all += [Finding(DEFECT, sentence, "") for sentence in sentences if sentence not in self.defects]
 
     def __getitem__(self, name: str) -> Finding | None:
         """The answer to a question, None where it was not asked."""

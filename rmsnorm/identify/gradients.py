@@ -158,8 +158,7 @@ def solve_gradients(probe: Probe, model: Model) -> None:
     else:
         missing = [name for name in applied if gradients.get(name) is None]
         mistakes, evidence = _by_differences(problem, gradients, ["x", *missing])
-    for mistake in mistakes:
-        probe.findings.defect(mistake)
+    probe.findings.defect(*mistakes)
     probe.findings.add("gradients", "wrong" if mistakes else "agree", evidence)
 
 
@@ -174,8 +173,7 @@ def solve_gate_gradient(probe: Probe, model: Model) -> None:
         probe.findings.defect(f"with a gate, its gradient cannot be taken: {error}")
         return
     mistakes, evidence = _by_differences(problem, gradients, ["gate", "x"])
-    for mistake in mistakes:
-        probe.findings.defect(mistake)
+    probe.findings.defect(*mistakes)
     probe.findings.add("gate_gradient", "wrong" if mistakes else "agrees", f"{evidence}, for gates from -3 to 3")
 
 

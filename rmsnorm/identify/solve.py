@@ -202,8 +202,7 @@ def _ask_first_parameters(probe: Probe, offset: float) -> None:
         return
     factor, sentences = first_parameters(*y, offset)
     probe.findings.add("initial_factor", factor, "what a new layer multiplies the normalised row by")
-    for sentence in sentences:
-        probe.findings.defect(sentence)
+    probe.findings.defect(*sentences)
 
 
 def _ask_optional_gate(probe: Probe, model: Model, numerics: Numerics, keeps_float64: bool, gradients: bool) -> None:
