@@ -25,7 +25,8 @@ def solve_affine(probe: Probe) -> tuple[Probe, Model, Gate | None]:
     Raises:
         NotRms: y is not a row divided by one number, times a gain, plus a bias.
     """
-    x = _spread_rows(np.random.default_rng(2), probe.n)
+    means = np.linspace(-2, 2, 16)[:, None]
+    x = 8 * (np.random.default_rng(2).normal(size=(16, probe.n)) + means)  # large enough for eps to be small
     probe = probe.with_neutral(scale=1.0, bias=0.0, gate_vector=0.0, gate=2.0)
     if "factor" in probe.target.arguments:
         name = probe.target.names.get("factor", "factor")
@@ -39,18 +40,6 @@ def solve_affine(probe: Probe) -> tuple[Probe, Model, Gate | None]:
     centred = _centred(probe, x)
     model = replace(model, variant=model.variant.replace(bias=bias), centred=centred, gate=gate)
     return replace(probe, centred=centred), model, optional
-
-
-def _ratios(zero: Array, slope: Array) -> Array:
-    """What y at 0 is of its slope, at the elements where that is not small."""
-    middle = np.abs(slope) > 0.1 * np.max(np.abs(slope))
-    return np.asarray(zero[middle] / slope[middle])
-
-
-def _spread_rows(random: np.random.Generator, n: int) -> Array:
-    """Rows with different means, large enough for eps to be small."""
-    rows = random.normal(size=(16, n)) + np.linspace(-2, 2, 16)[:, None]
-    return 8 * rows
 
 
 def close(a: Array, b: Array, tolerance: float = FORM) -> bool:
@@ -87,7 +76,8 @@ def _gain(probe: Probe, x: Array) -> tuple[Probe, Model]:
         probe.findings.add("scale_offset", offset, "y(x, gain) = y(x (o + gain))")
         probe.findings.defect("the gain multiplies x before the statistic is taken, not the normalised row")
     else:
-        ratio = _ratios(zero, slope)
+        large = np.abs(slope) > 0.1 * np.max(np.abs(slope))
+        ratio = zero[large] / slope[large]
         measured = float(np.median(ratio))
         offset = nearest_number(measured, max(1e-6, float(np.percentile(np.abs(ratio - measured), 90))))
         if not close(zero, measured * slope):

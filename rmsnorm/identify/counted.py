@@ -115,8 +115,10 @@ def with_fraction(probe: Probe, model: Model, own: Counted, known: Mapping[int, 
     p, rounding, floating, measured = fit_partial(known, measure)
     listed = ", ".join(f"{entry} of {width}" for width, entry in sorted(measured.items()))
     if p is None:
+        most = max(measured.values())
         findings.defect(
-            f"the statistic has {k} elements at every width, whatever n is" if set(measured.values()) == {k}
+            f"the statistic has {most} elements at every width, whatever n is"
+            if all(entry == min(most, width) for width, entry in measured.items())
             else f"the elements that enter the statistic are no fraction of a row: {listed}"
         )  # fmt: skip
     if k == n:

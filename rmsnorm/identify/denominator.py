@@ -92,6 +92,7 @@ def _measured(probe: Probe) -> Denominator:
     return _with_eps(probe, _with_size(probe, Denominator(find_counted(probe))))
 
 
+@np.errstate(all="ignore")
 def _with_size(probe: Probe, measured: Denominator) -> Denominator:
     """What the sum of squares is divided by, and whether the mean is subtracted, from rho of large rows.
 
@@ -105,8 +106,7 @@ def _with_size(probe: Probe, measured: Denominator) -> Denominator:
     rows[16:24, 0 if measured.of.end != "last" else n - 1] = 3 * math.sqrt(n) * random.uniform(0.5, 1.0, 8)
     rows = rows.astype(probe.wide).astype(np.float64)
     size = 2.0 ** _EXPONENTS[probe.wide][0]
-    with np.errstate(all="ignore"):
-        rho = 1 / probe.inverse_rms(rows * size) / size
+    rho = 1 / probe.inverse_rms(rows * size) / size
     part = np.where(measured.of.mask, rows, 0.0)
     columns = np.stack([(part**2).sum(-1), part.sum(-1) ** 2 / k, np.max(np.abs(rows), axis=-1) ** 2], axis=1)
     if not np.all(np.isfinite(rho)) or np.any(rho <= 0):
@@ -114,7 +114,7 @@ def _with_size(probe: Probe, measured: Denominator) -> Denominator:
     weight = 1 / rho[:, None] ** 2
     used = columns if k > 1 else columns[:, :1]
     solved = np.linalg.lstsq(used * weight, np.ones(len(rows)), rcond=None)[0]
-    per, minus, spiked = np.concatenate([solved, np.zeros(3)])[:3] if k > 1 else (solved[0], 0.0, 0.0)
+    per, minus, spiked = np.append(solved, np.zeros(3))[:3]
     fitted = used @ solved
     if np.any(fitted <= 0) or np.max(np.abs(rho / np.sqrt(np.maximum(fitted, 1e-300)) - 1)) > FORM:
         raise NotRms("the denominator is no function of the row's sum of squares and sum")
@@ -132,6 +132,7 @@ def _with_size(probe: Probe, measured: Denominator) -> Denominator:
     )
 
 
+@np.errstate(all="ignore")
 def _with_eps(probe: Probe, measured: Denominator) -> Denominator:
     """eps from rho(s x) / s, which only eps makes depend on s: every position of eps gives another curve."""
     noise = measured.noise
@@ -142,24 +143,21 @@ def _with_eps(probe: Probe, measured: Denominator) -> Denominator:
 
     def rho_at(exponents: Array) -> tuple[Array, Array]:
         s = 2.0**exponents
-        rows = s[:, None] * row
-        with np.errstate(all="ignore"):
-            return s, 1 / probe.inverse_rms(rows)
+        return s, 1 / probe.inverse_rms(s[:, None] * row)
 
     coarse = np.linspace(top, bottom, ROWS).round()
-    with np.errstate(all="ignore"):
-        s, rho = rho_at(coarse)
-        length = float(np.median(rho[:8] / s[:8]))
-        bent = np.flatnonzero(rho / (s * length) > 1.5)
-        if len(bent) and coarse[0] - coarse[-1] > ROWS:
-            middle = coarse[bent[0]]
-            s, rho = rho_at(np.arange(middle + ROWS / 2, middle - ROWS / 2, -1))
-        t = rho / (s * length)
-        curves: dict[EpsPosition, Array] = {
-            "inside": np.sqrt(np.maximum(t**2 - 1, 0)) * s * length,
-            "outside": (t - 1) * s * length,
-            "clamp": t * s * length,
-        }
+    s, rho = rho_at(coarse)
+    length = float(np.median(rho[:8] / s[:8]))
+    bent = np.flatnonzero(rho / (s * length) > 1.5)
+    if len(bent) and coarse[0] - coarse[-1] > ROWS:
+        middle = coarse[bent[0]]
+        s, rho = rho_at(np.arange(middle + ROWS / 2, middle - ROWS / 2, -1))
+    t = rho / (s * length)
+    curves: dict[EpsPosition, Array] = {
+        "inside": np.sqrt(np.maximum(t**2 - 1, 0)) * s * length,
+        "outside": (t - 1) * s * length,
+        "clamp": t * s * length,
+    }
     valid = np.isfinite(t) & (rho > 0)
     seen = valid & (t - 1 > max(50 * noise, 1e-12))
     if np.count_nonzero(seen) < 3:

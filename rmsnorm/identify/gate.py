@@ -33,7 +33,10 @@ def solve_gate(probe: Probe, x: Array) -> tuple[Probe, Gate | None]:
     if not probe.takes("gate"):
         probe.findings.add("gate", False, "y is the normalised row except for gain and bias, at every element")
         return probe, None
-    optional = _answers_without(probe, x)
+    try:
+        optional = bool(np.all(np.isfinite(probe.rows(x, gate=None).astype(np.float64))))
+    except TargetError:  # it must have one
+        optional = False
     z = _wide_gate(x)
     base, y = (probe.rows(x, gate=gate).astype(np.float64) for gate in (_COMMON, z))
     slack = _slack(probe)
@@ -84,13 +87,6 @@ def _neutral(probe: Probe, gate: Gate, *, optional: bool) -> Probe:
     size = float(round(float(act(np.asarray(neutral)))))
     gate_scale, factor = (size, 1.0) if gate.position == "before" else (1.0, size)
     return replace(probe.with_neutral(gate=neutral), gate_scale=gate_scale, factor=factor)
-
-
-def _answers_without(probe: Probe, x: Array) -> bool:
-    try:
-        return bool(np.all(np.isfinite(probe.rows(x, gate=None).astype(np.float64))))
-    except TargetError:
-        return False
 
 
 def _vector(probe: Probe, x: Array) -> tuple[Probe, Gate]:

@@ -106,9 +106,7 @@ def _ratio(model: Model, pair: Pair, answer: Answer, wanted: Array, *, narrow: b
     dtype = "float32" if narrow else narrower(y.dtype.name, call.norm or y.dtype.name)
     got, want = y.astype(np.float64), wanted.astype(np.float64)
     with np.errstate(all="ignore"):
-        terms = model.terms(at)
-    unit = np.maximum(terms * dtypes.unit_roundoff(dtype), dtypes.smallest_subnormal(dtype) / 2)
-    with np.errstate(all="ignore"):
+        unit = np.maximum(model.terms(at) * dtypes.unit_roundoff(dtype), dtypes.smallest_subnormal(dtype) / 2)
         ratio = np.where((got == want) | (np.isnan(got) & np.isnan(want)), 0.0, np.abs(got - want) / unit)
     return float(np.max(np.nan_to_num(ratio, nan=math.inf))), bound("y", call, dtype).ratio, dtype
 

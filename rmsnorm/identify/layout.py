@@ -120,19 +120,14 @@ def find_layout(target: Target, width: int, dtype: str) -> Layout:
 def _candidates(target: Target, width: int) -> list[tuple[int | None, ...]]:
     if target.x_shape is not None:
         return [(None, *target.x_shape[1:]) if len(target.x_shape) > 1 else target.x_shape]
-    trailing = _trailing(target, width)
+    shape = _parameter_shape(target, width)
+    trailing = tuple(size if size > 1 else 3 + axis for axis, size in enumerate(shape)) or (width,)
     shapes: list[tuple[int | None, ...]] = [(None, *trailing)]
-    if _parameter_shape(target, width)[:1] == (1,) and len(trailing) > 1:  # its first axis is that of examples
+    if shape[:1] == (1,) and len(trailing) > 1:  # its first axis is that of examples
         shapes.insert(0, (None, *trailing[1:]))
     if len(trailing) == 1:
         shapes += [(None, 3, width), (None, 3, 4, width), (width, None), (None, width, 3), (None, width, 3, 2)]
     return shapes
-
-
-def _trailing(target: Target, width: int) -> Shape:
-    """The shape of the parameters where they have several axes, with other sizes than 1."""
-    shape = _parameter_shape(target, width)
-    return tuple(size if size > 1 else 3 + axis for axis, size in enumerate(shape)) or (width,)
 
 
 def _parameter_shape(target: Target, width: int) -> Shape:

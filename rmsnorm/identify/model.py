@@ -146,11 +146,6 @@ class Model:
         specs = [None if p is None else Spec((at.x.shape[-1],), p.dtype.name) for p in (at.scale, at.bias)]
         return resolve("identify", Spec(at.x.shape, at.x.dtype.name), *specs, variant=self.variant)
 
-    def predict(self, at: Inputs, stages: Stages | None = None, result: str | None = None) -> Array:
-        """y, in the dtype that the variant gives it, or in that of ``result``."""
-        with np.errstate(all="ignore"):
-            return self._predict(at, stages, result)
-
     def terms(self, at: Inputs) -> Array:
         """Sum of the absolute values of the terms of y: the unit of its rounding error."""
         plain = replace(self, variant=self.variant.replace(rounding="after_scale", result_dtype="x"))
@@ -165,7 +160,9 @@ class Model:
         activation: Any = np.abs(self.gate(x, gate)) if after else 1.0  # type: ignore[misc, arg-type]
         return base if bias is None else base + np.abs(bias) * activation
 
-    def _predict(self, at: Inputs, stages: Stages | None, result: str | None) -> Array:
+    @np.errstate(all="ignore")
+    def predict(self, at: Inputs, stages: Stages | None = None, result: str | None = None) -> Array:
+        """y, in the dtype that the variant gives it, or in that of ``result``."""
         call, (h, gain, bias, gate) = self.call(at), at.wide
         activation = None if self.gate is None or gate is None else self.gate(h, gate)
         before = self.gate is not None and self.gate.position == "before"
