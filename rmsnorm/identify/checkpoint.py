@@ -40,6 +40,9 @@ _BIASES: Final = {"weight": "bias", "scale": "bias", "gamma": "beta", "gain": "b
 
 Fit = Literal["w", "1 + w", "bias", "unclear"]
 _OFFSETS: Final[Mapping[str, float]] = {"w": 0.0, "1 + w": 1.0}
+_UNTOLD: Final[Mapping[str, str]] = {
+    "unclear": "whether they are w or 1 + w cannot be told", "bias": "they have a bias beside them, as in a LayerNorm",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -208,31 +211,27 @@ def _speaks_for(values: np.ndarray[Any, Any]) -> Fit:
 
 def _conclusions(kinds: tuple[Kind, ...], variant: Variant | None) -> tuple[bool | None, list[str]]:
     sentences = []
-    for fit, offset in _OFFSETS.items():
-        some = [kind for kind in kinds if kind.fits == fit]
-        if not some:
-            continue
-        mean = sum(kind.mean * kind.count for kind in some) / sum(kind.count for kind in some)
-        text = f"gains have mean {mean:.2g}: "
-        if variant is None:
-            names = [name for name, preset in PRESETS.items() if preset.scale_offset == offset][:4]
-            text += f"they fit {fit}, as in {', '.join(names)}"
-        elif variant.scale_offset == offset:
-            text += f"they fit {fit}, as {variant.name} has it"
-        else:
-            factor = abs((variant.scale_offset + mean) / (offset + mean))
-            text += (
-                f"with {variant.name}'s offset {variant.scale_offset:g} every norm's y is {factor:.2g} times as large"
-            )
-        sentences.append(f"{text} ({', '.join(kind.name for kind in some)})")
-    for fit, text in (
-        ("unclear", "whether they are w or 1 + w cannot be told"),
-        ("bias", "they have a bias beside them, as in a LayerNorm"),
-    ):
+    for fit in ("w", "1 + w", "unclear", "bias"):
         some = [kind for kind in kinds if kind.fits == fit]
         if some:
+            text = _UNTOLD.get(fit) or _told(fit, some, variant)
             sentences.append(f"{text} ({', '.join(kind.name for kind in some)})")
-    told = {_OFFSETS[kind.fits] for kind in kinds if kind.fits in _OFFSETS}
-    if not told:
+    offsets = {_OFFSETS[kind.fits] for kind in kinds if kind.fits in _OFFSETS}
+    if not offsets:
         return None, sentences
-    return (True if variant is None else told == {variant.scale_offset}), sentences
+    return (True if variant is None else offsets == {variant.scale_offset}), sentences
+
+
+def _told(fit: str, some: list[Kind], variant: Variant | None) -> str:
+    """What gains say that fit w or 1 + w."""
+    offset = _OFFSETS[fit]
+    mean = sum(kind.mean * kind.count for kind in some) / sum(kind.count for kind in some)
+    if variant is None:
+        names = [name for name, preset in PRESETS.items() if preset.scale_offset == offset][:4]
+        said = f"they fit {fit}, as in {', '.join(names)}"
+    elif variant.scale_offset == offset:
+        said = f"they fit {fit}, as {variant.name} has it"
+    else:
+        factor = abs((variant.scale_offset + mean) / (offset + mean))
+        said = f"with {variant.name}'s offset {variant.scale_offset:g} every norm's y is {factor:.2g} times as large"
+    return f"gains have mean {mean:.2g}: {said}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
@@ -13,17 +13,13 @@ from rmsnorm.specification import dtypes
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 
-Outcome = Literal["right", "wrong", "0", "NaN", "infinity"]
-Content = Literal["0", "finite", "infinite", "NaN", "NaN at some elements"]
 _HUGE: Final = {"float16": 2.0**12, "bfloat16": 2.0**66, "float32": 2.0**66, "float64": 2.0**600}
 _TINY: Final = {"float16": 2.0**-12, "bfloat16": 2.0**-100, "float32": 2.0**-100, "float64": 2.0**-600}
-_ROWS: Final = ("zero_row", "nan", "infinity")
 
 
 def solve_extremes(probe: Probe, model: Model) -> None:
     """Ask for rows at the ends of each dtype, and report what comes back."""
-    outcomes: dict[str, dict[str, Outcome]] = {"overflow": {}, "underflow": {}}
-    contents: dict[str, dict[str, Content]] = {name: {} for name in _ROWS}
+    answers: dict[str, dict[str, str]] = {}  # a word by question and dtype
     for dtype in probe.accepts:
         random = np.random.default_rng(12)
         row = random.uniform(0.5, 1.5, probe.n) * random.choice([-1.0, 1.0], probe.n)
@@ -35,40 +31,41 @@ def solve_extremes(probe: Probe, model: Model) -> None:
         except TargetError as error:
             probe.findings.defect(str(error))
             continue
-        eps = model.eps_for(dtype)
         huge, tiny = (
-            row * model.inverse_rms(row[None], _scaled(eps, size, model))[0] * model.factor
-            for size in (_HUGE[dtype], _TINY[dtype])
+            row * model.inverse_rms(row[None], _scaled(model, dtype, size[dtype]))[0] * model.factor
+            for size in (_HUGE, _TINY)
         )
         if model.centred:
             huge, tiny = huge - huge.mean(), tiny - tiny.mean()
-        outcomes["overflow"][dtype] = _outcome(y[0], huge)
         visible = np.any(np.abs(tiny) > 1e-2)  # with eps, tiny rows give tiny results anywhere
-        outcomes["underflow"][dtype] = _outcome(y[1], tiny) if visible else "right"
-        for name, result in zip(_ROWS, y[2:5], strict=True):
-            contents[name][dtype] = _content(result)
+        words = {"overflow": _outcome(y[0], huge), "underflow": _outcome(y[1], tiny) if visible else "right"}
+        words |= {name: _content(part) for name, part in zip(("zero_row", "nan", "infinity"), y[2:5], strict=True)}
+        for name, word in words.items():
+            answers.setdefault(name, {})[dtype] = word
         rows[3:5] = row
         if not np.array_equal(y[5], probe.unit(rows, dtype)[5]):
             probe.findings.defect(f"a row of {dtype} y depends on NaN and infinity in other rows")
-    of_huge, of_tiny = (
-        "x of about " + ", ".join(f"{sizes[dtype]:.0e} in {dtypes.short(dtype)}" for dtype in outcomes["overflow"])
-        for sizes in (_HUGE, _TINY)
-    )
-    _in_words(probe, "overflow", outcomes["overflow"], of_huge)
-    _in_words(probe, "underflow", outcomes["underflow"], of_tiny)
-    _in_words(probe, "zero_row", contents["zero_row"], "a row of zeros")
-    _in_words(probe, "nan", contents["nan"], "one NaN in a row")
-    _in_words(probe, "infinity", contents["infinity"], "one infinity in a row")
+    asked = {"zero_row": "a row of zeros", "nan": "one NaN in a row", "infinity": "one infinity in a row"}
+    for name, size in (("overflow", _HUGE), ("underflow", _TINY)):
+        sizes = [f"{size[dtype]:.0e} in {dtypes.short(dtype)}" for dtype in answers.get(name, ())]
+        asked[name] = f"x of about {', '.join(sizes)}"
+    for name, by_dtype in answers.items():
+        seen = list(dict.fromkeys(by_dtype.values()))  # one word where all dtypes have the same
+        where = {word: ", ".join(dtypes.short(d) for d in by_dtype if by_dtype[d] == word) for word in seen}
+        value = "; ".join(f"{word} in {names}" for word, names in where.items()) if len(seen) > 1 else seen[0]
+        probe.findings.add(name, value, asked[name])
 
 
-def _scaled(eps: float, size: float, model: Model) -> float:
+def _scaled(model: Model, dtype: str, size: float) -> float:
     """eps for rows that are divided by their size."""
-    square = model.variant.eps_position == "inside" and not model.eps_of_max
+    eps = np.float64(model.eps_for(dtype))
+    if model.eps_of_max or not eps:
+        return float(eps)
     with np.errstate(all="ignore"):
-        return float(np.float64(eps) / size / (size if square else 1.0)) if eps and not model.eps_of_max else eps
+        return float(eps / size / (size if model.variant.eps_position == "inside" else 1.0))
 
 
-def _outcome(y: Array, want: Array) -> Outcome:
+def _outcome(y: Array, want: Array) -> str:
     if not np.all(np.isfinite(y)):
         return "NaN" if np.isnan(y).any() else "infinity"
     if np.all(y == 0):
@@ -76,21 +73,12 @@ def _outcome(y: Array, want: Array) -> Outcome:
     return "right" if np.max(np.abs(y - want)) < IN_RANGE * np.max(np.abs(want)) else "wrong"
 
 
-def _content(y: Array) -> Content:
+def _content(y: Array) -> str:
     if np.isnan(y).all():
         return "NaN"
     if np.isnan(y).any():
         return "NaN at some elements" if np.any(y != 0) else "NaN"
     return "0" if np.all(y == 0) else "finite" if np.all(np.isfinite(y)) else "infinite"
-
-
-def _in_words(probe: Probe, name: str, by_dtype: dict[str, Outcome] | dict[str, Content], asked: str) -> None:
-    """Record one word where all dtypes have the same, else the dtypes of every word; nothing without dtypes."""
-    words = list(dict.fromkeys(by_dtype.values()))
-    parts = [(word, ", ".join(dtypes.short(d) for d in by_dtype if by_dtype[d] == word)) for word in words]
-    if words:
-        value = "; ".join(f"{word} in {names}" for word, names in parts) if len(parts) > 1 else words[0]
-        probe.findings.add(name, value, asked)
 
 
 def solve_float64(probe: Probe, model: Model) -> bool:

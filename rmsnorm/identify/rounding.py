@@ -187,18 +187,19 @@ def solve_rounding(probe: Probe, model: Model, stages: dict[str, Stages | None])
     tried: list[tuple[ResultDtype | None, bool]] = [(rule, False)]
     tried += [(rule, True)] if model.variant.scale_offset else []
     tried += [("promote_first", False)] if rule == "promote" else []
-    chosen, scores = tried[0], score(rule, gain_rounded=False)
-    for other in tried[1:] if _best(scores) < SAME_BITS else ():
-        scored = score(other[0], gain_rounded=other[1])
-        if _best(scored) >= SAME_BITS:
-            chosen, scores = other, scored
+    scored = {}
+    for chosen in tried:
+        scored[chosen] = score(chosen[0], gain_rounded=chosen[1])
+        if max(min(shares.values(), default=1.0) for shares in scored[chosen].values()) >= SAME_BITS:
             break
+    else:
+        chosen = tried[0]
     if chosen[1]:
         probe.findings.defect(f"{model.variant.scale_offset:g} + gain is rounded to the dtype of the gain")
     if chosen[0] != rule:
         known = "" if (finding := probe.findings["result_dtype"]) is None else f"{finding.evidence}; "
         probe.findings.add("result_dtype", "promote_first", f"{known}x / rho is rounded to the dtype of y, too")
-    return _decided(probe, Numerics(stages, None, chosen[0], results, chosen[1]), scores)
+    return _decided(probe, Numerics(stages, None, chosen[0], results, chosen[1]), scored[chosen])
 
 
 def _answers(probe: Probe) -> dict[Pair, Answer]:
@@ -216,10 +217,6 @@ def _answers(probe: Probe) -> dict[Pair, Answer]:
         with contextlib.suppress(TargetError):
             answers[pair] = probe.answer(rounded(rows, pair[0]) / probe.gate_scale, pair, values)
     return answers
-
-
-def _best(scores: Scores) -> float:
-    return max(min(shares.values(), default=1.0) for shares in scores.values())
 
 
 def _identical(model: Model, stages: Stages | None, answer: Answer) -> float:
