@@ -56,9 +56,11 @@ def test_the_command_prints_lines_of_80_columns_or_json(tmp_path):
     shown = rmsnorm("identify", "--model", str(tmp_path / "config.json"), "--json")
     first = json.loads(shown.stdout)["norms"][0]
     assert (first["roles"], first["eps"], first["eps_origin"]) == (["q_a_layernorm"], 1e-6, "code")
-    for arguments in ([], ["torch.nn:RMSNorm", "--model", str(tmp_path)]):
+    both = ["torch.nn:RMSNorm", "--model", str(tmp_path)]
+    for arguments, got in (([], "neither TARGET nor --model"), (both, "both TARGET and --model")):
         shown = rmsnorm("identify", *arguments)
-        assert (shown.exit_code, "given, expected one of them" in shown.stderr) == (2, True)
+        words = f"got {got}, expected one of them" in " ".join(shown.stderr.split())
+        assert (shown.exit_code, words) == (2, True)
 
 
 def test_an_unknown_model_is_said_and_what_to_do(tmp_path):
