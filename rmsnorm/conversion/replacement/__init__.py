@@ -138,4 +138,6 @@ def _remark(others: list[str], norm: Norm) -> str:
     others = [name for name in others if name != norm.gate]
     gate = f", with a {norm.known.gate_function} gate {norm.known.gate_position} the norm" if norm.gate else ""
     form = f"recognised{gate}{f', in groups of {norm.group}' if norm.group else ''}"
+    ranks = " or ".join(str(rank) for rank in norm.unlike if rank > 1)  # of one axis x is one row, which no model has
+    others += [f"x of {ranks} axes"] if ranks else []
     return f"{form}; with {', '.join(others)} it runs its own code" if others else form

@@ -26,7 +26,8 @@ class Norm:
     Attributes:
         axes: the normalised axes.
         gain_axes: the axes along which gain and bias run.
-        shapes: for each number of axes that was tried a shape of x.
+        shapes: for each number of axes that was tried a shape of x; in a proof, of those at which the results agree.
+        unlike: the other numbers of axes that were tried, at which the layer runs its own code.
         scale, bias: the layer's names of its gain and bias, None where it has none.
         x: its name of x.
         width: the only number of normalised elements that was proven, None for any.
@@ -49,6 +50,7 @@ class Norm:
     group: int | None = None
     offset: float = 0.0
     keeps_order: bool = False
+    unlike: tuple[int, ...] = ()
 
     def takes(self, shape: Sequence[int]) -> bool:
         """Whether x has a number of axes that was tried, and as many normalised elements as were."""
