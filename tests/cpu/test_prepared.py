@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rmsnorm import cpu
-from rmsnorm.cpu.prepared import _prepared, back, in_order, order_of, prepare
+from rmsnorm.cpu.prepared import _prepared, axes_last, back, order_of, prepare
 
 X, G = np.ones((4, 6), "float32"), np.ones(6, "float32")
 
@@ -55,7 +55,7 @@ def test_every_order_of_axes_is_one_that_kernels_take_or_the_order_of_x() -> Non
             assert prepared.rows is call
             continue
         moved += 1
-        rows = in_order(call, order)
+        rows = axes_last(call)
         assert sorted(order) == list(range(4))
         assert rows.shape == tuple(shape[axis] for axis in order)
         assert (x.transpose(order).transpose(back(order))).shape == shape
