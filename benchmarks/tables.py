@@ -15,7 +15,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 MODEL = RESULTS / "cpu-2core-zen5-2026-11-22-model.jsonl"
-LAYERS = RESULTS / "cpu-2core-zen3-2026-11-23-layers.jsonl"
+LAYERS = RESULTS / "cpu-2core-xeon-avx512-2026-11-27-layers.jsonl"
 ROWS = {
     ("torch", ""): "PyTorch",
     ("torch", "compiled"): "PyTorch, `torch.compile`",
