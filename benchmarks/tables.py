@@ -63,8 +63,9 @@ def readme(path: Path) -> str:
     for shape in ("512x768", "32x768"):
         eager, compiled = ([numbers([ours[mode, shape][name]]) for name, _ in OTHERS] for mode in ("", "compiled"))
         lines.append(
-            f"- PyTorch, {shape}, with gradients: {eager[0]} times as fast as `torch.nn.RMSNorm`, {eager[1]} times as "
-            f"LayerNorm; all in `torch.compile`: {compiled[0]} and {compiled[1]} times.\n"
+            f"- PyTorch, {shape}, with gradients: ours has {eager[0]} times the speed of `torch.nn.RMSNorm` and "
+            f"{eager[1]} of LayerNorm; compiled by `torch.compile`, {compiled[0]} of the compiled RMSNorm and "
+            f"{compiled[1]} of LayerNorm.\n"
         )
     return "".join(lines)
 
