@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -250,17 +249,19 @@ def _require_results(
             elif value.shape == x.shape:
                 unknown |= special
             value, other = (np.where(unknown, 0, entry).astype(entry.dtype) for entry in (value, other))
-        size = _largest_term(norm, x, dy, arrays) if name == "dgate" and x.dtype == np.float32 else 0.0
-        require_same(name, value, other, narrow, where, size)
+        terms = _terms_of_dgate(norm, x, dy, arrays) if name == "dgate" and x.dtype == np.float32 else None
+        require_same(name, value, other, narrow, where, terms)
 
 
-def _largest_term(norm: Norm, x: Array, dy: Array, arrays: dict[str, Array]) -> float:
-    """Of the sums that make dgate. They cancel beside an outlier, whose x multiplies what float32 leaves of 0."""
-    layout, count = norm.layout(x.shape), x.size // norm.layout(x.shape).n
+def _terms_of_dgate(norm: Norm, x: Array, dy: Array, arrays: dict[str, Array]) -> Array:
+    """The sums that make each element. They cancel at an outlier, whose x multiplies what float32 leaves of 0."""
+    layout = norm.layout(x.shape)
+    count = x.size // layout.n
     rows, dy, gate = (layout.to_rows(each, count) for each in (x, dy, arrays["gate"]))
     scale, bias = (layout.spread(arrays[name], count) if name in arrays else None for name in ("scale", "bias"))
     options: dict[str, Any] = {"variant": norm.known, "feature_axis": (0, 1), "gate": gate}
-    return float(term_sizes(rows, scale, bias, dy=dy, tangents=(rows, None, None), **options)["dgate"].max())
+    terms = layout.to_x(term_sizes(rows, scale, bias, dy=dy, tangents=(rows, None, None), **options)["dgate"])
+    return np.where(np.isfinite(terms), terms, 0.0)
 
 
 def _quick(target: Target) -> Target:
@@ -311,19 +312,19 @@ def _with_special_rows(target: Target, norm: Norm, x: Array) -> list[tuple[str, 
 
 
 def require_same(
-    name: str, want: Array | None, got: Array | None, dtype: str, where: str, largest: float = 0.0
+    name: str, want: Array | None, got: Array | None, dtype: str, where: str, terms: Array | None = None
 ) -> None:
-    """Two results must be the same up to roundings to a dtype, of numbers as large as they or the ``largest`` are.
+    """Two results must be the same up to roundings to a dtype of their largest number, or of the ``terms`` of an element.
 
     Raises:
         Unproven: they are not.
     """
-    difference = _difference(want, got, dtype, largest)
+    difference = _difference(want, got, dtype, terms)
     if difference:
         raise Unproven(f"{name} of its replacement {difference}{where}")
 
 
-def _difference(want: Array | None, got: Array | None, dtype: str, largest: float) -> str | None:
+def _difference(want: Array | None, got: Array | None, dtype: str, terms: Array | None) -> str | None:
     """How two results differ by more than the roundings of both."""
     if want is None or got is None:
         other = want if got is None else got
@@ -334,7 +335,9 @@ def _difference(want: Array | None, got: Array | None, dtype: str, largest: floa
     finite = np.isfinite(want)
     if not np.array_equal(got[~finite], want[~finite], equal_nan=True) or not np.isfinite(got[finite]).all():
         return "has NaN or infinity at other places"
-    far = np.abs(got[finite] - want[finite]).max(initial=0.0)
-    size = np.abs(want[finite]).max(initial=largest if math.isfinite(largest) else 0.0)
-    allowed = of_replacement(want.size, dtype) * size
-    return None if far <= allowed else f"differs by {far / size:.1g} of the largest element" if size else "is not 0"
+    far = np.abs(got[finite] - want[finite])
+    size = np.abs(want[finite]).max(initial=0.0)
+    allowed = of_replacement(want.size, dtype) * (size if terms is None else np.maximum(size, terms[finite]))
+    if np.all(far <= allowed):
+        return None
+    return f"differs by {far.max() / size:.1g} of the largest element" if size else "is not 0"
