@@ -314,7 +314,7 @@ def _with_special_rows(target: Target, norm: Norm, x: Array) -> list[tuple[str, 
 def require_same(
     name: str, want: Array | None, got: Array | None, dtype: str, where: str, terms: Array | None = None
 ) -> None:
-    """Two results must be the same up to roundings to a dtype of their largest number, or of the ``terms`` of an element.
+    """Two results must be the same up to roundings to a dtype of their largest number, or of an element's ``terms``.
 
     Raises:
         Unproven: they are not.
