@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from rmsnorm.specification.call import Call
+
 
 class _Limits(NamedTuple):
     a_thread: int  # elements of a row that a thread has in registers, where the threads suffice
@@ -85,6 +87,15 @@ def tiles(kind: str, rows: int, n: int, groups: int = 1) -> Tiles:
         most = next(number for width, number in _PROGRAMS if block <= width)
         programs = -(-min(most, max(_ALL_AT_ONCE, every // _TILES_EACH)) // groups)
     return Tiles(rows_each, block, -(-n // block), programs, warps)
+
+
+def way(call: Call, scale: str | None, bias: str | None) -> str:
+    """The way of the forward pass, with parameters of these dtypes: see triton_forward."""
+    if call.x == "float32":
+        return "wide"
+    is_one_format = {call.x, call.result, scale or call.x} == {call.x} and (not call.norm or call.product == call.x)
+    is_simple = bias is None and call.variant.scale_offset == 0 and call.n <= _LIMITS["forward"].widest
+    return "cut" if is_one_format and is_simple else "pairs"
 
 
 def power_of_two(n: int) -> int:

@@ -12,33 +12,29 @@ import triton
 import triton.language as tl
 
 from rmsnorm.gpu.triton_pairs import (
+    INTERPRETED,
     LEAST,
-    LEAST_RESULT,
     LEAST_RHO,
     MOST,
     MOST_RHO,
     STEP,
     add_pairs,
+    cut,
     divide_pairs,
-    gains,
     group_of_program,
     is_counted,
     is_in_statistic,
-    is_outside,
     multiply_pairs,
     rho_of,
-    rounded,
-    rounded_near,
     rounded_wide,
     single,
-    split,
     sum_of_parts,
+    to_format,
     two_sum,
     wide_gains,
 )
 
-_CANCELS_32: tl.constexpr = tl.constexpr(2.0**-20)  # of the terms of a difference: what 48 bits leave for float32
-_CANCELS_16: tl.constexpr = tl.constexpr(2.0**-22)
+CANCELS: tl.constexpr = tl.constexpr(2.0**-26)  # of the terms of a difference: what 53 bits leave
 _ZERO: tl.constexpr = tl.constexpr(2.0**-95)  # of the terms of a difference of pairs of float64
 
 
@@ -135,10 +131,128 @@ def _recompute(
 
 
 @triton.jit
+def _again(tensor):
+    """The same numbers, which the compiler takes for others: so it unpacks them again, and keeps no float64 of them."""
+    if INTERPRETED or tensor.dtype == tl.float32:
+        return tensor
+    else:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tensor], tensor.dtype, True, 2)
+
+
+@triton.jit
+def _anew(tensor):
+    if INTERPRETED or tensor.dtype == tl.float32:
+        return tensor
+    else:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tensor], tensor.dtype, False, 2)
+
+
+@triton.jit
+def _odd_single(number):
+    """A float64 rounded to odd in float32, for one more rounding; of a result that float32 has subnormal, almost."""
+    if INTERPRETED:
+        single_ = cut(number, 0.0)
+        is_inexact = (number.to(tl.int64, bitcast=True) & 0x1FFFFFFF) != 0
+        odd = single_.to(tl.int32, bitcast=True) | is_inexact.to(tl.int32)
+        return odd.to(tl.float32, bitcast=True)
+    else:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 lo, hi; .reg .pred p; mov.b64 {lo, hi}, $1; cvt.rz.f32.f64 $0, $1; and.b32 lo, lo, 0x1fffffff; "
+            "setp.ne.u32 p, lo, 0; @p or.b32 $0, $0, 1; }",
+            "=r,d", [number], tl.float32, True, 1)
+
+
+@triton.jit
+def _to_single(number, FORMAT: tl.constexpr):
+    """A float64 as a float32: rounded if that is the format, else rounded to odd."""
+    if FORMAT == "float32":
+        return number.to(tl.float32)
+    else:
+        return _odd_single(number)
+
+
+@triton.jit
+def _lowered(number):
+    """2^-896 times a finite number of at most 32 bits, in float64: its bits in other places."""
+    bits = single(number).to(tl.int32, bitcast=True)
+    upper = ((bits >> 3) & -0x70000001).to(tl.int64) << 32
+    if number.dtype == tl.float32:
+        upper = upper | ((bits & 7).to(tl.int64) << 29)
+    return upper.to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _gradient(
+    h, dy, dh, gain, mask, parts, inverse_rms, rows, n, k, groups, row, columns, h_row, own_row, index, count,
+    mask_step, mask_stride, CHUNKS, eps, share, POSITION: tl.constexpr, FORMAT: tl.constexpr, ALL: tl.constexpr, SAFE: tl.constexpr,
+):  # fmt: skip
+    """dx of a tile before it is rounded, dy, and what is added to the sums for the gain.
+
+    And where dx is inexact: negative numbers, and rows. Unless SAFE, those have wrong sums, too; h and the gain then are
+    2^-896 times as large, and what they are multiplied by 2^896 times.
+    """
+    LIFT: tl.constexpr = 1.0 if SAFE else 2.0**896
+    inside = (row < rows) & (columns < n)
+    r = tl.load(inverse_rms + index, mask=row < rows, other=0.0)
+    alive, live, counts = row < rows, inside, is_in_statistic(columns, k, inside)
+    size = tl.zeros(r.shape, tl.float64) + (n if k is None else k)
+    part = tl.zeros(r.shape, tl.float64) + share
+    if mask is not None:
+        live = is_counted(mask, index, columns, mask_step, mask_stride, inside)
+        counts = live & counts
+        if parts is None:
+            size = tl.sum(counts.to(tl.int32), 1)[:, None].to(tl.float64)
+        else:
+            size = sum_of_parts(parts, rows * count + index, CHUNKS, ALL)
+        alive &= size > 0
+        live &= alive
+        size, r = tl.where(alive, size, 1.0), tl.where(alive, r, 1.0)
+        part = 1 / size
+    v = tl.load(h + h_row + columns, mask=live, other=0.0)
+    cotangent = tl.load(dy + own_row + columns, mask=live, other=0.0)
+    if parts is None:
+        product = single(v).to(tl.float64) * single(cotangent).to(tl.float64)
+        if gain is not None:
+            product *= gain
+        inner = tl.sum(product, 1)[:, None]
+        v, cotangent = _again(v), _again(cotangent)
+        if gain is not None:
+            inner *= LIFT
+    else:
+        inner = sum_of_parts(parts, index, CHUNKS, ALL)
+    inner = inner * r
+    special = ((r >= 1 / MOST_RHO) & (r <= 1 / LEAST_RHO)) == 0
+    slope = tl.full(r.shape, 1.0, tl.float64)
+    if POSITION == "outside":
+        slope = 1 / (1 - eps * r)
+        special = special | (eps * r > 0.5)
+    elif POSITION == "clamp":
+        slope = tl.where(r * (eps / tl.sqrt(size)) < 1 - 2.0**-50, 1.0, 0.0)  # 1 / rho is rounded
+    step = inner * r * r * part * slope
+    special = special | ((step != 0) & (((tl.abs(step) >= LEAST) & (tl.abs(step) <= MOST)) == 0))
+    wide = single(v).to(tl.float64) if SAFE else _lowered(v)
+    pulled = single(cotangent).to(tl.float64) * (r * LIFT)
+    near = wide * (step * -LIFT)
+    if mask is not None or k is not None:  # else h is 0 outside
+        near = tl.where(counts, near, 0.0)
+    if gain is not None:
+        gradient = tl.fma(pulled, gain, near + 0.0)
+    else:
+        gradient = tl.fma(single(cotangent).to(tl.float64), r, near + 0.0)
+    dx = _to_single(gradient, FORMAT)
+    margin = tl.abs(dx) - tl.abs(single(v) * (step * CANCELS).to(tl.float32))
+    if dh is not None:
+        gradient += single(tl.load(dh + own_row + columns, mask=inside, other=0.0)).to(tl.float64)
+        dx = _to_single(gradient, FORMAT)
+    return to_format(dx, FORMAT), cotangent, wide, pulled, r, margin, special & alive, alive, live, size
+
+
+@triton.jit
 def backward(
     h, dy, dh, scale, mask, parts, inverse_rms, dx, dscale, dbias, rows, n, k, groups, h_step, mask_step, mask_stride,
-    PROGRAMS, CHUNKS, eps: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr,
+    PROGRAMS, CHUNKS, eps: tl.float64, share: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr,
+    FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr, STAGES: tl.constexpr,
+    HOIST: tl.constexpr = True,
 ):  # fmt: skip
     """Tiles i, i + PROGRAMS ... of a group of dx, and the sums over these rows in float64, for dscale and dbias.
 
@@ -150,99 +264,67 @@ def backward(
     if scale is not None:
         scale += group * n
     columns = chunk * BLOCK + tl.arange(0, BLOCK)[None, :]
+    gain = None
+    least = tl.zeros((ROWS, BLOCK // 8, 1), tl.float32)
+    if scale is not None:
+        own = tl.load(scale + columns, mask=columns < n, other=0.0)
+        gain = _lowered(own)
+        if OFFSET != 0:
+            gain += OFFSET * 2.0**-896
+        is_finite = tl.abs(single(own)) < float("inf")
+        least = tl.where(tl.min(is_finite.to(tl.int32)) == 0, -1.0, least)
     dscale_sum = tl.zeros((ROWS, BLOCK), tl.float64)
     dbias_sum = tl.zeros((ROWS, BLOCK), tl.float64)
-    for tile in range(program, tl.cdiv(rows, ROWS), PROGRAMS):
+    for tile in tl.range(program, tl.cdiv(rows, ROWS), PROGRAMS, num_stages=STAGES):
         row = tile * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)
         index = row * count + group
         h_row, own_row = row * h_step + group * n, index * n
-        inside = (row < rows) & (columns < n)
-        r = tl.load(inverse_rms + index, mask=row < rows, other=0.0)
-        alive, live, counts = row < rows, inside, is_in_statistic(columns, k, inside)
-        size = tl.zeros(r.shape, tl.float64) + (n if k is None else k)
-        if mask is not None:
-            live = is_counted(mask, index, columns, mask_step, mask_stride, inside)
-            counts = live & counts
-            if parts is None:
-                size = tl.sum(counts.to(tl.int32), 1)[:, None].to(tl.float64)
-            else:
-                size = sum_of_parts(parts, rows * count + index, CHUNKS, ALL)
-            alive &= size > 0
-            live &= alive
-            size, r = tl.where(alive, size, 1.0), tl.where(alive, r, 1.0)
-        v = single(tl.load(h + h_row + columns, mask=live, other=0.0))
-        cotangent = single(tl.load(dy + own_row + columns, mask=live, other=0.0))
-        product = v.to(tl.float64) * cotangent.to(tl.float64)  # exact
+        if HOIST == False:
+            gain = _lowered(_anew(own))
+        result, cotangent, wide, pulled, r, margin, special, alive, live, size = _gradient(
+            h, dy, dh, gain, mask, parts, inverse_rms, rows, n, k, groups, row, columns, h_row, own_row, index, count,
+            mask_step, mask_stride, CHUNKS, eps, share, POSITION, FORMAT, ALL, False,
+        )  # fmt: skip
         if dscale is not None:
-            total = tl.fma(product, r, dscale_sum)
+            total = tl.fma(wide, pulled, dscale_sum)
             if mask is not None:
                 total = tl.where(live, total, dscale_sum)  # r may be infinite
             dscale_sum = total
         if dbias is not None:
-            dbias_sum += cotangent.to(tl.float64)
-        u, u_error, factor = cotangent, 0.0, 1.0
+            dbias_sum += single(cotangent).to(tl.float64)
+        tl.store(dx + own_row + columns, result, mask=(row < rows) & (columns < n))
+        least = tl.minimum(least, tl.min(tl.reshape(margin, (ROWS, BLOCK // 8, 8)), 2, keep_dims=True))
+        least = tl.where(special[:, :, None], -1.0, least)
+    if tl.min(least) < 0:
         if scale is not None:
-            gain, gain_error = gains(scale, columns, columns < n, OFFSET)  # again for each tile: registers are few
-            u, factor = cotangent * gain, gain
-            wide_gain = gain.to(tl.float64)
-            if OFFSET != 0:
-                wide_gain += gain_error
-            product *= wide_gain
-            if OFFSET != 0 or dy.dtype.element_ty.primitive_bitwidth + scale.dtype.element_ty.primitive_bitwidth > 32:
-                u_error = tl.fma(cotangent, gain, -u)  # else 0
-                if OFFSET != 0:
-                    u_error = tl.fma(cotangent, gain_error, u_error)
-        if parts is None:
-            inner = tl.sum(product, 1)[:, None] * r
-        else:
-            inner = sum_of_parts(parts, index, CHUNKS, ALL) * r
-        outside = ((r >= 1 / MOST_RHO) & (r <= 1 / LEAST_RHO)) == 0
-        slope = tl.full(r.shape, 1.0, tl.float64)
-        if POSITION == "outside":
-            slope = 1 / (1 - eps * r)
-            outside = outside | (eps * r > 0.5)
-        elif POSITION == "clamp":
-            slope = tl.where(r * (eps / tl.sqrt(size)) < 1 - 2.0**-50, 1.0, 0.0)  # 1 / rho is rounded
-        step = r * slope * inner / size
-        outside = outside | ((step != 0) & (((tl.abs(step) >= LEAST) & (tl.abs(step) <= MOST)) == 0))
-        step_high, step_low = split(step)
-        near = v * step_high
-        near_error = tl.fma(v, step_low, tl.fma(v, step_high, -near))
-        moves = (v != 0) & (step_high != 0)
-        if mask is not None or k is not None:  # else v is 0 outside
-            near, near_error, moves = tl.where(counts, near, 0.0), tl.where(counts, near_error, 0.0), counts & moves
-        rest, rest_error = two_sum(u, -near)
-        cancels = _CANCELS_32 if FORMAT == "float32" else _CANCELS_16
-        bad = tl.abs(rest) < cancels * tl.abs(near)
-        rest_error += u_error - near_error
-        high, low = split(r)
-        gradient = rest * high
-        least = tl.abs(gradient) < LEAST_RESULT
-        bad = bad | ((tl.abs(gradient) <= MOST) == 0) | (least & (((cotangent != 0) & (factor != 0)) | moves))
-        excess = tl.fma(rest, -low, tl.fma(rest, -high, gradient))
-        excess = tl.fma(rest_error, -high, excess)
-        gradient = tl.where(gradient == 0, 0.0, gradient)  # a zero becomes +0
-        if dh is not None:
-            other = single(tl.load(dh + own_row + columns, mask=inside, other=0.0))
-            bad = bad | is_outside(other, other, other)
-            gradient, sum_error = two_sum(gradient, other)
-            gradient = rounded(tl.where(gradient == 0, 0.0, gradient), sum_error - excess, FORMAT)
-        else:
-            gradient = rounded_near(gradient, excess, FORMAT)
-        bad = (bad & inside) | (outside & alive)
-        tl.store(dx + own_row + columns, gradient, mask=inside)  # now, so that no register keeps it
-        if tl.max(bad.to(tl.int32)) > 0:
-            tl.debug_barrier()
-            _recompute(
-                h, dy, dh, scale, mask, dx, h_row, own_row, index * mask_step, mask_stride, row < rows, alive,
-                chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), n, k, r, size, eps, POSITION, OFFSET, FORMAT, ROWS,
+            gain = wide_gains(scale, columns, columns < n, OFFSET)
+        dscale_sum = tl.zeros((ROWS, BLOCK), tl.float64)
+        for tile in range(program, tl.cdiv(rows, ROWS), PROGRAMS):
+            row = tile * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)
+            index = row * count + group
+            h_row, own_row = row * h_step + group * n, index * n
+            result, cotangent, wide, pulled, r, margin, special, alive, live, size = _gradient(
+                h, dy, dh, gain, mask, parts, inverse_rms, rows, n, k, groups, row, columns, h_row, own_row, index,
+                count, mask_step, mask_stride, CHUNKS, eps, share, POSITION, FORMAT, ALL, True,
             )  # fmt: skip
-    columns = chunk * BLOCK + tl.arange(0, BLOCK)
-    sums = (program.to(tl.int64) * count + group) * n + columns
+            if dscale is not None:
+                total = tl.fma(wide * single(cotangent).to(tl.float64), r, dscale_sum)
+                if mask is not None:
+                    total = tl.where(live, total, dscale_sum)  # r may be infinite
+                dscale_sum = total
+            if (tl.min(margin) < 0) | (tl.max(special.to(tl.int32)) > 0):
+                tl.debug_barrier()
+                _recompute(
+                    h, dy, dh, scale, mask, dx, h_row, own_row, index * mask_step, mask_stride, row < rows, alive,
+                    chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), n, k, r, size, eps, POSITION, OFFSET, FORMAT,
+                    ROWS,
+                )  # fmt: skip
+    sums = (program.to(tl.int64) * count + group) * n + chunk * BLOCK + tl.arange(0, BLOCK)
+    is_column = chunk * BLOCK + tl.arange(0, BLOCK) < n
     if dscale is not None:
-        tl.store(dscale + sums, tl.sum(dscale_sum, 0), mask=columns < n)
+        tl.store(dscale + sums, tl.sum(dscale_sum, 0), mask=is_column)
     if dbias is not None:
-        tl.store(dbias + sums, tl.sum(dbias_sum, 0), mask=columns < n)
+        tl.store(dbias + sums, tl.sum(dbias_sum, 0), mask=is_column)
 
 
 @triton.jit

@@ -2,23 +2,33 @@
 
     y = h / rho * (o + scale) + bias,    h = x + residual
 
-The statistic is float64, a product and an addition an element. All else is pairs of float32, rounded once wherever the
-variant rounds; a tile in which some number is out of their range is computed again in float64, in steps.
+A kernel goes one of three ways, which WAY names (docs/gpu.md derives the bounds of each):
+
+    cut      x, gain and y of one format of 16 bits: a quotient is cut off, and its last bit set
+    wide     x of 32 bits: float64
+    pairs    all else: pairs of float32, rounded once wherever the variant rounds
+
+A row that a way cannot compute is computed again in float64, in steps.
 Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
 """
+
+from typing import Final
 
 import triton
 import triton.language as tl
 
 from rmsnorm.gpu.triton_pairs import (
+    INTERPRETED,
     LEAST,
     LEAST_RESULT,
     LEAST_RHO,
     MOST,
     MOST_RHO,
     STEP,
+    cut,
     gains,
     group_of_program,
+    inverse_rho,
     is_counted,
     is_in_statistic,
     is_outside,
@@ -28,11 +38,113 @@ from rmsnorm.gpu.triton_pairs import (
     rounded_wide,
     single,
     split,
+    split_off,
     sum_of_parts,
     to_format,
     two_sum,
     wide_gains,
 )
+
+# Two elements of 16 bits, packed as in memory, in the steps of `_by_cutting`, which the interpreter takes;
+# tests/gpu/test_assembly.py compares both. Operands: result, h, gain, high and low of 1 / rho, each for two elements.
+_REGISTERS: Final = "{ .reg .b32 h0, h1, g0, g1, c0, c1, s, k, z; .reg .b16 a, b; mov.b32 z, 0x80008000; "
+_BFLOAT16: Final = "shl.b32 h0, $1, 16; and.b32 h1, $1, 0xffff0000; "
+_FLOAT16: Final = "mov.b32 {a, b}, $1; cvt.f32.f16 h0, a; cvt.f32.f16 h1, b; "
+_TIMES_GAIN: Final = "mul.rn.f32 h0, h0, g0; mul.rn.f32 h1, h1, g1; "
+_QUOTIENT: Final = (
+    "mul.rn.f32 c0, h0, $5; mul.rn.f32 c1, h1, $6; fma.rz.f32 h0, h0, $3, c0; fma.rz.f32 h1, h1, $4, c1; "
+)
+_ODD: Final = "or.b32 h0, h0, 1; or.b32 h1, h1, 1; "
+SCALED_BFLOAT16: Final = tl.constexpr(  # the gain times 2^32, 1 / rho times 2^16
+    _REGISTERS + "mov.b32 k, 0x4f804f80; fma.rn.bf16x2 s, $2, k, z; " + _BFLOAT16
+    + "shl.b32 g0, s, 16; and.b32 g1, s, 0xffff0000; " + _TIMES_GAIN + _QUOTIENT
+    + "mul.rz.f32 h0, h0, 0f27800000; mul.rz.f32 h1, h1, 0f27800000; " + _ODD + "cvt.rn.bf16x2.f32 $0, h1, h0; }"
+)  # fmt: skip
+SCALED_FLOAT16: Final = tl.constexpr(
+    _REGISTERS + _FLOAT16 + "mov.b32 {a, b}, $2; cvt.f32.f16 g0, a; cvt.f32.f16 g1, b; " + _TIMES_GAIN + _QUOTIENT
+    + _ODD + "cvt.rn.f16x2.f32 $0, h1, h0; }"
+)  # fmt: skip
+NORMED_BFLOAT16: Final = tl.constexpr(  # 1 / rho times 2^96
+    _REGISTERS + _BFLOAT16 + _QUOTIENT + "mul.rz.f32 h0, h0, 0f0f800000; mul.rz.f32 h1, h1, 0f0f800000; " + _ODD
+    + "cvt.rn.bf16x2.f32 s, h1, h0; fma.rn.bf16x2 $0, s, $2, z; }"
+)  # fmt: skip
+NORMED_FLOAT16: Final = tl.constexpr(
+    _REGISTERS + _FLOAT16 + _QUOTIENT + _ODD + "cvt.rn.f16x2.f32 s, h1, h0; fma.rn.f16x2 $0, s, $2, z; }"
+)
+GUARDED_BFLOAT16: Final = tl.constexpr(  # 2^88 |gain| is infinite from 2^40 on, and 0 times that NaN
+    _REGISTERS + "mov.b32 k, 0x6b806b80; fma.rn.bf16x2 s, $2, k, z; mov.b32 k, 0; fma.rn.bf16x2 $0, s, k, $1; }"
+)
+GUARDED_FLOAT16: Final = tl.constexpr(_REGISTERS + "mov.b32 k, 0; fma.rn.f16x2 $0, $2, k, $1; }")
+MOST_GAIN: Final = tl.constexpr(2.0**40)
+LEAST_WIDE: Final = tl.constexpr(2.0**-500)  # of 1 / rho in float64
+MOST_WIDE: Final = tl.constexpr(2.0**500)
+
+
+@triton.jit
+def _guarded(h, gain, FORMAT: tl.constexpr):
+    """h in float32; NaN where the gain is not finite or, in bfloat16, not below MOST_GAIN."""
+    if INTERPRETED:
+        factor = 2.0**88 if FORMAT == "bfloat16" else 1.0
+        return tl.where(tl.abs(to_format(single(gain) * factor, FORMAT)) < float("inf"), single(h), float("nan"))
+    elif FORMAT == "bfloat16":
+        return single(tl.inline_asm_elementwise(GUARDED_BFLOAT16, "=r,r,r", [h, gain], tl.bfloat16, True, 2))
+    else:
+        return single(tl.inline_asm_elementwise(GUARDED_FLOAT16, "=r,r,r", [h, gain], tl.float16, True, 2))
+
+
+@triton.jit
+def _by_cutting(h, gain, inverse, FORMAT: tl.constexpr, IS_NORMED: tl.constexpr):
+    """h gain / rho rounded once or, if IS_NORMED, h / rho rounded and its product with the gain: all in one format.
+
+    A quotient that 24 bits do not have is cut off and its last bit set, which rounds it to odd; so the rounding that
+    follows is that of the quotient. Multiplied by powers of two, bfloat16 stays out of float32's subnormal numbers.
+    """
+    IS_BFLOAT16: tl.constexpr = FORMAT == "bfloat16"
+    if IS_BFLOAT16:
+        inverse *= 2.0**96 if IS_NORMED else 2.0**16
+    high, low = split_off(inverse)
+    if INTERPRETED:
+        product = single(h)
+        if not IS_NORMED:
+            product *= single(gain) * (2.0**32 if IS_BFLOAT16 else 1.0)
+        total, rest = two_sum(product.to(tl.float64) * high.to(tl.float64), (product * low).to(tl.float64))
+        quotient = cut(total, rest)
+        if IS_BFLOAT16:
+            quotient = cut(quotient.to(tl.float64) * (2.0**-96 if IS_NORMED else 2.0**-48), 0.0)
+        quotient = (quotient.to(tl.int32, bitcast=True) | 1).to(tl.float32, bitcast=True)
+        result = to_format(quotient, FORMAT)
+        if IS_NORMED:
+            result = to_format(single(result) * single(gain), FORMAT)  # which float32 has
+        return result
+    elif IS_BFLOAT16:
+        STEPS: tl.constexpr = NORMED_BFLOAT16 if IS_NORMED else SCALED_BFLOAT16
+        return tl.inline_asm_elementwise(STEPS, "=r,r,r,r,r,r,r", [h, gain, high, low], tl.bfloat16, True, 2)
+    else:
+        STEPS: tl.constexpr = NORMED_FLOAT16 if IS_NORMED else SCALED_FLOAT16
+        return tl.inline_asm_elementwise(STEPS, "=r,r,r,r,r,r,r", [h, gain, high, low], tl.float16, True, 2)
+
+
+@triton.jit
+def _in_float64(
+    h, scale, bias, columns, inside, r, OFFSET: tl.constexpr, NORM: tl.constexpr, PRODUCT: tl.constexpr,
+    RESULT: tl.constexpr, DIVIDES: tl.constexpr,
+):  # fmt: skip
+    """The result of h in float64, rounded wherever the variant rounds. r: rho if DIVIDES, else 1 / rho."""
+    w = single(h).to(tl.float64)
+    if NORM != "":
+        w = single(rounded_wide(w / r if DIVIDES else w * r, NORM)).to(tl.float64)
+        if scale is not None:
+            gain = single(rounded_wide(wide_gains(scale, columns, inside, OFFSET), PRODUCT)).to(tl.float64)
+            w = single(rounded_wide(w * gain, PRODUCT)).to(tl.float64)
+    else:
+        if scale is not None:
+            w = w * wide_gains(scale, columns, inside, OFFSET)
+        w = w / r if DIVIDES else w * r
+    if bias is not None:
+        w += single(tl.load(bias + columns, mask=inside, other=0.0)).to(tl.float64)
+        if NORM != "":
+            w = single(rounded_wide(w, PRODUCT)).to(tl.float64)
+    return rounded_wide(w, RESULT)
 
 
 @triton.jit
@@ -40,6 +152,48 @@ def _is_extreme(t, h, gain):
     """Whether the result t of h and a gain may be inexact, or is not finite."""
     size = tl.abs(t)
     return ((size <= MOST) == 0) | ((size < LEAST_RESULT) & (h != 0) & (gain != 0))
+
+
+@triton.jit
+def _in_pairs(
+    h, scale, bias, columns, inside, inverse, OFFSET: tl.constexpr, NORM: tl.constexpr, PRODUCT: tl.constexpr,
+    RESULT: tl.constexpr,
+):  # fmt: skip
+    """The result of h, a float32, in pairs of float32; and where it may be inexact or is not finite."""
+    high, low = split(inverse)
+    if NORM != "":
+        t = h * high
+        bad = _is_extreme(t, h, 1.0)
+        v = single(rounded_near(t, tl.fma(h, -low, tl.fma(h, -high, t)), NORM))
+        if scale is not None:
+            gain, gain_error = gains(scale, columns, inside, OFFSET)
+            if OFFSET != 0:
+                gain = rounded(gain, gain_error, PRODUCT)
+            v = single(to_format(v * single(to_format(gain, PRODUCT)), PRODUCT))  # float32 has the product, or it is
+        if bias is not None:
+            total, error = two_sum(v, single(tl.load(bias + columns, mask=inside, other=0.0)))
+            bad = bad | is_outside(total, 0.0, 0.0)
+            v = single(rounded_near(total, 0.0 - error, PRODUCT))
+        return to_format(v, RESULT), bad
+    else:
+        product, gain = h, 1.0
+        if scale is not None:
+            gain, gain_error = gains(scale, columns, inside, OFFSET)
+            product = h * gain
+        t = product * high
+        bad = _is_extreme(t, h, gain)
+        excess = tl.fma(product, -low, tl.fma(product, -high, t))
+        if scale is not None:
+            product_error = tl.fma(h, gain, -product)
+            if OFFSET != 0:
+                product_error = tl.fma(h, gain_error, product_error)
+            excess = tl.fma(product_error, -high, excess)
+        if bias is not None:
+            t, sum_error = two_sum(t, single(tl.load(bias + columns, mask=inside, other=0.0)))
+            bad = bad | is_outside(t, 0.0, 0.0)
+            return rounded(t, sum_error - excess, RESULT), bad
+        else:
+            return rounded_near(t, excess, RESULT), bad
 
 
 @triton.jit
@@ -76,8 +230,9 @@ def sum_parts(
 @triton.jit
 def forward(
     x, residual, scale, bias, mask, parts, y, h_out, inverse_rms, rows, n, k, groups, x_step, mask_step, mask_stride,
-    CHUNKS, eps: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr, NORM: tl.constexpr,
-    PRODUCT: tl.constexpr, RESULT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr,
+    CHUNKS, eps: tl.float64, share: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
+    NORM: tl.constexpr, PRODUCT: tl.constexpr, RESULT: tl.constexpr, WAY: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """A tile of y, h and 1 / rho, of rows of one group: program i has tile i // groups of group i % groups.
 
@@ -98,15 +253,26 @@ def forward(
     h = load_sum(x, residual, x_row + columns, own_row + columns, inside, FORMAT)
     if residual is not None:
         tl.store(h_out + own_row + columns, h, mask=inside)
-    h = single(h)
     counts = is_in_statistic(columns, k, inside)
     if mask is not None:
         counts = is_counted(mask, index, columns, mask_step, mask_stride, counts)
+    if WAY == "cut":
+        gain = tl.full(h.shape, 1.0, h.dtype)
+        if scale is not None:
+            gain = tl.load(scale + columns, mask=columns < n, other=0.0)
     if parts is None:
-        wide = h.to(tl.float64)
-        square = wide * wide
-        if mask is not None or k is not None:  # else an element outside is 0
-            square = tl.where(counts, square, 0.0)
+        if WAY == "cut":
+            v = single(h)
+            if scale is not None:
+                v = _guarded(h, gain, FORMAT)
+            if mask is not None or k is not None:  # rho is no bound of an element that does not count
+                v = tl.where(tl.abs(v) < MOST_GAIN, tl.where(counts, v, 0.0), float("nan"))
+            square = (v * v).to(tl.float64)  # exact, or too small to count
+        else:
+            wide = single(h).to(tl.float64)
+            square = wide * wide
+            if mask is not None or k is not None:  # else an element outside is 0
+                square = tl.where(counts, square, 0.0)
         total = tl.sum(square, 1)[:, None]
     else:
         total = sum_of_parts(parts, index, CHUNKS, ALL)
@@ -118,78 +284,49 @@ def forward(
             size = sum_of_parts(parts, rows * count + index, CHUNKS, ALL)
         alive &= size > 0
         size = tl.where(size > 0, size, 1.0)
-    rho = rho_of(total / size, size, eps, POSITION)
-    inverse = 1 / rho
+        inverse, special = inverse_rho(total, 1 / size, size, eps, POSITION)
+    else:
+        inverse, special = inverse_rho(total, share, size, eps, POSITION)
+    if WAY == "wide":
+        special = special | (((inverse >= LEAST_WIDE) & (inverse <= MOST_WIDE)) == 0)
+    else:
+        special = special | (((inverse >= 1 / MOST_RHO) & (inverse <= 1 / LEAST_RHO)) == 0)
     if mask is not None:
         inverse = tl.where(alive, inverse, 0.0)
-    if chunk == 0:
+    if inverse_rms is not None and chunk == 0:
         tl.store(inverse_rms + index, inverse, mask=row < rows)
-    high, low = split(inverse)
 
-    outside = ((rho >= LEAST_RHO) & (rho <= MOST_RHO)) == 0
-    if NORM != "":
-        t = h * high
-        bad = _is_extreme(t, h, 1.0)
-        v = single(rounded_near(t, tl.fma(h, -low, tl.fma(h, -high, t)), NORM))
-        if scale is not None:
-            gain, gain_error = gains(scale, columns, columns < n, OFFSET)
-            if OFFSET != 0:
-                gain = rounded(gain, gain_error, PRODUCT)
-            gain = single(to_format(gain, PRODUCT))
-            product = v * gain
-            if PRODUCT == "bfloat16":  # a product of float16 is exact, and one of float32 is rounded once
-                bad = bad | ((tl.abs(product) < LEAST) & (v != 0) & (gain != 0))
-            v = single(to_format(product, PRODUCT))
-        if bias is not None:
-            total, error = two_sum(v, single(tl.load(bias + columns, mask=columns < n, other=0.0)))
-            bad = bad | is_outside(total, 0.0, 0.0)
-            v = single(rounded_near(total, 0.0 - error, PRODUCT))
-        result = to_format(v, RESULT)
+    if WAY == "cut":
+        result = _by_cutting(h, gain, inverse, FORMAT, NORM != "")
+    elif WAY == "wide":
+        result = _in_float64(h, scale, bias, columns, columns < n, inverse, OFFSET, NORM, PRODUCT, RESULT, False)
     else:
-        product, gain = h, 1.0
-        if scale is not None:
-            gain, gain_error = gains(scale, columns, columns < n, OFFSET)
-            product = h * gain
-        t = product * high
-        bad = _is_extreme(t, h, gain)
-        excess = tl.fma(product, -low, tl.fma(product, -high, t))
-        if scale is not None:  # noqa: SIM102  (the compiler would read the dtype of None)
-            if OFFSET != 0 or x.dtype.element_ty.primitive_bitwidth + scale.dtype.element_ty.primitive_bitwidth > 32:
-                product_error = tl.fma(h, gain, -product)  # else 0
-                if OFFSET != 0:
-                    product_error = tl.fma(h, gain_error, product_error)
-                excess = tl.fma(product_error, -high, excess)
-        if bias is not None:
-            t, sum_error = two_sum(t, single(tl.load(bias + columns, mask=columns < n, other=0.0)))
-            bad = bad | is_outside(t, 0.0, 0.0)
-            result = rounded(t, sum_error - excess, RESULT)
-        else:
-            result = rounded_near(t, excess, RESULT)
-    bad = (bad | outside) & alive
+        result, bad = _in_pairs(single(h), scale, bias, columns, columns < n, inverse, OFFSET, NORM, PRODUCT, RESULT)
+        special = special | bad
+    special = special & alive
     if mask is not None:
         result = tl.where(alive, result, tl.zeros(result.shape, result.dtype))
     tl.store(y + own_row + columns, result, mask=inside)
-    if tl.max(bad.to(tl.int32)) > 0:
+    if tl.max(special.to(tl.int32)) > 0:
         tl.debug_barrier()
+        if parts is None:
+            squares = tl.zeros((ROWS, STEP // ROWS), tl.float64)
+            for start in range(0, n if k is None else k, STEP // ROWS):
+                j = start + tl.arange(0, STEP // ROWS)[None, :]
+                within = is_in_statistic(j, k, (row < rows) & (j < n))
+                within = is_counted(mask, index, j, mask_step, mask_stride, within)
+                w = single(load_sum(x, residual, x_row + j, own_row + j, within, FORMAT)).to(tl.float64)
+                squares += w * w
+            total = tl.sum(squares, 1)[:, None]
+        rho = rho_of(total / size, size, eps, POSITION)
+        if inverse_rms is not None and chunk == 0:
+            is_right = (inverse >= LEAST_WIDE) & (inverse <= MOST_WIDE)
+            tl.store(inverse_rms + index, tl.where(is_right | (alive == 0), inverse, 1 / rho), mask=row < rows)
         for start in range(chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), STEP // ROWS):
             j = start + tl.arange(0, STEP // ROWS)[None, :]
             within = (row < rows) & (j < n)
             own = load_sum(x, residual, x_row + j, own_row + j, within, FORMAT)
-            w = single(own).to(tl.float64)
-            if NORM != "":
-                w = single(rounded_wide(w / rho, NORM)).to(tl.float64)
-                if scale is not None:
-                    factor = single(rounded_wide(wide_gains(scale, j, j < n, OFFSET), PRODUCT)).to(tl.float64)
-                    w = single(rounded_wide(w * factor, PRODUCT)).to(tl.float64)
-                if bias is not None:
-                    w += single(tl.load(bias + j, mask=j < n, other=0.0)).to(tl.float64)
-                    w = single(rounded_wide(w, PRODUCT)).to(tl.float64)
-            else:
-                if scale is not None:
-                    w = w * wide_gains(scale, j, j < n, OFFSET)
-                w = w / rho
-                if bias is not None:
-                    w += single(tl.load(bias + j, mask=j < n, other=0.0)).to(tl.float64)
+            repaired = _in_float64(own, scale, bias, j, j < n, rho, OFFSET, NORM, PRODUCT, RESULT, True)
             if mask is not None:
-                w = tl.where(alive, w, 0.0)
-            tl.store(y + own_row + j, rounded_wide(w, RESULT), mask=within)
+                repaired = tl.where(alive, repaired, tl.zeros(repaired.shape, repaired.dtype))
+            tl.store(y + own_row + j, repaired, mask=within)

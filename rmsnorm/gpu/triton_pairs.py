@@ -84,6 +84,16 @@ def divide_pairs(a, a_error, b, b_error):
 
 
 @triton.jit
+def split_off(number):
+    """A float64 as a pair of float32, of which the second has the sign of the first."""
+    if INTERPRETED:
+        high = cut(number, 0.0)
+    else:
+        high = tl.inline_asm_elementwise("cvt.rz.f32.f64 $0, $1;", "=r,d", [number], tl.float32, True, 1)
+    return high, (number - high.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
 def split(number):
     """A float64 as a pair of float32."""
     high = number.to(tl.float32)
@@ -183,6 +193,53 @@ def rounded_wide(number, FORMAT: tl.constexpr):
         is_inexact = (wide != number) & (tl.abs(wide) < float("inf"))
         back = -(tl.abs(number) < tl.abs(wide)).to(tl.int32)
         return to_format(_to_odd(nearest.to(tl.int32, bitcast=True), is_inexact, back), FORMAT)
+
+
+@triton.jit
+def cut(number, rest):
+    """The float32 towards 0 from number + rest, of float64, |rest| being at most half a last bit: for the interpreter."""
+    nearest = number.to(tl.float32)
+    wide = nearest.to(tl.float64)
+    is_beyond = (tl.abs(wide) > tl.abs(number)) | ((wide == number) & (rest * number < 0))
+    return (nearest.to(tl.int32, bitcast=True) - is_beyond.to(tl.int32)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _rough_inverse_root(number):
+    """1 / sqrt(number), of float64, with 20 bits or more."""
+    if INTERPRETED:
+        return (1 / tl.sqrt(number)).to(tl.float32).to(tl.float64)
+    else:
+        return tl.inline_asm_elementwise("rsqrt.approx.ftz.f64 $0, $1;", "=d,d", [number], tl.float64, True, 1)
+
+
+@triton.jit
+def inverse_rho(total, share, size, eps, POSITION: tl.constexpr):
+    """1 / rho rounded to odd in float64, and whether 1 / rho or rho is a number of at most 24 bits.
+
+    ``total``: the sum of ``size`` squares; share = 1 / size. Rounding to odd keeps a rational 1 / rho that float64
+    does not have from making a tie: 1 / sqrt(1e-6) is 1000.0000000000000226. The result is right for rho within
+    2^-500 to 2^500, and NaN for others.
+    """
+    q = total * share
+    q = tl.fma(tl.fma(-size, q, total), share, q)  # as exact as a division
+    if POSITION == "inside":
+        number, rest = two_sum(q, tl.zeros(q.shape, tl.float64) + eps)
+        y = _rough_inverse_root(number)
+        y = tl.fma(0.5 * y, tl.fma(-number * y, y, 1.0), y)
+        y = tl.fma(0.5 * y, tl.fma(-number * y, y, 1.0), y)
+        square = y * y
+        error = tl.fma(-rest, square, tl.fma(-number, tl.fma(y, y, -square), tl.fma(-number, square, 1.0)))
+        root = (number * y).to(tl.float32).to(tl.float64)
+        is_short = (root * root == number) & (rest == 0)
+    else:
+        rho = rho_of(q, size, eps, POSITION)
+        y = 1 / rho
+        error = tl.fma(-rho, y, 1.0)
+        is_short = rho.to(tl.float32).to(tl.float64) == rho
+    odd = (y.to(tl.int64, bitcast=True) - (error < 0).to(tl.int64)) | 1
+    y = tl.where(error == 0, y, odd.to(tl.float64, bitcast=True))
+    return y, is_short | (y.to(tl.float32).to(tl.float64) == y)
 
 
 @triton.jit

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rmsnorm import gpu
-from rmsnorm.gpu.plan import Tiles, power_of_two, tiles
+from rmsnorm.gpu.plan import Tiles, power_of_two, tiles, way
 from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl.memory import gapless, mask_rows, rows_of
 from rmsnorm.torch_impl.private import starter
@@ -55,9 +55,10 @@ def plan(call: Call, scale: str | None, bias: str | None) -> Plan | None:
     return Plan(
         n, None if k == n else k, rows, groups, tiles("forward", rows, n, groups), tiles("backward", rows, n, groups),
         {
-            "eps": call.eps, "POSITION": variant.eps_position, "OFFSET": variant.scale_offset, "FORMAT": call.x,
+            "eps": call.eps, "share": 1 / k, "POSITION": variant.eps_position, "OFFSET": variant.scale_offset,
+            "FORMAT": call.x,
         },
-        {"NORM": call.norm or "", "PRODUCT": call.product, "RESULT": call.result},
+        {"NORM": call.norm or "", "PRODUCT": call.product, "RESULT": call.result, "WAY": way(call, scale, bias)},
         (*call.shape[:first], *(1 for _ in call.axes)),
         call.shape[shared:],
         {},
@@ -143,7 +144,7 @@ def backward(
             plan, kernels.backward, (tile.programs * plan.groups, tile.chunks, 1), tile.warps,
             (matrix, dy, gapless(dh), gain, masks, parts, inverse_rms, dx, *sums),
             (plan.rows, *sizes, tile.programs, tile.chunks), **plan.settings,
-            ROWS=tile.rows, BLOCK=tile.block, ALL=power_of_two(tile.chunks),
+            ROWS=tile.rows, BLOCK=tile.block, ALL=power_of_two(tile.chunks), STAGES=1, HOIST=True,
         )  # fmt: skip
         results: list[Tensor | None] = []
         for total, dtype in zip(sums, (None if scale is None else scale.dtype, bias), strict=True):
