@@ -35,6 +35,7 @@ from rmsnorm.gpu.triton_pairs import (
 )
 
 CANCELS: tl.constexpr = tl.constexpr(2.0**-26)  # of the terms of a difference: what 53 bits leave
+LEAST_STEP: tl.constexpr = tl.constexpr(2.0**-60)
 _ZERO: tl.constexpr = tl.constexpr(2.0**-95)  # of the terms of a difference of pairs of float64
 
 
@@ -133,18 +134,11 @@ def _recompute(
 @triton.jit
 def _again(tensor):
     """The same numbers, which the compiler takes for others: so it unpacks them again, and keeps no float64 of them."""
-    if INTERPRETED or tensor.dtype == tl.float32:
+    PACK: tl.constexpr = 1 if tensor.dtype == tl.float32 else 2
+    if INTERPRETED:
         return tensor
     else:
-        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tensor], tensor.dtype, True, 2)
-
-
-@triton.jit
-def _anew(tensor):
-    if INTERPRETED or tensor.dtype == tl.float32:
-        return tensor
-    else:
-        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tensor], tensor.dtype, False, 2)
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tensor], tensor.dtype, True, PACK)
 
 
 @triton.jit
@@ -182,18 +176,25 @@ def _lowered(number):
 
 
 @triton.jit
-def _gradient(
-    h, dy, dh, gain, mask, parts, inverse_rms, rows, n, k, groups, row, columns, h_row, own_row, index, count,
-    mask_step, mask_stride, CHUNKS, eps, share, POSITION: tl.constexpr, FORMAT: tl.constexpr, ALL: tl.constexpr, SAFE: tl.constexpr,
-):  # fmt: skip
-    """dx of a tile before it is rounded, dy, and what is added to the sums for the gain.
+def _lowered(number):
+    """2^-896 times a finite number of at most 32 bits, in float64: its bits in other places."""
+    bits = single(number).to(tl.int32, bitcast=True)
+    upper = ((bits >> 3) & -0x70000001).to(tl.int64) << 32
+    if number.dtype == tl.float32:
+        upper = upper | ((bits & 7).to(tl.int64) << 29)
+    return upper.to(tl.float64, bitcast=True)
 
-    And where dx is inexact: negative numbers, and rows. Unless SAFE, those have wrong sums, too; h and the gain then are
-    2^-896 times as large, and what they are multiplied by 2^896 times.
-    """
-    LIFT: tl.constexpr = 1.0 if SAFE else 2.0**896
+
+@triton.jit
+def _read(
+    h, dy, mask, parts, inverse_rms, rows, n, k, groups, tile, group, count, columns, h_step, mask_step, mask_stride,
+    CHUNKS, share, ROWS: tl.constexpr, ALL: tl.constexpr,
+):  # fmt: skip
+    """h and dy of a tile, 0 where they take no part; what counts; 1 / rho, of rows that have one; and sizes."""
+    row = tile * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)
+    index = row * count + group
     inside = (row < rows) & (columns < n)
-    r = tl.load(inverse_rms + index, mask=row < rows, other=0.0)
+    r = tl.load(inverse_rms + index, mask=row < rows, other=1.0)
     alive, live, counts = row < rows, inside, is_in_statistic(columns, k, inside)
     size = tl.zeros(r.shape, tl.float64) + (n if k is None else k)
     part = tl.zeros(r.shape, tl.float64) + share
@@ -208,43 +209,75 @@ def _gradient(
         live &= alive
         size, r = tl.where(alive, size, 1.0), tl.where(alive, r, 1.0)
         part = 1 / size
-    v = tl.load(h + h_row + columns, mask=live, other=0.0)
-    cotangent = tl.load(dy + own_row + columns, mask=live, other=0.0)
-    if parts is None:
+    v = tl.load(h + row * h_step + group * n + columns, mask=live, other=0.0)
+    cotangent = tl.load(dy + index * n + columns, mask=live, other=0.0)
+    return v, cotangent, r, alive, live, counts, size, part, index
+
+
+@triton.jit
+def _product(v, cotangent, gain, SAFE: tl.constexpr):
+    """u h; of 16 bits and unless SAFE, h dy is a float32, which has it or is not finite, or is too small to count."""
+    if SAFE or v.dtype == tl.float32 or cotangent.dtype == tl.float32:
         product = single(v).to(tl.float64) * single(cotangent).to(tl.float64)
-        if gain is not None:
-            product *= gain
-        inner = tl.sum(product, 1)[:, None]
-        v, cotangent = _again(v), _again(cotangent)
-        if gain is not None:
-            inner *= LIFT
     else:
-        inner = sum_of_parts(parts, index, CHUNKS, ALL)
-    inner = inner * r
+        product = (single(v) * single(cotangent)).to(tl.float64)
+    if gain is not None:
+        product *= gain
+    return product
+
+
+@triton.jit
+def _step(inner, r, alive, size, part, eps, POSITION: tl.constexpr):
+    """B of dx = u / rho - h B, and in which rows dx must be computed in another way."""
     special = ((r >= 1 / MOST_RHO) & (r <= 1 / LEAST_RHO)) == 0
-    slope = tl.full(r.shape, 1.0, tl.float64)
+    step = inner * (r * r * r * part)
     if POSITION == "outside":
-        slope = 1 / (1 - eps * r)
+        step *= 1 / (1 - eps * r)
         special = special | (eps * r > 0.5)
     elif POSITION == "clamp":
-        slope = tl.where(r * (eps / tl.sqrt(size)) < 1 - 2.0**-50, 1.0, 0.0)  # 1 / rho is rounded
-    step = inner * r * r * part * slope
-    special = special | ((step != 0) & (((tl.abs(step) >= LEAST) & (tl.abs(step) <= MOST)) == 0))
+        step *= tl.where(r * (eps / tl.sqrt(size)) < 1 - 2.0**-50, 1.0, 0.0)  # 1 / rho is rounded
+    special = special | ((step != 0) & (((tl.abs(step) >= LEAST_STEP) & (tl.abs(step) <= MOST)) == 0))
+    return step, special & alive
+
+
+@triton.jit
+def _gradient(
+    v, cotangent, gain, step, r, counts, dh, offsets, inside, HAS_COUNTS: tl.constexpr, FORMAT: tl.constexpr,
+    SAFE: tl.constexpr,
+):  # fmt: skip
+    """dx, what is added to the sums for the gain, and numbers that are negative where dx is inexact.
+
+    Unless SAFE, h and the gain are 2^-896 times as large, and what they are multiplied by 2^896 times.
+    """
+    LIFT: tl.constexpr = 1.0 if SAFE else 2.0**896
     wide = single(v).to(tl.float64) if SAFE else _lowered(v)
-    pulled = single(cotangent).to(tl.float64) * (r * LIFT)
+    pulled = single(cotangent).to(tl.float64)
     near = wide * (step * -LIFT)
-    if mask is not None or k is not None:  # else h is 0 outside
+    if HAS_COUNTS:  # else h is 0 where it does not count
         near = tl.where(counts, near, 0.0)
+    share = pulled * (r * LIFT)
     if gain is not None:
-        gradient = tl.fma(pulled, gain, near + 0.0)
+        gradient = tl.fma(share, gain, near + 0.0)
     else:
-        gradient = tl.fma(single(cotangent).to(tl.float64), r, near + 0.0)
+        gradient = tl.fma(pulled, r, near + 0.0)
     dx = _to_single(gradient, FORMAT)
     margin = tl.abs(dx) - tl.abs(single(v) * (step * CANCELS).to(tl.float32))
     if dh is not None:
-        gradient += single(tl.load(dh + own_row + columns, mask=inside, other=0.0)).to(tl.float64)
+        gradient += single(tl.load(dh + offsets, mask=inside, other=0.0)).to(tl.float64)
         dx = _to_single(gradient, FORMAT)
-    return to_format(dx, FORMAT), cotangent, wide, pulled, r, margin, special & alive, alive, live, size
+    return to_format(dx, FORMAT), wide, share, margin
+
+
+@triton.jit
+def _least(margin, special, least, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """The least of eight margins of a thread and what it had before, or -1 in special rows."""
+    least = tl.minimum(least, tl.min(tl.reshape(margin, (ROWS, BLOCK // 8, 8)), 2, keep_dims=True))
+    return tl.where(special[:, :, None], -1.0, least)
+
+
+@triton.jit
+def _add_both(a, b, c, d):
+    return a + c, b + d
 
 
 @triton.jit
@@ -252,12 +285,13 @@ def backward(
     h, dy, dh, scale, mask, parts, inverse_rms, dx, dscale, dbias, rows, n, k, groups, h_step, mask_step, mask_stride,
     PROGRAMS, CHUNKS, eps: tl.float64, share: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr,
     FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr, STAGES: tl.constexpr,
-    HOIST: tl.constexpr = True,
+    PAIRED: tl.constexpr,
 ):  # fmt: skip
     """Tiles i, i + PROGRAMS ... of a group of dx, and the sums over these rows in float64, for dscale and dbias.
 
     Those are PROGRAMS by n times the number of groups. ``parts``: what sum_parts has written, if rows are split; a
-    tile then is a chunk of one row.
+    tile then is a chunk of one row. The loop over tiles has no branch, so that the compiler reads ahead. PAIRED: it
+    takes two tiles at once. If some element was not exact, the program goes through all its tiles once more.
     """
     program, group, count = group_of_program(groups)
     chunk = tl.program_id(1)
@@ -266,6 +300,7 @@ def backward(
     columns = chunk * BLOCK + tl.arange(0, BLOCK)[None, :]
     gain = None
     least = tl.zeros((ROWS, BLOCK // 8, 1), tl.float32)
+    LIFT: tl.constexpr = 1.0 if scale is None else 2.0**896
     if scale is not None:
         own = tl.load(scale + columns, mask=columns < n, other=0.0)
         gain = _lowered(own)
@@ -273,18 +308,38 @@ def backward(
             gain += OFFSET * 2.0**-896
         is_finite = tl.abs(single(own)) < float("inf")
         least = tl.where(tl.min(is_finite.to(tl.int32)) == 0, -1.0, least)
+    HAS_COUNTS: tl.constexpr = mask is not None or k is not None
     dscale_sum = tl.zeros((ROWS, BLOCK), tl.float64)
     dbias_sum = tl.zeros((ROWS, BLOCK), tl.float64)
-    for tile in tl.range(program, tl.cdiv(rows, ROWS), PROGRAMS, num_stages=STAGES):
-        row = tile * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)
-        index = row * count + group
-        h_row, own_row = row * h_step + group * n, index * n
-        if HOIST == False:
-            gain = _lowered(_anew(own))
-        result, cotangent, wide, pulled, r, margin, special, alive, live, size = _gradient(
-            h, dy, dh, gain, mask, parts, inverse_rms, rows, n, k, groups, row, columns, h_row, own_row, index, count,
-            mask_step, mask_stride, CHUNKS, eps, share, POSITION, FORMAT, ALL, False,
+    tiles = tl.cdiv(rows, ROWS)
+    for tile in tl.range(program, tiles, PROGRAMS * (2 if PAIRED else 1), num_stages=STAGES):
+        v, cotangent, r, alive, live, counts, size, part, index = _read(
+            h, dy, mask, parts, inverse_rms, rows, n, k, groups, tile, group, count, columns, h_step, mask_step,
+            mask_stride, CHUNKS, share, ROWS, ALL,
         )  # fmt: skip
+        if PAIRED:
+            v2, cotangent2, r2, alive2, live2, counts2, size2, part2, index2 = _read(
+                h, dy, mask, parts, inverse_rms, rows, n, k, groups, tile + PROGRAMS, group, count, columns, h_step,
+                mask_step, mask_stride, CHUNKS, share, ROWS, ALL,
+            )  # fmt: skip
+        if parts is not None:
+            inner = sum_of_parts(parts, index, CHUNKS, ALL)
+        elif PAIRED:
+            inner, inner2 = tl.reduce(
+                (_product(v, cotangent, gain, False), _product(v2, cotangent2, gain, False)), 1, _add_both
+            )
+            inner, inner2 = inner[:, None] * LIFT, inner2[:, None] * LIFT
+            v2, cotangent2 = _again(v2), _again(cotangent2)
+        else:
+            inner = tl.sum(_product(v, cotangent, gain, False), 1)[:, None] * LIFT
+        v, cotangent = _again(v), _again(cotangent)
+        step, special = _step(inner, r, alive, size, part, eps, POSITION)
+        inside = alive & (columns < n)
+        if mask is not None:
+            inside = (index < rows.to(tl.int64) * count) & (columns < n)
+        result, wide, pulled, margin = _gradient(
+            v, cotangent, gain, step, r, counts, dh, index * n + columns, inside, HAS_COUNTS, FORMAT, False
+        )
         if dscale is not None:
             total = tl.fma(wide, pulled, dscale_sum)
             if mask is not None:
@@ -292,32 +347,54 @@ def backward(
             dscale_sum = total
         if dbias is not None:
             dbias_sum += single(cotangent).to(tl.float64)
-        tl.store(dx + own_row + columns, result, mask=(row < rows) & (columns < n))
-        least = tl.minimum(least, tl.min(tl.reshape(margin, (ROWS, BLOCK // 8, 8)), 2, keep_dims=True))
-        least = tl.where(special[:, :, None], -1.0, least)
+        tl.store(dx + index * n + columns, result, mask=inside)
+        least = _least(margin, special, least, ROWS, BLOCK)
+        if PAIRED:
+            step, special = _step(inner2, r2, alive2, size2, part2, eps, POSITION)
+            inside = alive2 & (columns < n)
+            if mask is not None:
+                inside = (index2 < rows.to(tl.int64) * count) & (columns < n)
+            result, wide, pulled, margin = _gradient(
+                v2, cotangent2, gain, step, r2, counts2, dh, index2 * n + columns, inside, HAS_COUNTS, FORMAT, False
+            )
+            if dscale is not None:
+                total = tl.fma(wide, pulled, dscale_sum)
+                if mask is not None:
+                    total = tl.where(live2, total, dscale_sum)
+                dscale_sum = total
+            if dbias is not None:
+                dbias_sum += single(cotangent2).to(tl.float64)
+            tl.store(dx + index2 * n + columns, result, mask=inside)
+            least = _least(margin, special, least, ROWS, BLOCK)
     if tl.min(least) < 0:
         if scale is not None:
             gain = wide_gains(scale, columns, columns < n, OFFSET)
         dscale_sum = tl.zeros((ROWS, BLOCK), tl.float64)
-        for tile in range(program, tl.cdiv(rows, ROWS), PROGRAMS):
-            row = tile * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)
-            index = row * count + group
-            h_row, own_row = row * h_step + group * n, index * n
-            result, cotangent, wide, pulled, r, margin, special, alive, live, size = _gradient(
-                h, dy, dh, gain, mask, parts, inverse_rms, rows, n, k, groups, row, columns, h_row, own_row, index,
-                count, mask_step, mask_stride, CHUNKS, eps, share, POSITION, FORMAT, ALL, True,
+        for tile in range(program, tiles, PROGRAMS):
+            v, cotangent, r, alive, live, counts, size, part, index = _read(
+                h, dy, mask, parts, inverse_rms, rows, n, k, groups, tile, group, count, columns, h_step, mask_step,
+                mask_stride, CHUNKS, share, ROWS, ALL,
             )  # fmt: skip
+            if parts is None:
+                inner = tl.sum(_product(v, cotangent, gain, True), 1)[:, None]
+            else:
+                inner = sum_of_parts(parts, index, CHUNKS, ALL)
+            step, special = _step(inner, r, alive, size, part, eps, POSITION)
+            result, wide, pulled, margin = _gradient(
+                v, cotangent, gain, step, r, counts, None, index * n + columns, live, HAS_COUNTS, FORMAT, True
+            )
             if dscale is not None:
                 total = tl.fma(wide * single(cotangent).to(tl.float64), r, dscale_sum)
                 if mask is not None:
-                    total = tl.where(live, total, dscale_sum)  # r may be infinite
+                    total = tl.where(live, total, dscale_sum)
                 dscale_sum = total
             if (tl.min(margin) < 0) | (tl.max(special.to(tl.int32)) > 0):
                 tl.debug_barrier()
+                row = tile * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)
                 _recompute(
-                    h, dy, dh, scale, mask, dx, h_row, own_row, index * mask_step, mask_stride, row < rows, alive,
-                    chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), n, k, r, size, eps, POSITION, OFFSET, FORMAT,
-                    ROWS,
+                    h, dy, dh, scale, mask, dx, row * h_step + group * n, index * n, index * mask_step, mask_stride,
+                    row < rows, alive, chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), n, k, r, size, eps, POSITION,
+                    OFFSET, FORMAT, ROWS,
                 )  # fmt: skip
     sums = (program.to(tl.int64) * count + group) * n + chunk * BLOCK + tl.arange(0, BLOCK)
     is_column = chunk * BLOCK + tl.arange(0, BLOCK) < n
