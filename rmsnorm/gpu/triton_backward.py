@@ -39,6 +39,48 @@ LEAST_STEP: tl.constexpr = tl.constexpr(2.0**-60)
 _ZERO: tl.constexpr = tl.constexpr(2.0**-95)  # of the terms of a difference of pairs of float64
 
 
+def _steps(name: str, has_sum: bool) -> str:
+    """The steps of ``_gradient`` for an element of 32 bits or two of 16, one after the other: for few registers.
+
+    Operands: dx, sums, margins; h, dy, the gain, sums, 1 / rho, B, a part of B, and what is added to dx.
+    """
+    each = 1 if name == "float32" else 2
+    operands = [f"${i}" for i in range(2 + 8 * each + 2)] if each == 2 else [f"${i}" for i in range(11)]
+    take = iter(operands)
+    dx, out, margin, h, dy = next(take), [next(take) for _ in range(each)], [next(take) for _ in range(each)], next(take), next(take)
+    gain, sums, inverse, step, part = ([next(take) for _ in range(each)] for _ in range(5))
+    sources = {"x": h, "y": dy} | ({"o": next(take)} if has_sum else {})
+    text = "{ .reg .b32 x0, x1, y0, y1, o0, o1, s0, s1, e, f, lo, hi, a; .reg .b16 p, q; .reg .pred odd; "
+    text += ".reg .b64 w, u, t; "
+    for own, source in sources.items():
+        text += {
+            "float32": f"mov.b32 {own}0, {source}; ",
+            "bfloat16": f"shl.b32 {own}0, {source}, 16; and.b32 {own}1, {source}, 0xffff0000; ",
+            "float16": f"mov.b32 {{p, q}}, {source}; cvt.f32.f16 {own}0, p; cvt.f32.f16 {own}1, q; ",
+        }[name]
+    for i in range(each):
+        to_odd = f"cvt.rz.f32.f64 s{i}, t; mov.b64 {{lo, hi}}, t; and.b32 lo, lo, 0x1fffffff; "
+        to_odd += f"setp.ne.u32 odd, lo, 0; @odd or.b32 s{i}, s{i}, 1; "
+        to_single = f"cvt.rn.f32.f64 s{i}, t; " if name == "float32" else to_odd
+        text += f"shr.s32 e, x{i}, 3; and.b32 e, e, 0x8fffffff; "
+        text += f"shl.b32 f, x{i}, 29; " if name == "float32" else "mov.b32 f, 0; "
+        text += (
+            f"mov.b64 w, {{f, e}}; cvt.f64.f32 u, y{i}; mul.rn.f64 u, u, {inverse[i]}; "
+            f"fma.rn.f64 t, w, {step[i]}, 0d0000000000000000; fma.rn.f64 {out[i]}, w, u, {sums[i]}; "
+            f"fma.rn.f64 t, u, {gain[i]}, t; {to_single}"
+            f"abs.f32 a, s{i}; mul.rn.f32 e, x{i}, {part[i]}; abs.f32 e, e; sub.rn.f32 {margin[i]}, a, e; "
+        )
+        if has_sum:
+            text += f"cvt.f64.f32 u, o{i}; add.rn.f64 t, t, u; {to_single}"
+    packs = {"float32": "mov.b32 {0}, s0; ", "bfloat16": "cvt.rn.bf16x2.f32 {0}, s1, s0; ", "float16": "cvt.rn.f16x2.f32 {0}, s1, s0; "}
+    return text + packs[name].format(dx) + "}"
+
+
+STEPS_32, SUM_32 = (tl.constexpr(_steps("float32", has_sum)) for has_sum in (False, True))
+STEPS_B, SUM_B = (tl.constexpr(_steps("bfloat16", has_sum)) for has_sum in (False, True))
+STEPS_F, SUM_F = (tl.constexpr(_steps("float16", has_sum)) for has_sum in (False, True))
+
+
 @triton.jit
 def sum_parts(
     dy, h, scale, mask, parts, n, k, groups, h_step, mask_step, mask_stride, CHUNKS,
@@ -223,12 +265,9 @@ def _read(
 def _product(v, cotangent, gain, SAFE: tl.constexpr):
     """u h; of 16 bits and unless SAFE, h dy is a float32, which has it or is not finite, or is too small to count."""
     if SAFE or v.dtype == tl.float32 or cotangent.dtype == tl.float32:
-        product = single(v).to(tl.float64) * single(cotangent).to(tl.float64)
+        return single(v).to(tl.float64) * single(cotangent).to(tl.float64) * gain
     else:
-        product = (single(v) * single(cotangent)).to(tl.float64)
-    if gain is not None:
-        product *= gain
-    return product
+        return (single(v) * single(cotangent)).to(tl.float64) * gain
 
 
 @triton.jit
@@ -247,42 +286,74 @@ def _step(inner, r, alive, size, part, eps, POSITION: tl.constexpr):
 
 @triton.jit
 def _gradient(
-    v, cotangent, gain, step, r, counts, dh, offsets, inside, HAS_COUNTS: tl.constexpr, FORMAT: tl.constexpr,
+    v, cotangent, gain, step, r, other, dscale_sum, counts, HAS_COUNTS: tl.constexpr, FORMAT: tl.constexpr,
     SAFE: tl.constexpr,
 ):  # fmt: skip
-    """dx, what is added to the sums for the gain, and numbers that are negative where dx is inexact.
+    """dx + other, the sums for the gain, and numbers that are negative where dx is inexact.
 
     Unless SAFE, h and the gain are 2^-896 times as large, and what they are multiplied by 2^896 times.
     """
     LIFT: tl.constexpr = 1.0 if SAFE else 2.0**896
-    wide = single(v).to(tl.float64) if SAFE else _lowered(v)
-    pulled = single(cotangent).to(tl.float64)
-    near = wide * (step * -LIFT)
-    if HAS_COUNTS:  # else h is 0 where it does not count
-        near = tl.where(counts, near, 0.0)
-    share = pulled * (r * LIFT)
-    if gain is not None:
-        gradient = tl.fma(share, gain, near + 0.0)
-    else:
-        gradient = tl.fma(pulled, r, near + 0.0)
-    dx = _to_single(gradient, FORMAT)
-    margin = tl.abs(dx) - tl.abs(single(v) * (step * CANCELS).to(tl.float32))
-    if dh is not None:
-        gradient += single(tl.load(dh + offsets, mask=inside, other=0.0)).to(tl.float64)
+    if INTERPRETED or SAFE or HAS_COUNTS or cotangent.dtype != v.dtype:
+        wide = single(v).to(tl.float64) if SAFE else _lowered(v)
+        near = wide * (step * -LIFT)
+        if HAS_COUNTS:  # else h is 0 where it does not count
+            near = tl.where(counts, near, 0.0)
+        pulled = single(cotangent).to(tl.float64) * (r * LIFT)
+        gradient = tl.fma(pulled, gain, near + 0.0)
+        if SAFE:  # r may be 0 or infinite, and then the order counts
+            dscale_sum = tl.fma(wide * single(cotangent).to(tl.float64), r, dscale_sum)
+        else:
+            dscale_sum = tl.fma(wide, pulled, dscale_sum)
         dx = _to_single(gradient, FORMAT)
-    return to_format(dx, FORMAT), wide, share, margin
+        margin = tl.abs(dx) - tl.abs(single(v) * (step * CANCELS).to(tl.float32))
+        if other is not None:
+            dx = _to_single(gradient + single(other).to(tl.float64), FORMAT)
+        return to_format(dx, FORMAT), dscale_sum, margin
+    else:
+        PACK: tl.constexpr = 1 if FORMAT == "float32" else 2
+        lifted, lifted_step, part = r * LIFT, step * -LIFT, (step * CANCELS).to(tl.float32)
+        if other is None:
+            TEXT: tl.constexpr = STEPS_32 if FORMAT == "float32" else STEPS_B if FORMAT == "bfloat16" else STEPS_F
+            SLOTS: tl.constexpr = "=r,=d,=r,r,r,d,d,d,d,r" if PACK == 1 else "=r,=d,=d,=r,=r,r,r,d,d,d,d,d,d,d,d,r,r"
+            return tl.inline_asm_elementwise(
+                TEXT, SLOTS, [v, cotangent, gain, dscale_sum, lifted, lifted_step, part],
+                (v.dtype, tl.float64, tl.float32), True, PACK,
+            )  # fmt: skip
+        else:
+            TEXT: tl.constexpr = SUM_32 if FORMAT == "float32" else SUM_B if FORMAT == "bfloat16" else SUM_F
+            SLOTS: tl.constexpr = "=r,=d,=r,r,r,d,d,d,d,r,r" if PACK == 1 else "=r,=d,=d,=r,=r,r,r,d,d,d,d,d,d,d,d,r,r,r"
+            return tl.inline_asm_elementwise(
+                TEXT, SLOTS, [v, cotangent, gain, dscale_sum, lifted, lifted_step, part, other],
+                (v.dtype, tl.float64, tl.float32), True, PACK,
+            )  # fmt: skip
 
 
 @triton.jit
-def _least(margin, special, least, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """The least of eight margins of a thread and what it had before, or -1 in special rows."""
-    least = tl.minimum(least, tl.min(tl.reshape(margin, (ROWS, BLOCK // 8, 8)), 2, keep_dims=True))
-    return tl.where(special[:, :, None], -1.0, least)
-
-
-@triton.jit
-def _add_both(a, b, c, d):
-    return a + c, b + d
+def _finish(
+    v, cotangent, gain, inner, r, alive, live, counts, size, part, index, dh, dx, dscale_sum, dbias_sum, first, last,
+    has_special, tile, rows, count, n, columns, eps, mask, POSITION: tl.constexpr, HAS_COUNTS: tl.constexpr, HAS_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Writes a tile of dx. Returns the sums, the first and last tile that is inexact, and whether a row is special."""
+    step, special = _step(inner, r, alive, size, part, eps, POSITION)
+    offsets, inside, other = index * n + columns, (index < tl.cast(rows, tl.int64) * count) & (columns < n), None
+    if dh is not None:
+        other = tl.load(dh + offsets, mask=inside, other=0.0)
+    result, total, margin = _gradient(
+        _again(v), _again(cotangent), gain, step, r, other, dscale_sum, counts, HAS_COUNTS, FORMAT, False
+    )
+    if HAS_SCALE:
+        dscale_sum = total
+        if mask is not None:
+            dscale_sum = tl.where(live, total, dscale_sum)  # r may be infinite
+    if HAS_BIAS:
+        dbias_sum += single(cotangent).to(tl.float64)
+    tl.store(dx + offsets, result, mask=inside)
+    TOGETHER: tl.constexpr = 4 if FORMAT == "float32" else 8  # of what a thread has at once
+    is_inexact = tl.min(tl.reshape(margin, (ROWS, BLOCK // TOGETHER, TOGETHER)), 2, keep_dims=True) < 0
+    first, last = tl.where(is_inexact, tl.minimum(first, tile), first), tl.where(is_inexact, tile, last)
+    return dscale_sum, dbias_sum, first, last, has_special | special.to(tl.int32)
 
 
 @triton.jit
@@ -290,92 +361,54 @@ def backward(
     h, dy, dh, scale, mask, parts, inverse_rms, dx, dscale, dbias, rows, n, k, groups, h_step, mask_step, mask_stride,
     PROGRAMS, CHUNKS, eps: tl.float64, share: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr,
     FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr, STAGES: tl.constexpr,
-    PAIRED: tl.constexpr,
 ):  # fmt: skip
     """Tiles i, i + PROGRAMS ... of a group of dx, and the sums over these rows in float64, for dscale and dbias.
 
     Those are PROGRAMS by n times the number of groups. ``parts``: what sum_parts has written, if rows are split; a
-    tile then is a chunk of one row. The loop over tiles has no branch, so that the compiler reads ahead. PAIRED: it
-    takes two tiles at once. If some element was not exact, the program goes through all its tiles once more.
+    tile then is a chunk of one row. The loop over tiles has no branch, so that the compiler reads ahead. Tiles in
+    which some element was not exact are computed again behind it, and the sums, if a row was special.
     """
     program, group, count = group_of_program(groups)
     chunk = tl.program_id(1)
     if scale is not None:
         scale += group * n
     columns = chunk * BLOCK + tl.arange(0, BLOCK)[None, :]
-    gain = None
-    least = tl.zeros((ROWS, BLOCK // 8, 1), tl.float32)
-    LIFT: tl.constexpr = 1.0 if scale is None else 2.0**896
+    first = tl.full((ROWS, BLOCK // (4 if FORMAT == "float32" else 8), 1), 2**31 - 1, tl.int32)
+    last, has_special = tl.zeros(first.shape, tl.int32) - 1, tl.zeros((ROWS, 1), tl.int32)
+    gain = tl.full(columns.shape, 2.0**-896, tl.float64)
     if scale is not None:
         own = tl.load(scale + columns, mask=columns < n, other=0.0)
-        gain = _lowered(own)
-        if OFFSET != 0:
-            gain += OFFSET * 2.0**-896
-        is_finite = tl.abs(single(own)) < float("inf")
-        least = tl.where(tl.min(is_finite.to(tl.int32)) == 0, -1.0, least)
+        gain = _lowered(own) + OFFSET * 2.0**-896
+        is_finite = tl.abs(single(own)) < float("inf")  # which ``_lowered`` asks
+        has_special += 1 - tl.min(is_finite.to(tl.int32))
     HAS_COUNTS: tl.constexpr = mask is not None or k is not None
     dscale_sum = tl.zeros((ROWS, BLOCK), tl.float64)
     dbias_sum = tl.zeros((ROWS, BLOCK), tl.float64)
     tiles = tl.cdiv(rows, ROWS)
-    for tile in tl.range(program, tiles, PROGRAMS * (2 if PAIRED else 1), num_stages=STAGES):
+    for tile in tl.range(program, tiles, PROGRAMS, num_stages=STAGES):
         v, cotangent, r, alive, live, counts, size, part, index = _read(
             h, dy, mask, parts, inverse_rms, rows, n, k, groups, tile, group, count, columns, h_step, mask_step,
             mask_stride, CHUNKS, share, ROWS, ALL,
         )  # fmt: skip
-        if PAIRED:
-            v2, cotangent2, r2, alive2, live2, counts2, size2, part2, index2 = _read(
-                h, dy, mask, parts, inverse_rms, rows, n, k, groups, tile + PROGRAMS, group, count, columns, h_step,
-                mask_step, mask_stride, CHUNKS, share, ROWS, ALL,
-            )  # fmt: skip
-        if parts is not None:
-            inner = sum_of_parts(parts, index, CHUNKS, ALL)
-        elif PAIRED:
-            inner, inner2 = tl.reduce(
-                (_product(v, cotangent, gain, False), _product(v2, cotangent2, gain, False)), 1, _add_both
-            )
-            inner, inner2 = inner[:, None] * LIFT, inner2[:, None] * LIFT
-            v2, cotangent2 = _again(v2), _again(cotangent2)
+        if parts is None:
+            inner = tl.sum(_product(v, cotangent, gain, False), 1)[:, None] * 2.0**896
         else:
-            inner = tl.sum(_product(v, cotangent, gain, False), 1)[:, None] * LIFT
-        v, cotangent = _again(v), _again(cotangent)
-        step, special = _step(inner, r, alive, size, part, eps, POSITION)
-        inside = alive & (columns < n)
-        if mask is not None:
-            inside = (index < rows.to(tl.int64) * count) & (columns < n)
-        result, wide, pulled, margin = _gradient(
-            v, cotangent, gain, step, r, counts, dh, index * n + columns, inside, HAS_COUNTS, FORMAT, False
-        )
-        if dscale is not None:
-            total = tl.fma(wide, pulled, dscale_sum)
-            if mask is not None:
-                total = tl.where(live, total, dscale_sum)  # r may be infinite
-            dscale_sum = total
-        if dbias is not None:
-            dbias_sum += single(cotangent).to(tl.float64)
-        tl.store(dx + index * n + columns, result, mask=inside)
-        least = _least(margin, special, least, ROWS, BLOCK)
-        if PAIRED:
-            step, special = _step(inner2, r2, alive2, size2, part2, eps, POSITION)
-            inside = alive2 & (columns < n)
-            if mask is not None:
-                inside = (index2 < rows.to(tl.int64) * count) & (columns < n)
-            result, wide, pulled, margin = _gradient(
-                v2, cotangent2, gain, step, r2, counts2, dh, index2 * n + columns, inside, HAS_COUNTS, FORMAT, False
-            )
-            if dscale is not None:
-                total = tl.fma(wide, pulled, dscale_sum)
-                if mask is not None:
-                    total = tl.where(live2, total, dscale_sum)
-                dscale_sum = total
-            if dbias is not None:
-                dbias_sum += single(cotangent2).to(tl.float64)
-            tl.store(dx + index2 * n + columns, result, mask=inside)
-            least = _least(margin, special, least, ROWS, BLOCK)
-    if tl.min(least) < 0:
+            inner = sum_of_parts(parts, index, CHUNKS, ALL)
+        dscale_sum, dbias_sum, first, last, has_special = _finish(
+            v, cotangent, gain, inner, r, alive, live, counts, size, part, index, dh, dx, dscale_sum, dbias_sum, first,
+            last, has_special, tile, rows, count, n, columns, eps, mask, POSITION, HAS_COUNTS, dscale is not None, dbias is not None, FORMAT,
+            ROWS, BLOCK,
+        )  # fmt: skip
+    begin, end, again = tl.min(first), tl.max(last) + 1, tl.max(has_special) > 0
+    if again:
+        begin, end = program, tiles
+    if begin < end:
+        gain = tl.full(columns.shape, 1.0, tl.float64)
         if scale is not None:
             gain = wide_gains(scale, columns, columns < n, OFFSET)
-        dscale_sum = tl.zeros((ROWS, BLOCK), tl.float64)
-        for tile in range(program, tiles, PROGRAMS):
+        if again:
+            dscale_sum = tl.zeros((ROWS, BLOCK), tl.float64)
+        for tile in range(begin, end, PROGRAMS):
             v, cotangent, r, alive, live, counts, size, part, index = _read(
                 h, dy, mask, parts, inverse_rms, rows, n, k, groups, tile, group, count, columns, h_step, mask_step,
                 mask_stride, CHUNKS, share, ROWS, ALL,
@@ -385,14 +418,10 @@ def backward(
             else:
                 inner = sum_of_parts(parts, index, CHUNKS, ALL)
             step, special = _step(inner, r, alive, size, part, eps, POSITION)
-            result, wide, pulled, margin = _gradient(
-                v, cotangent, gain, step, r, counts, None, index * n + columns, live, HAS_COUNTS, FORMAT, True
+            _, total, margin = _gradient(
+                v, cotangent, gain, step, r, None, dscale_sum, counts, HAS_COUNTS, FORMAT, True
             )
-            if dscale is not None:
-                total = tl.fma(wide * single(cotangent).to(tl.float64), r, dscale_sum)
-                if mask is not None:
-                    total = tl.where(live, total, dscale_sum)
-                dscale_sum = total
+            dscale_sum = tl.where(live & again, total, dscale_sum)
             if (tl.min(margin) < 0) | (tl.max(special.to(tl.int32)) > 0):
                 tl.debug_barrier()
                 row = tile * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)

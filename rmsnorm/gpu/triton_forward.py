@@ -375,7 +375,8 @@ def forward(
         is_known = (inverse >= LEAST_WIDE) & (inverse <= MOST_WIDE)
         is_short = is_short | (is_known == 0)
         if inverse_rms is not None and chunk == 0:
-            tl.store(inverse_rms + index, tl.where(is_known | (alive == 0), inverse, 1 / rho), mask=row < rows)
+            inverse_all = tl.where(alive, tl.where(is_known, inverse, 1 / rho), 0.0)
+            tl.store(inverse_rms + index, inverse_all, mask=row < rows)
         for start in range(chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), STEP // ROWS):
             j = start + tl.arange(0, STEP // ROWS)[None, :]
             within = (row < rows) & (j < n)

@@ -144,7 +144,7 @@ def backward(
             plan, kernels.backward, (tile.programs * plan.groups, tile.chunks, 1), tile.warps,
             (matrix, dy, gapless(dh), gain, masks, parts, inverse_rms, dx, *sums),
             (plan.rows, *sizes, tile.programs, tile.chunks), **plan.settings,
-            ROWS=tile.rows, BLOCK=tile.block, ALL=power_of_two(tile.chunks), STAGES=3, PAIRED=False,
+            ROWS=tile.rows, BLOCK=tile.block, ALL=power_of_two(tile.chunks), STAGES=3,
         )  # fmt: skip
         results: list[Tensor | None] = []
         for total, dtype in zip(sums, (None if scale is None else scale.dtype, bias), strict=True):
