@@ -122,8 +122,9 @@ def forward(
     inverse = 1 / rho
     if mask is not None:
         inverse = tl.where(alive, inverse, 0.0)
-    if chunk == 0:
-        tl.store(inverse_rms + index, inverse, mask=row < rows)
+    if inverse_rms is not None:  # noqa: SIM102  (the compiler would read the pointer)
+        if chunk == 0:
+            tl.store(inverse_rms + index, inverse, mask=row < rows)
     high, low = split(inverse)
 
     outside = ((rho >= LEAST_RHO) & (rho <= MOST_RHO)) == 0

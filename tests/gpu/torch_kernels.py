@@ -329,7 +329,7 @@ def test_a_kernel_is_compiled_again_for_other_pointers():
     prepared, planned = engines.prepared_for(("llama", None, None, -1, None, None), (aligned, *[None] * 5))
     for _ in range(2):
         for x, keys in ((aligned, 1), (other, 2)):
-            y = gpu.forward(planned, x, None, scale, None, None)[0]
+            y = gpu.forward(planned, x, None, scale, None, None, False)[0]
             assert len(planned.started) >= keys
             assert same_bits(array(y), array(rms_norm(x.clone(), variant="llama"))).all()
     assert len(planned.started) == 2
