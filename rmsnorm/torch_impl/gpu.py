@@ -174,7 +174,7 @@ def _start(plan: Plan, way: str, name: str, sizes: Sizes, *tensors: Tensor | Non
     keeps it, by all that may change: which tensors there are, whether 16 divides their addresses, and the sizes.
     """
     addresses = [None if t is None else t.data_ptr() for t in tensors]
-    key = way, name, sizes, *[a and a & 15 == 0 for a in addresses]
+    key = way, name, sizes, *[a and a & 15 for a in addresses]
     start = plan.started.get(key)
     if start is None:
         plan.started[key] = _compiled(plan, way, name, sizes, tensors)

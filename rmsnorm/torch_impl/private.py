@@ -28,6 +28,8 @@ def _private(path: str, otherwise: Any) -> Any:
 
 # Whether a function transform of torch.func is active.
 is_in_transform: Final = _private("_C._are_functorch_transforms_active", lambda: True)
+# Whether torch.jit.trace runs: without a look for scripts, which takes as long.
+_is_traced: Final = _private("_C._is_tracing", torch.jit.is_tracing)
 # How many modes see the operations, as those of make_fx and of selective checkpoints.
 modes: Final = _private("_C._len_torch_dispatch_stack", lambda: 1)
 # Whether autograd made a tensor of zeros that are not stored.
@@ -86,7 +88,7 @@ def is_transformed() -> bool:
     For these the call is plain operations, because transforms of plain operations can be nested. Those of a
     ``torch.autograd.Function`` cannot.
     """
-    return torch.compiler.is_compiling() or is_in_transform() or torch.jit.is_tracing()
+    return torch.compiler.is_compiling() or is_in_transform() or _is_traced()
 
 
 def is_watched() -> bool:
