@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -21,7 +20,7 @@ from rmsnorm import gpu
 from rmsnorm.gpu.plan import Tiles, power_of_two, tiles
 from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl.memory import gapless, mask_rows, rows_of
-from rmsnorm.torch_impl.private import current_gpu, empty_on_gpu, empty_strided, starter
+from rmsnorm.torch_impl.private import allocator, current_device, starter
 from rmsnorm.torch_impl.rounding import dtype_name
 
 _OLDEST: Final = 8, 0  # the first compute capability that converts to bfloat16
@@ -100,7 +99,7 @@ def forward(
         h, x, residual = torch.empty(x.shape, dtype=dtype, device=x.device), x.to(dtype), residual.to(dtype)
         residual = residual.contiguous()
     matrix, masks, sizes = _rows(plan, x, mask)
-    with _on(x):
+    with current_device(x):
         run_forward(plan, sizes, matrix, residual, gapless(scale), gapless(bias), masks, y, h, inverse_rms)
     return y, h, inverse_rms
 
@@ -128,7 +127,7 @@ def backward(
         for dtype in (None if scale is None else scale.dtype, bias)
     )
     matrix, masks, sizes = _rows(plan, h, mask)
-    with _on(h):
+    with current_device(h):
         run_backward(
             plan, sizes, matrix, dy.contiguous(), gapless(dh), gapless(scale), masks, inverse_rms, dx, dscale, dbias
         )
@@ -152,19 +151,12 @@ def run_backward(
         if dscale is not None or dbias is not None:
             sums = allocator(h)((tile.programs, width), (width, 1), torch.float64)
         dscale_sums, dbias_sums = (sums, None) if dbias is None else (None, sums)
-    _start(
-        plan, "backward", "backward", sizes,
-        h, dy, dh, scale, mask, parts, inverse_rms, dx, dscale_sums, dbias_sums,
-    )  # fmt: skip
+    tensors = h, dy, dh, scale, mask, parts, inverse_rms, dx, dscale_sums, dbias_sums
+    _start(plan, "backward", "backward", sizes, *tensors)
     if sums is not None:
         total, second = (dbias, None) if dscale is None else (dscale, dbias)
         dtypes = total.dtype, None if second is None else second.dtype
         _start(plan, "backward", "add_up", dtypes, sums, total, second)
-
-
-def allocator(x: Tensor) -> Any:
-    """A function of sizes, strides and dtype that makes a tensor where x is, if that is the current GPU."""
-    return empty_strided if x.is_cpu else empty_on_gpu
 
 
 def _start(plan: Plan, way: str, name: str, sizes: Sizes, *tensors: Tensor | None) -> None:
@@ -192,25 +184,23 @@ def _compiled(plan: Plan, way: str, name: str, sizes: Sizes, tensors: tuple[Any,
     warps, width = tile.warps, plan.n * plan.groups
     if name == "sum_parts":
         grid, numbers = (plan.rows * plan.groups, tile.chunks, 1), (*sizes, tile.chunks)
-        settings = {"FORMAT" if way == "forward" else "OFFSET": None, "BLOCK": tile.block}
-        settings = {key: plan.settings.get(key, value) for key, value in settings.items()}
+        option = "FORMAT" if way == "forward" else "OFFSET"
+        settings = {option: plan.settings[option], "BLOCK": tile.block}
     elif name == "add_up":
-        grid, numbers = (-(-width // _ADD_UP["BLOCK"]), len(tensors) - 1 - tensors.count(None), 1), (tile.programs, width)
+        grid = -(-width // _ADD_UP["BLOCK"]), 1 if tensors[2] is None else 2, 1
         formats = [None if dtype is None else dtype_name(dtype) for dtype in sizes]
-        settings, warps = {"FORMAT": formats[0], "SECOND": formats[1], **_ADD_UP}, 4
+        numbers, settings, warps = (tile.programs, width), {"FORMAT": formats[0], "SECOND": formats[1], **_ADD_UP}, 4
     else:
         grid = tile.programs * plan.groups, tile.chunks, 1
         numbers = plan.rows, *sizes, *((tile.programs,) if way == "backward" else ()), tile.chunks
-        settings = {
-            **plan.settings, **(plan.roundings if way == "forward" else {}),
-            "ROWS": tile.rows, "BLOCK": tile.block, "ALL": power_of_two(tile.chunks),
-        }  # fmt: skip
+        settings = plan.settings | (plan.roundings if way == "forward" else {})
+        settings |= {"ROWS": tile.rows, "BLOCK": tile.block, "ALL": power_of_two(tile.chunks)}
     compiled = kernel[grid](*tensors, *numbers, **settings, num_warps=warps, **OPTIONS)
     rest = [*numbers, *(settings[name] for name in kernel.arg_names[len(tensors) + len(numbers) :])]
     start = starter(compiled, grid, rest)
-    if start is None:
-        return lambda tensors, _: kernel[grid](*tensors, *numbers, **settings, num_warps=warps, **OPTIONS)
-    return lambda _, addresses: start(*addresses)
+    if start is not None:
+        return lambda _, addresses: start(*addresses)
+    return lambda tensors, _: kernel[grid](*tensors, *numbers, **settings, num_warps=warps, **OPTIONS)
 
 
 def _parts(plan: Plan, tile: Tiles, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -229,8 +219,3 @@ def _rows(plan: Plan, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | 
 def sizes_of(plan: Plan, step: int, mask_step: int = 0, mask_stride: int = 0) -> Sizes:
     """What all kernels take of the rows of x, which are so many elements apart."""
     return plan.n, plan.k, None if plan.groups == 1 else plan.groups, step, mask_step, mask_stride
-
-
-def _on(x: Tensor) -> Any:
-    """The device of x as the current one, on which Triton starts kernels."""
-    return torch.cuda.device_of(x) if x.is_cuda and x.get_device() != current_gpu() else nullcontext()

@@ -30,7 +30,7 @@ from rmsnorm.torch_impl.memory import (
     moved_back,
     rows_of,
 )
-from rmsnorm.torch_impl.private import CPU, current_gpu, empty_strided, is_autocast_on
+from rmsnorm.torch_impl.private import CPU, allocator, current_gpu, empty_strided, is_autocast_on
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
 _DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in dtypes.FLOATS}
@@ -181,7 +181,7 @@ class RepeatedOnGPU(Repeated):
         if self.index >= 0 and self.index != current_gpu():
             with torch.cuda.device(self.index):
                 return self.forward(x, scale, bias, gate, with_inverse_rms)
-        empty = gpu.allocator(x)
+        empty = allocator(x)
         y, inverse_rms = empty(*self.y), empty(*self.inverse_rms) if with_inverse_rms else None
         gpu.run_forward(self.plan, self.sizes, x, None, scale, bias, None, y, None, inverse_rms)
         return y, inverse_rms
@@ -193,7 +193,7 @@ class RepeatedOnGPU(Repeated):
         if self.index >= 0 and self.index != current_gpu():
             with torch.cuda.device(self.index):
                 return self.backward(dy, x, scale, inverse_rms, bias, gate, needed)
-        empty = gpu.allocator(x)
+        empty = allocator(x)
         dx = empty(*self.dx)
         dscale = empty(*self.dscale) if self.dscale is not None and needed[0] else None
         dbias = empty(*self.dbias) if self.dbias is not None and needed[1] else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import reduce
 from typing import Any, Final, TypeVar
 
@@ -216,6 +216,16 @@ def is_used(output: Any) -> bool:
     from torch._inductor.virtualized import V
 
     return output.get_name() not in V.graph.removed_buffers
+
+
+def allocator(x: Tensor) -> Callable[..., Tensor]:
+    """A function of sizes, strides and dtype that makes a tensor where x is, if that is the current GPU."""
+    return empty_strided if x.is_cpu else empty_on_gpu
+
+
+def current_device(x: Tensor) -> Any:
+    """A context in which the device of x is the current one, on which Triton starts kernels."""
+    return torch.cuda.device_of(x) if x.is_cuda and x.get_device() != current_gpu() else nullcontext()
 
 
 def starter(compiled: Any, grid: tuple[int, int, int], constants: list[Any]) -> Callable[..., None] | None:

@@ -13,11 +13,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+import triton
 
 import rmsnorm.gpu
 from rmsnorm import numpy_impl
 from rmsnorm.gpu import plan
-from rmsnorm.torch_impl import RMSNorm, engines, gpu, kernels, rms_norm, rms_norm_vjp
+from rmsnorm.torch_impl import RMSNorm, engines, gpu, kernels, private, rms_norm, rms_norm_vjp
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of infinite numbers in the interpreter
 
@@ -449,3 +450,30 @@ def test_a_copy_of_a_layer_has_no_kept_call():
         assert copied._repeated is None
         assert layer._repeated is not None
         assert torch.equal(copied(x), y)
+
+
+def test_a_launch_calls_the_hooks_of_a_profiler(monkeypatch):
+    """And without hooks the launcher alone."""
+    class Compiled:
+        function, packed_metadata, calls = "function", "packed", []
+
+        def __getitem__(self, grid):
+            return lambda *arguments: self.calls.append(("public", grid, arguments))
+
+        def run(self, *arguments):
+            self.calls.append(("launcher", arguments))
+
+    monkeypatch.setattr(private, "current_gpu", lambda: 3)
+    monkeypatch.setattr(private, "stream_of", lambda index: ("stream of", index))
+    compiled = Compiled()
+    start = private.starter(compiled, (4, 5, 1), ["constant"])
+    start(16, None)
+    fast = 4, 5, 1, ("stream of", 3), "function", "packed", None, None, None, 16, None, "constant"
+    for name in ("launch_enter_hook", "launch_exit_hook"):
+        with monkeypatch.context() as patches:
+            patches.setattr(triton.knobs.runtime, name, lambda metadata: None)
+            start(16, None)
+    start(16, None)
+    public = "public", (4, 5, 1), (16, None, "constant")
+    assert compiled.calls == [("launcher", fast), public, public, ("launcher", fast)]
+    assert private.starter(object(), (1, 1, 1), []) is None
