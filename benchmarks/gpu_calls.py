@@ -11,10 +11,12 @@ the parts of a call, and the built-in layer.
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import Any
+from unittest.mock import MagicMock
 
 import torch
 from rich.table import Table
@@ -46,7 +48,7 @@ def candidates(device: str, dtype: torch.dtype) -> Iterator[tuple[str, bool, Cal
     """Name, whether autograd is on, and the call."""
     x, dy = torch.randn(2, *SHAPE, device=device, dtype=dtype)
     layer = RMSNorm(SHAPE[-1], device=device, dtype=dtype)
-    frozen = RMSNorm(SHAPE[-1], device=device, dtype=dtype).requires_grad_(False)
+    frozen = copy.deepcopy(layer).requires_grad_(False)
     gain, leaf = layer.weight, x.clone().requires_grad_()
 
     def back(function: Callable[[Tensor], Tensor], *inputs: Tensor) -> Callable[[], Any]:
@@ -65,43 +67,27 @@ def candidates(device: str, dtype: torch.dtype) -> Iterator[tuple[str, bool, Cal
     if device == "cpu":
         return
     built_in = torch.nn.RMSNorm(SHAPE[-1], device=device, dtype=dtype)
-    own = layer._repeated.plan.started if layer._repeated else {}
-    start, *_ = own.values()
+    repeated: Any = layer._repeated
     yield "torch.nn.RMSNorm without gradients", False, lambda: built_in(x)
     yield "torch.nn.RMSNorm, forward with a graph", True, lambda: built_in(leaf)
     yield "torch.nn.RMSNorm, forward and backward", True, back(built_in, leaf)
-    y = torch.empty_like(x)
-    tensors = x, None, gain.detach(), None, None, None, y, None, None
-    addresses = [None if t is None else t.data_ptr() for t in tensors]
-    yield "a bare launch", False, lambda: start(tensors, addresses)
-    yield "a device guard", False, lambda: guarded(x)
+    tensors = x, None, gain, None, None, None, torch.empty_like(x), None, None
+    yield "a launch", False, lambda: gpu._start(repeated.plan, "forward", "forward", repeated.sizes, *tensors)
+    yield "a device guard", False, lambda: guard(x)
 
 
-class Nothing:
-    """In place of a kernel."""
-
-    arg_names: tuple[str, ...] = ()
-
-    def __getitem__(self, grid: Any) -> Callable[..., None]:
-        return nothing
-
-
-def nothing(*arguments: Any, **options: Any) -> None:
-    pass
-
-
-def guarded(x: Tensor) -> None:
+def guard(x: Tensor) -> None:
     with torch.cuda.device_of(x):
         pass
 
 
 @torch.enable_grad()
-def microseconds(with_graph: bool, run: Callable[[], Any], calls: int, drain: Callable[[], Any]) -> list[float]:
+def microseconds(with_graph: bool, run: Callable[[], Any], drain: Callable[[], Any]) -> list[float]:
     torch.set_grad_enabled(with_graph)
     for _ in range(20):  # the first of which compile
         run()
     times = []
-    for i in range(calls):
+    for i in range(CALLS):
         if i % DRAINED == 0:
             drain()
         start = perf_counter_ns()
@@ -112,28 +98,22 @@ def microseconds(with_graph: bool, run: Callable[[], Any], calls: int, drain: Ca
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--calls", type=int, default=CALLS, help=f"timed calls of each [{CALLS}]")
-    calls = parser.parse_args().calls
+    argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0]).parse_args()
     if torch.cuda.is_available():
         device, drain, where = "cuda", torch.cuda.synchronize, torch.cuda.get_device_name()
     elif is_interpreted():
         device, drain, where = "cpu", lambda: None, "launches that do nothing"
         from rmsnorm.gpu import triton_backward, triton_forward
 
-        gpu.starter = lambda *_: nothing  # type: ignore[assignment]
-        for module in (triton_forward, triton_backward):
-            for name in ("forward", "backward", "add_up"):
-                if hasattr(module, name):
-                    setattr(module, name, Nothing())
+        gpu.starter = lambda *_: lambda *_: None  # type: ignore[assignment]
+        triton_forward.forward = triton_backward.backward = triton_backward.add_up = MagicMock()
     else:
         raise SystemExit("gpu_calls: there is no GPU; set RMSNORM_GPU_KERNELS=interpret and TRITON_INTERPRET=1")
     table = Table("", *(f"{str(d)[6:]}, {kind}" for d in DTYPES for kind in ("least", "median")), box=None)
     table.title = f"Microseconds of the host, {SHAPE[0]}x{SHAPE[1]}, {where}, {torch.__version__}"
-    columns = [{name: microseconds(*one, calls, drain) for name, *one in candidates(device, d)} for d in DTYPES]
+    columns = [{name: microseconds(*one, drain) for name, *one in candidates(device, d)} for d in DTYPES]
     for name in columns[0]:
-        cells = [f"{f(times[name]):.1f}" for times in columns for f in (min, statistics.median)]
-        table.add_row(name, *cells)
+        table.add_row(name, *(f"{f(times[name]):.1f}" for times in columns for f in (min, statistics.median)))
     screen.console().print(table)
 
 

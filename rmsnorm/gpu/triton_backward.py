@@ -247,7 +247,8 @@ def backward(
 
 @triton.jit
 def add_up(
-    sums, total, second, programs, n, FORMAT: tl.constexpr, SECOND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    sums, total, second, programs, n, FORMAT: tl.constexpr, SECOND: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The sum of the rows of ``sums``, of programs by n, rounded once; if there is a second total, of those behind."""
     which = tl.program_id(1)

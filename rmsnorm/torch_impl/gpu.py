@@ -127,10 +127,9 @@ def backward(
         for dtype in (None if scale is None else scale.dtype, bias)
     )
     matrix, masks, sizes = _rows(plan, h, mask)
+    dy, dh, scale = dy.contiguous(), gapless(dh), gapless(scale)
     with current_device(h):
-        run_backward(
-            plan, sizes, matrix, dy.contiguous(), gapless(dh), gapless(scale), masks, inverse_rms, dx, dscale, dbias
-        )
+        run_backward(plan, sizes, matrix, dy, dh, scale, masks, inverse_rms, dx, dscale, dbias)
     return dx, dscale, dbias
 
 
