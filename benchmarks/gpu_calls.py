@@ -50,7 +50,6 @@ def candidates(device: str, dtype: torch.dtype) -> Iterator[tuple[str, bool, Cal
     layer = RMSNorm(SHAPE[-1], device=device, dtype=dtype)
     frozen = copy.deepcopy(layer).requires_grad_(False)
     gain, leaf = layer.weight, x.clone().requires_grad_()
-
     def back(function: Callable[[Tensor], Tensor], *inputs: Tensor) -> Callable[[], Any]:
         return lambda: torch.autograd.grad(function(leaf), inputs or (leaf, gain), dy)
 
@@ -102,9 +101,9 @@ def main() -> None:
     if torch.cuda.is_available():
         device, drain, where = "cuda", torch.cuda.synchronize, torch.cuda.get_device_name()
     elif is_interpreted():
-        device, drain, where = "cpu", lambda: None, "launches that do nothing"
         from rmsnorm.gpu import triton_backward, triton_forward
 
+        device, drain, where = "cpu", lambda: None, "launches that do nothing"
         gpu.starter = lambda *_: lambda *_: None  # type: ignore[assignment]
         triton_forward.forward = triton_backward.backward = triton_backward.add_up = MagicMock()
     else:
