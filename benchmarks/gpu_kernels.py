@@ -112,7 +112,7 @@ def _compile(function: Any, dtype: str, n: int, capability: int, rows: int, tile
         "mask": None, "mask_step": 0, "mask_stride": 0, "PROGRAMS": tile.programs,
         "eps": "fp64", "POSITION": "inside", "OFFSET": 0.0, "FORMAT": dtype, "NORM": "",
         "PRODUCT": dtype, "RESULT": dtype, "ROWS": tile.rows, "BLOCK": tile.block, "ALL": power_of_two(tile.chunks),
-        "sums": POINTERS["float64"], "total": own, "programs": tile.programs,
+        "sums": POINTERS["float64"], "total": own, "second": None, "SECOND": dtype, "programs": tile.programs,
     }  # fmt: skip
     values |= options
     signature, constants, attributes = {}, {}, {}
