@@ -1,0 +1,163 @@
+"""JAX on a GPU of Nvidia: parity with the golden, and times of the Triton kernels beside plain operations and Flax.
+
+    python benchmarks/gpu_jax.py
+
+Needs a GPU, Triton, and jax with its plugin for CUDA; Flax if it is installed. It takes about a minute, and no part
+stops another one: an error is printed. A time is that of one of 20 calls of a compiled function, waited for once;
+the median of five such series. The calls read the same input again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import rmsnorm.gpu
+
+HAS_TRITON = rmsnorm.gpu.has_triton()  # before anything that may import TensorFlow
+
+import jax  # noqa: E402
+from jax import numpy as jnp  # noqa: E402
+
+from rmsnorm import numpy_impl as golden  # noqa: E402
+from rmsnorm.flax_impl import engines, private, rms_norm  # noqa: E402
+from rmsnorm.flax_impl import gpu as kernels  # noqa: E402
+from rmsnorm.specification.call import Call  # noqa: E402
+
+PARITY = ((512, 4096), (33, 768), (8, 40000), (2, 5))
+TIMES = ((4096, 4096), (16384, 8192))
+CALLS, SERIES = 20, 5
+WHY_NOT = kernels.why_not
+
+
+def switch(is_on: bool) -> None:
+    """The kernels on or off, for programs that are compiled after this."""
+
+    def why_not(call: Call, formats: Any) -> str | None:
+        return WHY_NOT(call, formats) if is_on else "they are switched off"
+
+    kernels.why_not = why_not
+    jax.clear_caches()
+
+
+def formula(x: Any, scale: Any) -> Any:
+    """As Flax writes it, with eps 1e-6."""
+    wide = x.astype(jnp.float32)
+    y = wide * (jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6) * scale.astype(jnp.float32))
+    return y.astype(x.dtype)
+
+
+def of_flax() -> Callable[..., Any]:
+    try:
+        from flax import nnx
+    except ImportError:
+        return formula
+
+    def norm(x: Any, scale: Any) -> Any:
+        layer = nnx.RMSNorm(x.shape[-1], dtype=x.dtype, param_dtype=x.dtype, rngs=nnx.Rngs(0))
+        layer.scale[...] = scale
+        return layer(x)
+
+    return norm
+
+
+def both(norm: Callable[..., Any]) -> Callable[..., Any]:
+    """y, and the gradients of x and the gain."""
+
+    def run(x: Any, scale: Any, dy: Any) -> Any:
+        y, pull = jax.vjp(norm, x, scale)
+        return y, *pull(dy)
+
+    return run
+
+
+def inputs(rows: int, n: int, dtype: str, on_device: bool = False) -> list[Any]:
+    if on_device:
+        keys = jax.random.split(jax.random.key(0), 3)
+        return [jax.random.normal(key, shape, dtype) for key, shape in zip(keys, ((rows, n), (n,), (rows, n)))]
+    random = np.random.default_rng(0)
+    return [random.standard_normal(shape, np.float32).astype(jnp.dtype(dtype)) for shape in ((rows, n), n, (rows, n))]
+
+
+def parity(rows: int, n: int, dtype: str) -> str:
+    x, scale, dy = inputs(rows, n, dtype)
+    program = jax.jit(both(rms_norm)).lower(x, scale, dy)
+    count = program.as_text().count("custom_call @triton_kernel_call_ffi(")
+    results = [np.asarray(result) for result in program.compile()(x, scale, dy)]
+    wanted = [golden.rms_norm(x, scale), *golden.rms_norm_vjp(dy, x, scale)[:2]]
+    counts = []
+    for one, other in zip(results, wanted, strict=True):
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            raise ValueError(f"{one.dtype} {one.shape}, not {other.dtype} {other.shape}")
+        counts.append(f"{np.count_nonzero(~((one == other) | ((one != one) & (other != other))))} of {one.size}")
+    return f"{count} kernels; different y: {counts[0]}, dx: {counts[1]}, dscale: {counts[2]}"
+
+
+def seconds(function: Callable[..., Any], arrays: list[Any]) -> float:
+    compiled = jax.jit(function).lower(*arrays).compile()
+    jax.block_until_ready(compiled(*arrays))
+    taken = []
+    for _ in range(SERIES):
+        began = time.perf_counter()
+        for _ in range(CALLS):
+            result = compiled(*arrays)
+        jax.block_until_ready(result)
+        taken.append((time.perf_counter() - began) / CALLS)
+    return statistics.median(taken)
+
+
+def row(rows: int, n: int, dtype: str, name: str, norm: Callable[..., Any]) -> str:
+    x, scale, dy = inputs(rows, n, dtype, on_device=True)
+    forward = 1e3 * seconds(norm, [x, scale])
+    return f"{forward:11.3f} {1e3 * seconds(both(norm), [x, scale, dy]):20.3f}   {name}"
+
+
+def part(title: str, function: Callable[..., str], *arguments: Any) -> None:
+    try:
+        print(f"{title:24}", function(*arguments), flush=True)
+    except Exception as error:  # each part is to tell what it can
+        print(f"{title:24} failed: {type(error).__name__}: {str(error)[:1500]}", flush=True)
+        print("".join(traceback.format_tb(error.__traceback__)[-3:]), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--seconds", type=float, default=55, help="after which no other part begins [55]")
+    limit = time.perf_counter() + parser.parse_args().seconds
+    print("jax", jax.__version__, jax.devices(), "capability", kernels.capability(), "triton", HAS_TRITON, flush=True)
+    print("jaxlib calls Triton kernels:", private.triton_calls() is not None, flush=True)
+    x = jnp.ones((4, 64), jnp.bfloat16)
+    part("why not kernels", lambda: str(engines.why_not(golden_call(x), (x,))))
+    for shape in PARITY:
+        for dtype in ("bfloat16", "float32"):
+            part(f"{shape[0]}x{shape[1]} {dtype}", parity, *shape, dtype)
+    flax = of_flax()
+    print(f"{'milliseconds':24} {'forward':>11} {'forward and backward':>20}")
+    for shape in TIMES:
+        for dtype in ("bfloat16", "float32"):
+            for name, norm, is_on in (
+                ("kernels", rms_norm, True), ("plain operations", rms_norm, False),
+                ("formula in float32" if flax is formula else "flax.nnx.RMSNorm", flax, True),
+            ):  # fmt: skip
+                if time.perf_counter() > limit:
+                    sys.exit("the time is over")
+                switch(is_on)
+                part(f"{shape[0]}x{shape[1]} {dtype}", row, *shape, dtype, name, norm)
+
+
+def golden_call(x: Any) -> Call:
+    from rmsnorm.specification.call import Spec, resolve
+    from rmsnorm.specification.variants import Variant
+
+    return resolve("rms_norm", Spec(x.shape, x.dtype.name), variant=Variant.get("standard"))
+
+
+if __name__ == "__main__":
+    main()
