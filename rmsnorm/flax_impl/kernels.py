@@ -118,14 +118,14 @@ def _forward_kernel(*operands: Any, call: Call, present: Present) -> Any:
     from rmsnorm.cpu import xla
 
     h, gate, mask, scale, bias = filled(operands, present)
-    mask, steps = _mask_in_steps(call, mask)
+    mask, steps = _mask_in_steps(call, mask, call.first_of_row)
     attribute = xla.forward(call, _name(scale), _name(bias), _name(gate), steps)
     return _call_kernel(attribute, _forward_types(call=call), h, scale, bias, mask, gate)
 
 
 def _forward_on_gpu(*operands: Any, call: Call, present: Present) -> Any:
     h, _, mask, scale, bias = filled(operands, present)
-    return gpu.forward(call, h, scale, bias, *_mask_in_steps(call, mask))
+    return gpu.forward(call, h, scale, bias, *_mask_in_steps(call, mask, min(call.axes)))
 
 
 @with_x64
@@ -207,7 +207,7 @@ def _gradients_kernel(*operands: Any, call: Call, present: Present, wanted: Want
     from rmsnorm.cpu import xla
 
     dy, h, inverse_rms, dh, gate, mask, scale, bias = filled(operands, present)
-    mask, steps = _mask_in_steps(call, mask)
+    mask, steps = _mask_in_steps(call, mask, call.first_of_row)
     attribute = xla.backward(
         replace(call, result=dy.dtype.name), _name(scale), _name(bias) or wanted[2], _name(gate), steps,
         tuple(name is not None for name in wanted), has_inverse_rms=inverse_rms is not None, has_bias=bias is not None,
@@ -222,7 +222,7 @@ def _gradients_on_gpu(*operands: Any, call: Call, present: Present, wanted: Want
     dy, h, inverse_rms, dh, _, mask, scale, _ = filled(operands, present)
     if inverse_rms is None:
         inverse_rms = statistic(call, h, mask).inverse_rms
-    return gpu.backward(call, wanted, dy, h, inverse_rms, dh, scale, *_mask_in_steps(call, mask))
+    return gpu.backward(call, wanted, dy, h, inverse_rms, dh, scale, *_mask_in_steps(call, mask, min(call.axes)))
 
 
 def _types(h: Any, *results: tuple[tuple[int, ...], str]) -> Any:
@@ -233,11 +233,13 @@ def _name(x: Any) -> str | None:
     return None if x is None else x.dtype.name
 
 
-def _mask_in_steps(call: Call, mask: Any) -> tuple[Any, tuple[int, int] | None]:
-    """The mask of rows, or of elements if it differs within a row; its steps to the next row and element."""
+def _mask_in_steps(call: Call, mask: Any, first: int) -> tuple[Any, tuple[int, int] | None]:
+    """The mask of rows, or of elements if it differs within a row; its steps to the next row and element.
+
+    ``first``: the axis with which a row begins.
+    """
     if mask is None:
         return None, None
-    first = call.first_of_row
     if prod(mask.shape[first:]) == 1:
         return jnp.broadcast_to(mask, (*call.shape[:first], *mask.shape[first:])), (1, 0)
     return jnp.broadcast_to(mask, call.shape), (prod(call.shape[first:]), 1)

@@ -76,15 +76,26 @@ def test_values_and_gradients_are_the_goldens(
         "rms_norm", Spec(shape, dtype), Spec(scale.shape, dtype), Spec(bias.shape, dtype),
         variant=Variant.get(variant), feature_axis=(1, 2), mask=None if mask is None else Spec(mask.shape, "bool"),
     )  # fmt: skip
-    steps = kernels._mask_in_steps(call, None if mask is None else kernels._with_all_axes(call, jax.numpy.asarray(mask)))
-    y, inverse_rms = gpu.forward(call, x, scale, bias, *steps)
+    masks = None if mask is None else kernels._with_all_axes(call, jax.numpy.asarray(mask))
+    present: Any = [None if mask is None else True]
+
+    def forward() -> Any:
+        operands = [x, *([] if mask is None else [masks]), scale, bias]
+        return kernels._forward_on_gpu(*operands, call=call, present=(True, None, *present, True, True))
+
+    def backward(dh: Any, wanted: Any) -> Any:
+        operands = [dy, x, inverse_rms, *([] if dh is None else [dh]), *([] if mask is None else [masks]), scale]
+        pattern = (True, True, True, None if dh is None else True, None, *present, True, None)
+        return kernels._gradients_on_gpu(*operands, call=call, present=pattern, wanted=(*wanted, None))
+
+    y, inverse_rms = forward()
     np.testing.assert_array_equal(y, numpy_impl.rms_norm(x, scale, bias, **options))
     for zero in (None, dh):
         cotangent = dy if zero is None else (dy, dh)
         given = {} if zero is None else {"residual": np.zeros_like(x)}
         wanted = numpy_impl.rms_norm_vjp(cotangent, x, scale, bias, **options, **given)[:3]
-        results = gpu.backward(call, (dtype,) * 3, dy, x, inverse_rms, zero, scale, *steps)
+        results = backward(zero, (dtype,) * 3)
         for one, other in zip(results, wanted, strict=True):
             assert (one.dtype, one.shape) == (other.dtype, other.shape)
             np.testing.assert_array_equal(one, other)
-    assert len(gpu.backward(call, (None, dtype, None), dy, x, inverse_rms, None, scale, *steps)) == 1
+    assert len(backward(None, (None, dtype, None))) == 1
