@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
+from functools import partial as bind
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -162,7 +163,12 @@ def _start(
     text = calls.TritonKernelCall(made, *grid, 1, parameters).to_proto(code.name, b"")
     types = [jax.ShapeDtypeStruct(values[name].shape, values[name].dtype) for name in arrays if name in results]
     operands = [values[name] for name in arrays if name not in results]
-    return ffi.ffi_call("triton_kernel_call_ffi", types)(*operands, opaque=zlib.compress(text))
+    return call_of(types, zlib.compress(text))(*operands)
+
+
+def call_of(types: list[Any], text: bytes) -> Callable[..., Any]:
+    """The call of a kernel. jaxlib's older target triton_kernel_call would be in no CUDA graph of XLA."""
+    return bind(ffi.ffi_call("triton_kernel_call_ffi", types), opaque=text)
 
 
 @lru_cache
