@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,8 @@ import jax  # noqa: E402
 from jax import numpy as jnp  # noqa: E402
 
 from rmsnorm import numpy_impl as golden  # noqa: E402
-from rmsnorm.flax_impl import engines, private, rms_norm  # noqa: E402
+from rmsnorm.flax_impl import private, rms_norm  # noqa: E402
 from rmsnorm.flax_impl import gpu as kernels  # noqa: E402
-from rmsnorm.specification.call import Call  # noqa: E402
 
 PARITY = ((512, 4096), (33, 768))
 OTHERS = ((8, 40000),)  # a row that is split takes Triton longest to compile
@@ -41,16 +41,13 @@ WHY_NOT = kernels.why_not
 
 def switch(is_on: bool) -> None:
     """The kernels on or off, for programs that are compiled after this."""
-
-    def why_not(call: Call, formats: Any) -> str | None:
-        return WHY_NOT(call, formats) if is_on else "they are switched off"
-
-    kernels.why_not = why_not
+    kernels.why_not = WHY_NOT if is_on else lambda *_: "they are switched off"
     jax.clear_caches()
 
 
 def older_call_of(types: list[Any], text: bytes) -> Callable[..., Any]:
-    return jax.ffi.ffi_call("triton_kernel_call", types, custom_call_api_version=2, legacy_backend_config=text)  # type: ignore[arg-type]
+    config: Any = text
+    return jax.ffi.ffi_call("triton_kernel_call", types, custom_call_api_version=2, legacy_backend_config=config)
 
 
 def formula(x: Any, scale: Any) -> Any:
@@ -84,12 +81,9 @@ def both(norm: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def inputs(rows: int, n: int, dtype: str, on_device: bool = False) -> list[Any]:
-    if on_device:
-        keys = jax.random.split(jax.random.key(0), 3)
-        return [jax.random.normal(key, shape, dtype) for key, shape in zip(keys, ((rows, n), (n,), (rows, n)))]
-    random = np.random.default_rng(0)
-    return [random.standard_normal(shape, np.float32).astype(jnp.dtype(dtype)) for shape in ((rows, n), n, (rows, n))]
+def inputs(rows: int, n: int, dtype: str) -> list[Any]:
+    keys = jax.random.split(jax.random.key(0), 3)
+    return [jax.random.normal(key, shape, dtype) for key, shape in zip(keys, ((rows, n), (n,), (rows, n)), strict=True)]
 
 
 def parity(rows: int, n: int, dtype: str) -> str:
@@ -97,13 +91,11 @@ def parity(rows: int, n: int, dtype: str) -> str:
     program = jax.jit(both(rms_norm)).lower(x, scale, dy)
     count = program.as_text().count("custom_call @triton_kernel_call")
     results = [np.asarray(result) for result in program.compile()(x, scale, dy)]
+    x, scale, dy = map(np.asarray, (x, scale, dy))
     wanted = [golden.rms_norm(x, scale), *golden.rms_norm_vjp(dy, x, scale)[:2]]
-    counts = []
-    for one, other in zip(results, wanted, strict=True):
-        if (one.dtype, one.shape) != (other.dtype, other.shape):
-            raise ValueError(f"{one.dtype} {one.shape}, not {other.dtype} {other.shape}")
-        counts.append(f"{np.count_nonzero(~((one == other) | ((one != one) & (other != other))))} of {one.size}")
-    return f"{count} kernels; different y: {counts[0]}, dx: {counts[1]}, dscale: {counts[2]}"
+    pairs = zip(results, wanted, strict=True)
+    y, dx, dscale = (f"{np.count_nonzero(one != other)} of {one.size} ({one.dtype})" for one, other in pairs)
+    return f"{count} kernels; different y: {y}, dx: {dx}, dscale: {dscale}"
 
 
 def seconds(function: Callable[..., Any], arrays: list[Any]) -> float:
@@ -120,9 +112,8 @@ def seconds(function: Callable[..., Any], arrays: list[Any]) -> float:
 
 
 def row(rows: int, n: int, dtype: str, name: str, norm: Callable[..., Any]) -> str:
-    x, scale, dy = inputs(rows, n, dtype, on_device=True)
-    forward = 1e3 * seconds(norm, [x, scale])
-    return f"{forward:11.3f} {1e3 * seconds(both(norm), [x, scale, dy]):20.3f}   {name}"
+    arrays = inputs(rows, n, dtype)
+    return f"{1e3 * seconds(norm, arrays[:2]):11.3f} {1e3 * seconds(both(norm), arrays):20.3f}   {name}"
 
 
 def part(title: str, function: Callable[..., str], *arguments: Any) -> bool:
@@ -144,8 +135,7 @@ def main() -> None:
     limit += time.perf_counter()
     print("jax", jax.__version__, jax.devices(), "capability", kernels.capability(), "triton", HAS_TRITON, flush=True)
     print("jaxlib calls Triton kernels:", private.triton_calls() is not None, flush=True)
-    x = jnp.ones((4, 64), jnp.bfloat16)
-    part("why not kernels", lambda: str(engines.why_not(golden_call(x), (x,))))
+    part("explain", lambda: rmsnorm.explain(jnp.ones((4, 64), jnp.bfloat16)))
     cases = [(*shape, dtype) for shape in PARITY for dtype in ("bfloat16", "float32")]
     if not part("2x5 float32", parity, 2, 5, "float32"):
         print("from here on by jaxlib's older target, triton_kernel_call")
@@ -155,27 +145,18 @@ def main() -> None:
         part("{}x{} {}".format(*case), parity, *case)
     flax = of_flax()
     print(f"{'milliseconds':24} {'forward':>11} {'forward and backward':>20}")
-    for shape in TIMES:
-        for dtype in ("bfloat16", "float32"):
-            for name, norm, is_on in (
-                ("kernels", rms_norm, True), ("plain operations", rms_norm, False),
-                ("formula in float32" if flax is formula else "flax.nnx.RMSNorm", flax, True),
-            ):  # fmt: skip
-                if time.perf_counter() > limit:
-                    sys.exit("the time is over")
-                switch(is_on)
-                part(f"{shape[0]}x{shape[1]} {dtype}", row, *shape, dtype, name, norm)
+    other = "formula in float32" if flax is formula else "flax.nnx.RMSNorm"
+    norms = ("kernels", rms_norm, True), ("plain operations", rms_norm, False), (other, flax, True)
+    cases = [(*shape, dtype) for shape in TIMES for dtype in ("bfloat16", "float32")]
+    for case, (name, norm, is_on) in product(cases, norms):
+        if time.perf_counter() > limit:
+            sys.exit("the time is over")
+        switch(is_on)
+        part("{}x{} {}".format(*case), row, *case, name, norm)
     switch(is_on=True)
     for rows, n in OTHERS:
         if time.perf_counter() < limit - 10:
             part(f"{rows}x{n} bfloat16", parity, rows, n, "bfloat16")
-
-
-def golden_call(x: Any) -> Call:
-    from rmsnorm.specification.call import Spec, resolve
-    from rmsnorm.specification.variants import Variant
-
-    return resolve("rms_norm", Spec(x.shape, x.dtype.name), variant=Variant.get("standard"))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from functools import partial as bind
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import jax
 from jax import ffi
@@ -27,15 +27,7 @@ from rmsnorm.specification.call import Call
 
 _OLDEST: Final = 80  # the first compute capability that converts to bfloat16
 _ADD_UP: Final = {"ROWS": 32, "BLOCK": 64}  # the tile of ``add_up``
-_TYPES: Final = {
-    "bool": "*u8", "float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64",
-}  # fmt: skip
-
-
-class _Compiled(NamedTuple):
-    name: str
-    shared: int  # bytes
-    text: str  # for the assembler
+_TYPES: Final = {"bool": "*u8", "float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64"}
 
 
 def why_not(call: Call, formats: Iterable[str | None]) -> str | None:
@@ -133,7 +125,7 @@ def _array(shape: tuple[int, ...], dtype: str) -> Any:
 @with_x64
 def _start(
     kernel: Any, grid: tuple[int, int], warps: int, values: dict[str, Any], results: dict[str, Any]
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """The arrays that a kernel writes, in the order of its arguments. ``values`` may have more names than these.
 
     None and 1 are constants, and the other numbers are arguments, as where Triton starts a kernel itself: so both
@@ -158,9 +150,9 @@ def _start(
         if name in arrays or (name not in constants and type(value) is int and value % 16 == 0):
             aligned.append(i)
     number = capability() or 0
-    code = _compiled(kernel, tuple(signature.items()), tuple(constants.items()), tuple(aligned), warps, number)
-    made = calls.TritonKernel(code.name, warps, 1, code.shared, code.text, "", number)
-    text = calls.TritonKernelCall(made, *grid, 1, parameters).to_proto(code.name, b"")
+    name, shared, code = _compiled(kernel, (*signature.items(),), (*constants.items(),), (*aligned,), warps, number)
+    made = calls.TritonKernel(name, warps, 1, shared, code, "", number)
+    text = calls.TritonKernelCall(made, *grid, 1, parameters).to_proto(name, b"")
     types = [jax.ShapeDtypeStruct(values[name].shape, values[name].dtype) for name in arrays if name in results]
     operands = [values[name] for name in arrays if name not in results]
     return call_of(types, zlib.compress(text))(*operands)
@@ -175,7 +167,8 @@ def call_of(types: list[Any], text: bytes) -> Callable[..., Any]:
 def _compiled(
     kernel: Any, signature: tuple[tuple[str, str], ...], constants: tuple[tuple[str, Any], ...],
     aligned: tuple[int, ...], warps: int, number: int,
-) -> _Compiled:  # fmt: skip
+) -> tuple[str, int, str]:  # fmt: skip
+    """The name of a kernel, the bytes of its shared memory, and its code for the assembler."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -186,4 +179,4 @@ def _compiled(
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
     source = ASTSource(kernel, signature=dict(signature), constexprs=by_position, attrs=attributes)
     made = triton.compile(source, target=GPUTarget("cuda", number, 32), options={"num_warps": warps, **OPTIONS})
-    return _Compiled(made.metadata.name, made.metadata.shared, made.asm["ptx"])
+    return made.metadata.name, made.metadata.shared, made.asm["ptx"]

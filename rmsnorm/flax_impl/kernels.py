@@ -251,8 +251,8 @@ def _call_kernel(attribute: np.ndarray, types: Any, *operands: Any) -> Any:
 
 
 def _primitive(
-    name: str, plain: Callable[..., Any], types: Callable[..., Any], kernels: dict[str, Callable[..., Any]], like_x: int,
-    tangents: tuple[int, ...] = (),
+    name: str, plain: Callable[..., Any], types: Callable[..., Any], kernels: dict[str, Callable[..., Any]],
+    like_x: int, tangents: tuple[int, ...] = (),
 ) -> Primitive:  # fmt: skip
     """A primitive that computes ``plain``, on a platform of ``kernels`` in a kernel.
 
