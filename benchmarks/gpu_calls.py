@@ -50,6 +50,7 @@ def candidates(device: str, dtype: torch.dtype) -> Iterator[tuple[str, bool, Cal
     layer = RMSNorm(SHAPE[-1], device=device, dtype=dtype)
     frozen = copy.deepcopy(layer).requires_grad_(False)
     gain, leaf = layer.weight, x.clone().requires_grad_()
+
     def back(function: Callable[[Tensor], Tensor], *inputs: Tensor) -> Callable[[], Any]:
         return lambda: torch.autograd.grad(function(leaf), inputs or (leaf, gain), dy)
 

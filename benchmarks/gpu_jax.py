@@ -29,8 +29,8 @@ import jax  # noqa: E402
 from jax import numpy as jnp  # noqa: E402
 
 from rmsnorm import numpy_impl as golden  # noqa: E402
-from rmsnorm.flax_impl import private, rms_norm  # noqa: E402
 from rmsnorm.flax_impl import gpu as kernels  # noqa: E402
+from rmsnorm.flax_impl import private, rms_norm  # noqa: E402
 
 PARITY = ((512, 4096), (33, 768))
 OTHERS = ((8, 40000),)  # a row that is split takes Triton longest to compile

@@ -22,11 +22,10 @@ from jax import ffi
 from rmsnorm import gpu
 from rmsnorm.flax_impl import private
 from rmsnorm.flax_impl.rounding import with_x64
-from rmsnorm.gpu.plan import Tiles, power_of_two, tiles
+from rmsnorm.gpu.plan import ADD_UP, Settings, Tiles, settings, tiles
 from rmsnorm.specification.call import Call
 
 _OLDEST: Final = 80  # the first compute capability that converts to bfloat16
-_ADD_UP: Final = {"ROWS": 32, "BLOCK": 64}  # the tile of ``add_up``
 _TYPES: Final = {"bool": "*u8", "float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64"}
 
 
@@ -58,12 +57,12 @@ def forward(call: Call, h: Any, scale: Any, bias: Any, mask: Any, steps: tuple[i
 
     values, tile = _of_call(call, "forward", mask, steps)
     values |= {"x": h, "residual": None, "x_step": values["h_step"], "scale": scale, "bias": bias, "h_out": None}
-    values |= {"NORM": call.norm or "", "PRODUCT": call.product, "RESULT": call.result}
     if tile.chunks > 1:
-        values["parts"] = _sum_parts(kernels.sum_parts, tile, values)
+        values["parts"] = _sum_parts(kernels.sum_parts, call, tile, values)
     reduced = tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape))
     results = {"y": _array(call.shape, call.result), "inverse_rms": _array(reduced, "float64")}
-    return _start(kernels.forward, (tile.programs * (values["groups"] or 1), tile.chunks), tile.warps, values, results)
+    chosen = settings("forward", call, tile, (_name(scale), _name(bias)))
+    return _start(kernels.forward, (tile.programs * (values["groups"] or 1), tile.chunks), chosen, values, results)
 
 
 def backward(
@@ -77,20 +76,21 @@ def backward(
     groups = values["groups"] or 1
     values |= {"h": h, "dy": dy, "dh": dh, "scale": scale, "inverse_rms": inverse_rms, "dscale": None, "dbias": None}
     if tile.chunks > 1:
-        values["parts"] = _sum_parts(kernels.sum_parts, tile, values)
+        values["parts"] = _sum_parts(kernels.sum_parts, call, tile, values)
     width, names = values["n"] * groups, ("dscale", "dbias")
     sums = {
         name: _array((tile.programs, width), "float64")
         for name, dtype in zip(names, wanted[1:3], strict=True) if dtype is not None
     }  # fmt: skip
     results = {"dx": _array(h.shape, call.x), **sums}
-    dx, *totals = _start(kernels.backward, (tile.programs * groups, tile.chunks), tile.warps, values, results)
+    chosen = settings("backward", call, tile)
+    dx, *totals = _start(kernels.backward, (tile.programs * groups, tile.chunks), chosen, values, results)
     features = tuple(call.shape[axis] for axis in call.feature_axes)
     added = [dx] if wanted[0] is not None else []
     for total, dtype in zip(totals, (name for name in wanted[1:3] if name is not None), strict=True):
-        values = {"sums": total, "programs": tile.programs, "n": width, "FORMAT": dtype, **_ADD_UP}
-        grid = -(-width // _ADD_UP["BLOCK"]), 1
-        added += _start(kernels.add_up, grid, 4, values, {"total": _array(features, dtype)})
+        values = {"sums": total, "second": None, "programs": tile.programs, "n": width}
+        chosen, grid = settings("add_up", call, ADD_UP, (dtype, None)), (-(-width // ADD_UP.block), 1)
+        added += _start(kernels.add_up, grid, chosen, values, {"total": _array(features, dtype)})
     return added
 
 
@@ -105,17 +105,19 @@ def _of_call(call: Call, kind: str, mask: Any, steps: tuple[int, int] | None) ->
         "mask": mask, "mask_step": mask_step, "mask_stride": mask_stride, "parts": None,
         "rows": rows, "n": n, "k": None if k == n else k, "groups": None if groups == 1 else groups,
         "h_step": n * groups, "PROGRAMS": tile.programs, "CHUNKS": tile.chunks,
-        "eps": float(call.eps), "share": 1 / (k or n),
-        "POSITION": call.variant.eps_position, "OFFSET": call.variant.scale_offset, "FORMAT": call.x,
-        "ROWS": tile.rows, "BLOCK": tile.block, "ALL": power_of_two(tile.chunks),
     }, tile  # fmt: skip
 
 
-def _sum_parts(kernel: Any, tile: Tiles, values: dict[str, Any]) -> Any:
+def _sum_parts(kernel: Any, call: Call, tile: Tiles, values: dict[str, Any]) -> Any:
     """Sums over parts of split rows: of products and, with a mask, of the elements that count."""
     rows = values["rows"] * (values["groups"] or 1)
     shape = 1 if values["mask"] is None else 2, rows, tile.chunks
-    return _start(kernel, (rows, tile.chunks), tile.warps, values, {"parts": _array(shape, "float64")})[0]
+    chosen = settings("sum_parts", call, tile)
+    return _start(kernel, (rows, tile.chunks), chosen, values, {"parts": _array(shape, "float64")})[0]
+
+
+def _name(array: Any) -> str | None:
+    return None if array is None else str(array.dtype.name)
 
 
 def _array(shape: tuple[int, ...], dtype: str) -> Any:
@@ -124,7 +126,7 @@ def _array(shape: tuple[int, ...], dtype: str) -> Any:
 
 @with_x64
 def _start(
-    kernel: Any, grid: tuple[int, int], warps: int, values: dict[str, Any], results: dict[str, Any]
+    kernel: Any, grid: tuple[int, int], chosen: Settings, values: dict[str, Any], results: dict[str, Any]
 ) -> list[Any]:
     """The arrays that a kernel writes, in the order of its arguments. ``values`` may have more names than these.
 
@@ -132,7 +134,7 @@ def _start(
     compile the same kernels. XLA's arrays begin at multiples of 16 bytes, which each call checks.
     """
     calls = private.triton_calls()
-    values = {**values, **results}
+    values = {**chosen.arguments, **values, **results}
     signature, constants, aligned, parameters = {}, {}, [], []
     arrays = [name for name in kernel.arg_names if hasattr(values[name], "dtype")]
     if arrays[len(arrays) - len(results) :] != [name for name in arrays if name in results]:
@@ -149,9 +151,9 @@ def _start(
             parameters.append(calls.create_scalar_parameter(value, signature[name]))
         if name in arrays or (name not in constants and type(value) is int and value % 16 == 0):
             aligned.append(i)
-    number = capability() or 0
-    name, shared, code = _compiled(kernel, (*signature.items(),), (*constants.items(),), (*aligned,), warps, number)
-    made = calls.TritonKernel(name, warps, 1, shared, code, "", number)
+    number, options = capability() or 0, (*chosen.options.items(),)
+    name, shared, code = _compiled(kernel, (*signature.items(),), (*constants.items(),), (*aligned,), options, number)
+    made = calls.TritonKernel(name, chosen.options["num_warps"], 1, shared, code, "", number)
     text = calls.TritonKernelCall(made, *grid, 1, parameters).to_proto(name, b"")
     types = [jax.ShapeDtypeStruct(values[name].shape, values[name].dtype) for name in arrays if name in results]
     operands = [values[name] for name in arrays if name not in results]
@@ -166,17 +168,15 @@ def call_of(types: list[Any], text: bytes) -> Callable[..., Any]:
 @lru_cache
 def _compiled(
     kernel: Any, signature: tuple[tuple[str, str], ...], constants: tuple[tuple[str, Any], ...],
-    aligned: tuple[int, ...], warps: int, number: int,
+    aligned: tuple[int, ...], options: tuple[tuple[str, Any], ...], number: int,
 ) -> tuple[str, int, str]:  # fmt: skip
     """The name of a kernel, the bytes of its shared memory, and its code for the assembler."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from rmsnorm.gpu.triton_pairs import OPTIONS
-
     by_position = {(kernel.arg_names.index(name),): value for name, value in constants}
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
     source = ASTSource(kernel, signature=dict(signature), constexprs=by_position, attrs=attributes)
-    made = triton.compile(source, target=GPUTarget("cuda", number, 32), options={"num_warps": warps, **OPTIONS})
+    made = triton.compile(source, target=GPUTarget("cuda", number, 32), options=dict(options))
     return made.metadata.name, made.metadata.shared, made.asm["ptx"]

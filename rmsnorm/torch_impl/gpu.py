@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 
 from rmsnorm import gpu
-from rmsnorm.gpu.plan import Tiles, power_of_two, tiles, way
+from rmsnorm.gpu.plan import ADD_UP, Tiles, settings, tiles
 from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl.memory import gapless, mask_rows, rows_of
 from rmsnorm.torch_impl.private import allocator, current_device, starter
 from rmsnorm.torch_impl.rounding import dtype_name
 
 _OLDEST: Final = 8, 0  # the first compute capability that converts to bfloat16
-_ADD_UP: Final = {"ROWS": 32, "BLOCK": 64}  # the tile of ``add_up``
 Sizes: TypeAlias = tuple[Any, ...]
 
 
@@ -37,8 +36,8 @@ class Plan(NamedTuple):
     groups: int  # of n elements in such a row
     forward: Tiles
     backward: Tiles
-    settings: dict[str, Any]  # of both kernels
-    roundings: dict[str, str]  # of the forward pass
+    call: Call
+    formats: tuple[str | None, str | None]  # of scale and bias
     reduced: tuple[int, ...]  # the shape of 1 / rho
     sizes: tuple[int, ...]  # of the parameters
     started: dict[Any, Callable[..., None]]  # the kernels that were started, and the calls that are repeated
@@ -49,19 +48,12 @@ def plan(call: Call, scale: str | None, bias: str | None) -> Plan | None:
     """None if the kernels cannot compute the call."""
     if not gpu.supports(call, scale, bias) or 0 in call.shape:
         return None
-    n, k, variant = call.n, call.k, call.variant
+    n, k = call.n, call.k
     first, shared = (len(call.shape) - len(axes) for axes in (call.axes, call.feature_axes))
     rows, groups = math.prod(call.shape[:shared]), math.prod(call.shape[shared:first])
     return Plan(
         n, None if k == n else k, rows, groups, tiles("forward", rows, n, groups), tiles("backward", rows, n, groups),
-        {
-            "eps": call.eps, "share": 1 / k, "POSITION": variant.eps_position, "OFFSET": variant.scale_offset,
-            "FORMAT": call.x,
-        },
-        {"NORM": call.norm or "", "PRODUCT": call.product, "RESULT": call.result, "WAY": way(call, scale, bias)},
-        (*call.shape[:first], *(1 for _ in call.axes)),
-        call.shape[shared:],
-        {},
+        call, (scale, bias), (*call.shape[:first], *(1 for _ in call.axes)), call.shape[shared:], {},
     )  # fmt: skip
 
 
@@ -92,8 +84,8 @@ def forward(
     with_inverse_rms: bool = True,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """y, h = x + residual (None without one) and, if asked for, 1 / rho in float64."""
-    dtype = getattr(torch, plan.settings["FORMAT"])
-    y = torch.empty(x.shape, dtype=getattr(torch, plan.roundings["RESULT"]), device=x.device)
+    dtype = getattr(torch, plan.call.x)
+    y = torch.empty(x.shape, dtype=getattr(torch, plan.call.result), device=x.device)
     inverse_rms = torch.empty(plan.reduced, dtype=torch.float64, device=x.device) if with_inverse_rms else None
     h = None
     if residual is not None:
@@ -154,7 +146,8 @@ def run_backward(
     tensors = h, dy, dh, scale, mask, parts, inverse_rms, dx, dscale_sums, dbias_sums
     _start(plan, "backward", "backward", sizes, *tensors)
     if sums is not None:
-        total, second = (dbias, None) if dscale is None else (dscale, dbias)
+        totals: Any = (dbias, None) if dscale is None else (dscale, dbias)
+        total, second = totals
         dtypes = total.dtype, None if second is None else second.dtype
         _start(plan, "backward", "add_up", dtypes, sums, total, second)
 
@@ -177,31 +170,26 @@ def _start(plan: Plan, kind: str, name: str, sizes: Sizes, *tensors: Tensor | No
 def _compiled(plan: Plan, kind: str, name: str, sizes: Sizes, tensors: tuple[Any, ...]) -> Callable[..., None]:
     """Start a kernel for the first time; the function that starts it again, with tensors and their addresses."""
     from rmsnorm.gpu import triton_backward, triton_forward
-    from rmsnorm.gpu.triton_pairs import OPTIONS
 
     kernel = getattr(triton_forward if kind == "forward" else triton_backward, name)
     tile: Tiles = getattr(plan, kind)
-    warps, width = tile.warps, plan.n * plan.groups
+    formats: tuple[str | None, ...] = plan.formats
     if name == "sum_parts":
         grid, numbers = (plan.rows * plan.groups, tile.chunks, 1), (*sizes, tile.chunks)
-        option = "FORMAT" if kind == "forward" else "OFFSET"
-        settings = {option: plan.settings[option], "BLOCK": tile.block}
     elif name == "add_up":
-        grid = -(-width // _ADD_UP["BLOCK"]), 1 if tensors[2] is None else 2, 1
-        formats = [None if dtype is None else dtype_name(dtype) for dtype in sizes]
-        numbers, settings, warps = (tile.programs, width), {"FORMAT": formats[0], "SECOND": formats[1], **_ADD_UP}, 4
+        width = plan.n * plan.groups
+        grid, numbers = (-(-width // ADD_UP.block), 1 if tensors[2] is None else 2, 1), (tile.programs, width)
+        tile, formats = ADD_UP, tuple(None if dtype is None else dtype_name(dtype) for dtype in sizes)
     else:
         grid = tile.programs * plan.groups, tile.chunks, 1
         numbers = plan.rows, *sizes, *((tile.programs,) if kind == "backward" else ()), tile.chunks
-        settings = plan.settings | (plan.roundings if kind == "forward" else {})
-        settings |= {"ROWS": tile.rows, "BLOCK": tile.block, "ALL": power_of_two(tile.chunks)}
-        settings |= {"STAGES": 3, "PAIRED": False} if kind == "backward" else {}
-    compiled = kernel[grid](*tensors, *numbers, **settings, num_warps=warps, **OPTIONS)
-    rest = [*numbers, *(settings[name] for name in kernel.arg_names[len(tensors) + len(numbers) :])]
-    start = starter(compiled, grid, rest)
+    chosen = settings(name, plan.call, tile, formats)
+    arguments = {name: chosen.arguments[name] for name in kernel.arg_names[len(tensors) + len(numbers) :]}
+    compiled = kernel[grid](*tensors, *numbers, **arguments, **chosen.options)
+    start = starter(compiled, grid, [*numbers, *arguments.values()])
     if start is not None:
         return lambda _, addresses: start(*addresses)
-    return lambda tensors, _: kernel[grid](*tensors, *numbers, **settings, num_warps=warps, **OPTIONS)
+    return lambda tensors, _: kernel[grid](*tensors, *numbers, **arguments, **chosen.options)
 
 
 def _parts(plan: Plan, tile: Tiles, x: Tensor, mask: Tensor | None) -> Tensor:

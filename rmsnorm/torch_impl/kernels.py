@@ -121,7 +121,7 @@ class Repeated(NamedTuple):
     gate_step: int
     is_readable: Callable[..., bool]  # whether the kernels can read the numbers of tensors
     autocast: str | None = None  # the kind of device whose autocast gives y another dtype
-    index: int = -1  # of the GPU
+    gpu_index: int = -1  # of the GPU
     sizes: tuple[Any, ...] = ()  # of the rows of x there
 
     def matches(
@@ -178,8 +178,8 @@ class RepeatedOnGPU(Repeated):
         self, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None = None,
         with_inverse_rms: bool = False,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        if self.index >= 0 and self.index != current_gpu():
-            with torch.cuda.device(self.index):
+        if self.gpu_index >= 0 and self.gpu_index != current_gpu():
+            with torch.cuda.device(self.gpu_index):
                 return self.forward(x, scale, bias, gate, with_inverse_rms)
         empty = allocator(x)
         y, inverse_rms = empty(*self.y), empty(*self.inverse_rms) if with_inverse_rms else None
@@ -190,8 +190,8 @@ class RepeatedOnGPU(Repeated):
         self, dy: Tensor, x: Tensor, scale: Tensor | None, inverse_rms: Tensor | None, bias: Tensor | None = None,
         gate: Tensor | None = None, needed: tuple[bool, ...] = (True, True),
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-        if self.index >= 0 and self.index != current_gpu():
-            with torch.cuda.device(self.index):
+        if self.gpu_index >= 0 and self.gpu_index != current_gpu():
+            with torch.cuda.device(self.gpu_index):
                 return self.backward(dy, x, scale, inverse_rms, bias, gate, needed)
         empty = allocator(x)
         dx = empty(*self.dx)

@@ -41,9 +41,9 @@ def tensor(array: Any) -> Any:
     )  # fmt: skip
 
 
-def start(kernel: Any, grid: Any, warps: int, values: dict[str, Any], results: dict[str, Any]) -> list[np.ndarray]:
+def start(kernel: Any, grid: Any, chosen: Any, values: dict[str, Any], results: dict[str, Any]) -> list[np.ndarray]:
     """As gpu._start: the arguments by their names, and the results in their order."""
-    arguments = {**values, **results}
+    arguments = {**chosen.arguments, **values, **results}
     tensors = {name: tensor(np.zeros(arguments[name].shape, arguments[name].dtype) if name in results else value)
                for name, value in arguments.items() if hasattr(value, "dtype")}  # fmt: skip
     kernel[(*grid, 1)](*(tensors.get(name, arguments[name]) for name in kernel.arg_names))

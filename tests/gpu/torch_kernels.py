@@ -454,6 +454,7 @@ def test_a_copy_of_a_layer_has_no_kept_call():
 
 def test_a_launch_calls_the_hooks_of_a_profiler(monkeypatch):
     """And without hooks the launcher alone."""
+
     class Compiled:
         function, packed_metadata, calls = "function", "packed", []
 
