@@ -336,7 +336,7 @@ def backward(
         step, special = _step(inner, r, alive, size, part, eps, POSITION)
         inside = alive & (columns < n)
         if mask is not None:
-            inside = (index < rows.to(tl.int64) * count) & (columns < n)
+            inside = (index < tl.cast(rows, tl.int64) * count) & (columns < n)
         result, wide, pulled, margin = _gradient(
             v, cotangent, gain, step, r, counts, dh, index * n + columns, inside, HAS_COUNTS, FORMAT, False
         )
@@ -353,7 +353,7 @@ def backward(
             step, special = _step(inner2, r2, alive2, size2, part2, eps, POSITION)
             inside = alive2 & (columns < n)
             if mask is not None:
-                inside = (index2 < rows.to(tl.int64) * count) & (columns < n)
+                inside = (index2 < tl.cast(rows, tl.int64) * count) & (columns < n)
             result, wide, pulled, margin = _gradient(
                 v2, cotangent2, gain, step, r2, counts2, dh, index2 * n + columns, inside, HAS_COUNTS, FORMAT, False
             )
