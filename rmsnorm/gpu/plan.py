@@ -97,9 +97,9 @@ def way(call: Call, scale: str | None, bias: str | None) -> str:
     """The way of the forward pass, with parameters of these dtypes: see triton_forward."""
     if call.x == "float32":
         return "wide"
-    is_one_format = {call.x, call.result, scale or call.x} == {call.x} and (not call.norm or call.product == call.x)
-    is_simple = bias is None and call.variant.scale_offset == 0 and call.n <= _LIMITS["forward"].widest
-    return "cut" if is_one_format and is_simple else "pairs"
+    is_one_format = call.x == call.result and (not call.norm or (call.product == call.x and scale in (None, call.x)))
+    has_one_way = bias is None and not (call.norm and call.variant.scale_offset) and scale in (None, call.x, "float32")
+    return "cut" if is_one_format and has_one_way and call.n <= _LIMITS["forward"].widest else "pairs"
 
 
 class Settings(NamedTuple):

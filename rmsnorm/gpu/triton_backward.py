@@ -97,14 +97,17 @@ def _recompute(
     q = square[:, None] / size
     rho = rho_of(q, size, eps, POSITION)
     slope = tl.full(q.shape, 1.0, tl.float64)
+    slope = tl.full(q.shape, 1.0, tl.float64)
     if POSITION == "inside":
-        share = eps / (q + eps)
+        share, other = eps / (q + eps), q / (q + eps)
     elif POSITION == "outside":
-        share = eps / rho
+        share, other = eps / rho, tl.sqrt(q) / rho
         slope = tl.where(q > 0, rho / tl.sqrt(q), 0.0)
     else:
         share = tl.where(tl.sqrt(q) < rho, 1.0, 0.0)
         slope = 1 - share
+        other = slope
+    is_large = share > 0.5  # then u may be small beside the projection, which is multiplied by 1 - share at once
     along, along_error = divide_pairs(inner, inner_error, square, square_error)
     along, along_error = along[:, None], along_error[:, None]
     step = r * r * slope * plain / size
@@ -117,8 +120,10 @@ def _recompute(
         gain, cotangent = _gain_and_cotangent(dy, scale, own_row + columns, columns, live, OFFSET)
         u = cotangent * gain
         near, near_error = multiply_pairs(v, 0.0, along, along_error)
+        beside = tl.where(is_large, 0.0, share * near)
+        near, near_error = multiply_pairs(near, near_error, tl.where(is_large, other, 1.0), 0.0)
         rest, _ = add_pairs(u, tl.fma(cotangent, gain, -u), -near, -near_error)
-        rest = tl.where(tl.abs(rest) <= _ZERO * tl.abs(near), 0.0, rest) + share * near
+        rest = tl.where(tl.abs(rest) <= _ZERO * tl.abs(near), 0.0, rest) + beside
         counts = is_in_statistic(columns, k, live)
         rest = tl.where(counts, rest, u)
         by_formula = r * (u - tl.where(counts, r * v * slope * (r * plain / size), 0.0))

@@ -43,6 +43,7 @@ from rmsnorm.gpu.triton_pairs import (
     to_format,
     two_sum,
     wide_gains,
+    with_offset,
 )
 
 # Two elements of 16 bits, packed as in memory, in the steps of `_by_cutting`, which the interpreter takes;
@@ -64,6 +65,19 @@ SCALED_FLOAT16: Final = tl.constexpr(
     _REGISTERS + _FLOAT16 + "mov.b32 {a, b}, $2; cvt.f32.f16 g0, a; cvt.f32.f16 g1, b; " + _TIMES_GAIN + _QUOTIENT
     + _ODD + "cvt.rn.f16x2.f32 $0, h1, h0; }"
 )  # fmt: skip
+# A gain of two float32, g + g_low: operands h, g, g_low, high and low, each for two elements but h.
+_TIMES_PAIR: Final = (
+    "mul.rn.f32 g0, h0, $2; mul.rn.f32 g1, h1, $3; neg.f32 c0, g0; neg.f32 c1, g1; fma.rn.f32 c0, h0, $2, c0; "
+    "fma.rn.f32 c1, h1, $3, c1; fma.rn.f32 c0, h0, $4, c0; fma.rn.f32 c1, h1, $5, c1; "
+    "mul.rn.f32 h0, g0, $8; mul.rn.f32 h1, g1, $9; fma.rn.f32 c0, c0, $6, h0; fma.rn.f32 c1, c1, $7, h1; "
+    "fma.rz.f32 h0, g0, $6, c0; fma.rz.f32 h1, g1, $7, c1; "
+    "lop3.b32 h0, h0, g0, 0x7fffffff, 0xe4; lop3.b32 h1, h1, g1, 0x7fffffff, 0xe4; "  # the sign of h g, also of zeros
+)
+PAIR_BFLOAT16: Final = tl.constexpr(
+    _REGISTERS + _BFLOAT16 + _TIMES_PAIR + "mul.rz.f32 h0, h0, 0f27800000; mul.rz.f32 h1, h1, 0f27800000; " + _ODD
+    + "cvt.rn.bf16x2.f32 $0, h1, h0; }"
+)  # fmt: skip
+PAIR_FLOAT16: Final = tl.constexpr(_REGISTERS + _FLOAT16 + _TIMES_PAIR + _ODD + "cvt.rn.f16x2.f32 $0, h1, h0; }")
 NORMED_BFLOAT16: Final = tl.constexpr(  # 1 / rho times 2^96
     _REGISTERS + _BFLOAT16 + _QUOTIENT + "mul.rz.f32 h0, h0, 0f0f800000; mul.rz.f32 h1, h1, 0f0f800000; " + _ODD
     + "cvt.rn.bf16x2.f32 s, h1, h0; fma.rn.bf16x2 $0, s, $2, z; }"
@@ -93,8 +107,10 @@ def _guarded(h, gain, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def _by_cutting(h, gain, inverse, FORMAT: tl.constexpr, IS_NORMED: tl.constexpr):
+def _by_cutting(h, gain, gain_low, inverse, FORMAT: tl.constexpr, IS_NORMED: tl.constexpr):
     """h gain / rho rounded once or, if IS_NORMED, h / rho rounded and its product with the gain: all in one format.
+
+    The gain is of that format or, with gain_low, a pair of float32.
 
     A quotient that 24 bits do not have is cut off and its last bit set, which rounds it to odd; so the rounding that
     follows is that of the quotient. Multiplied by powers of two, bfloat16 stays out of float32's subnormal numbers.
@@ -103,12 +119,22 @@ def _by_cutting(h, gain, inverse, FORMAT: tl.constexpr, IS_NORMED: tl.constexpr)
     if IS_BFLOAT16:
         inverse *= 2.0**96 if IS_NORMED else 2.0**16
     high, low = split_off(inverse)
+    if gain_low is not None and IS_BFLOAT16:
+        gain, gain_low = gain * 2.0**32, gain_low * 2.0**32
     if INTERPRETED:
         product = single(h)
-        if not IS_NORMED:
-            product *= single(gain) * (2.0**32 if IS_BFLOAT16 else 1.0)
-        total, rest = two_sum(product.to(tl.float64) * high.to(tl.float64), (product * low).to(tl.float64))
+        if gain_low is not None:
+            product, error = product * gain, tl.fma(product, gain_low, tl.fma(product, gain, -(product * gain)))
+            small = tl.fma(error, high, product * low)
+        else:
+            if not IS_NORMED:
+                product *= single(gain) * (2.0**32 if IS_BFLOAT16 else 1.0)
+            small = product * low
+        total, rest = two_sum(product.to(tl.float64) * high.to(tl.float64), small.to(tl.float64))
         quotient = cut(total, rest)
+        if gain_low is not None:
+            sign = product.to(tl.int32, bitcast=True) & -0x80000000
+            quotient = ((quotient.to(tl.int32, bitcast=True) & 0x7FFFFFFF) | sign).to(tl.float32, bitcast=True)
         if IS_BFLOAT16:
             quotient = cut(quotient.to(tl.float64) * (2.0**-96 if IS_NORMED else 2.0**-48), 0.0)
         quotient = (quotient.to(tl.int32, bitcast=True) | 1).to(tl.float32, bitcast=True)
@@ -116,6 +142,11 @@ def _by_cutting(h, gain, inverse, FORMAT: tl.constexpr, IS_NORMED: tl.constexpr)
         if IS_NORMED:
             result = to_format(single(result) * single(gain), FORMAT)  # which float32 has
         return result
+    elif gain_low is not None:
+        STEPS: tl.constexpr = PAIR_BFLOAT16 if IS_BFLOAT16 else PAIR_FLOAT16
+        return tl.inline_asm_elementwise(
+            STEPS, "=r,r,r,r,r,r,r,r,r,r", [h, gain, gain_low, high, low], h.dtype, True, 2
+        )
     elif IS_BFLOAT16:
         STEPS: tl.constexpr = NORMED_BFLOAT16 if IS_NORMED else SCALED_BFLOAT16
         return tl.inline_asm_elementwise(STEPS, "=r,r,r,r,r,r,r", [h, gain, high, low], tl.bfloat16, True, 2)
@@ -125,21 +156,35 @@ def _by_cutting(h, gain, inverse, FORMAT: tl.constexpr, IS_NORMED: tl.constexpr)
 
 
 @triton.jit
+def _over_rho(number, inverse, rho, is_short):
+    """number / rho, of float64: the quotient if rho is short, else the product with 1 / rho rounded to odd."""
+    if rho is None:
+        return number * inverse
+    else:
+        product = number * inverse
+        error = tl.fma(number, inverse, -product)
+        odd = (product.to(tl.int64, bitcast=True) - ((error < 0) != (product < 0)).to(tl.int64)) | 1
+        is_inexact = (error != 0) & (tl.abs(error) < float("inf"))
+        product = tl.where(is_inexact, odd.to(tl.float64, bitcast=True), product)
+        return tl.where(is_short, number / rho, product)
+
+
+@triton.jit
 def _in_float64(
-    h, scale, bias, columns, inside, r, OFFSET: tl.constexpr, NORM: tl.constexpr, PRODUCT: tl.constexpr,
-    RESULT: tl.constexpr, DIVIDES: tl.constexpr,
+    h, scale, bias, columns, inside, inverse, rho, is_short, OFFSET: tl.constexpr, NORM: tl.constexpr,
+    PRODUCT: tl.constexpr, RESULT: tl.constexpr,
 ):  # fmt: skip
-    """The result of h in float64, rounded wherever the variant rounds. r: rho if DIVIDES, else 1 / rho."""
+    """The result of h in float64, rounded wherever the variant rounds; without rho no tie is told from what is near."""
     w = single(h).to(tl.float64)
     if NORM != "":
-        w = single(rounded_wide(w / r if DIVIDES else w * r, NORM)).to(tl.float64)
+        w = single(rounded_wide(_over_rho(w, inverse, rho, is_short), NORM)).to(tl.float64)
         if scale is not None:
             gain = single(rounded_wide(wide_gains(scale, columns, inside, OFFSET), PRODUCT)).to(tl.float64)
             w = single(rounded_wide(w * gain, PRODUCT)).to(tl.float64)
     else:
         if scale is not None:
             w = w * wide_gains(scale, columns, inside, OFFSET)
-        w = w / r if DIVIDES else w * r
+        w = _over_rho(w, inverse, rho, is_short)
     if bias is not None:
         w += single(tl.load(bias + columns, mask=inside, other=0.0)).to(tl.float64)
         if NORM != "":
@@ -257,14 +302,17 @@ def forward(
     if mask is not None:
         counts = is_counted(mask, index, columns, mask_step, mask_stride, counts)
     if WAY == "cut":
-        gain = tl.full(h.shape, 1.0, h.dtype)
+        gain, gain_low = tl.full(h.shape, 1.0, h.dtype), None
         if scale is not None:
             gain = tl.load(scale + columns, mask=columns < n, other=0.0)
     if parts is None:
         if WAY == "cut":
             v = single(h)
             if scale is not None:
-                v = _guarded(h, gain, FORMAT)
+                if gain.dtype == tl.float32:
+                    v = tl.where(tl.abs(gain) < MOST_GAIN, v, float("nan"))
+                else:
+                    v = _guarded(h, gain, FORMAT)
             if mask is not None or k is not None:  # rho is no bound of an element that does not count
                 v = tl.where(tl.abs(v) < MOST_GAIN, tl.where(counts, v, 0.0), float("nan"))
             square = (v * v).to(tl.float64)  # exact, or too small to count
@@ -284,22 +332,26 @@ def forward(
             size = sum_of_parts(parts, rows * count + index, CHUNKS, ALL)
         alive &= size > 0
         size = tl.where(size > 0, size, 1.0)
-        inverse, special = inverse_rho(total, 1 / size, size, eps, POSITION)
+        inverse, is_short = inverse_rho(total, 1 / size, size, eps, POSITION)
     else:
-        inverse, special = inverse_rho(total, share, size, eps, POSITION)
+        inverse, is_short = inverse_rho(total, share, size, eps, POSITION)
     if WAY == "wide":
-        special = special | (((inverse >= LEAST_WIDE) & (inverse <= MOST_WIDE)) == 0)
+        special = is_short | (((inverse >= LEAST_WIDE) & (inverse <= MOST_WIDE)) == 0)
     else:
-        special = special | (((inverse >= 1 / MOST_RHO) & (inverse <= 1 / LEAST_RHO)) == 0)
+        special = is_short | (((inverse >= 1 / MOST_RHO) & (inverse <= 1 / LEAST_RHO)) == 0)
     if mask is not None:
         inverse = tl.where(alive, inverse, 0.0)
     if inverse_rms is not None and chunk == 0:
         tl.store(inverse_rms + index, inverse, mask=row < rows)
 
     if WAY == "cut":
-        result = _by_cutting(h, gain, inverse, FORMAT, NORM != "")
+        if OFFSET != 0 or gain.dtype == tl.float32:
+            gain, gain_low = with_offset(gain, OFFSET)
+        result = _by_cutting(h, gain, gain_low, inverse, FORMAT, NORM != "")
     elif WAY == "wide":
-        result = _in_float64(h, scale, bias, columns, columns < n, inverse, OFFSET, NORM, PRODUCT, RESULT, False)
+        result = _in_float64(
+            h, scale, bias, columns, columns < n, inverse, None, None, OFFSET, NORM, PRODUCT, RESULT
+        )
     else:
         result, bad = _in_pairs(single(h), scale, bias, columns, columns < n, inverse, OFFSET, NORM, PRODUCT, RESULT)
         special = special | bad
@@ -318,15 +370,19 @@ def forward(
                 w = single(load_sum(x, residual, x_row + j, own_row + j, within, FORMAT)).to(tl.float64)
                 squares += w * w
             total = tl.sum(squares, 1)[:, None]
+            inverse, is_short = inverse_rho(total, 1 / size, size, eps, POSITION)
         rho = rho_of(total / size, size, eps, POSITION)
+        is_known = (inverse >= LEAST_WIDE) & (inverse <= MOST_WIDE)
+        is_short = is_short | (is_known == 0)
         if inverse_rms is not None and chunk == 0:
-            is_right = (inverse >= LEAST_WIDE) & (inverse <= MOST_WIDE)
-            tl.store(inverse_rms + index, tl.where(is_right | (alive == 0), inverse, 1 / rho), mask=row < rows)
+            tl.store(inverse_rms + index, tl.where(is_known | (alive == 0), inverse, 1 / rho), mask=row < rows)
         for start in range(chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), STEP // ROWS):
             j = start + tl.arange(0, STEP // ROWS)[None, :]
             within = (row < rows) & (j < n)
             own = load_sum(x, residual, x_row + j, own_row + j, within, FORMAT)
-            repaired = _in_float64(own, scale, bias, j, j < n, rho, OFFSET, NORM, PRODUCT, RESULT, True)
+            repaired = _in_float64(
+                own, scale, bias, j, j < n, inverse, rho, is_short, OFFSET, NORM, PRODUCT, RESULT
+            )
             if mask is not None:
                 repaired = tl.where(alive, repaired, tl.zeros(repaired.shape, repaired.dtype))
             tl.store(y + own_row + j, repaired, mask=within)

@@ -258,7 +258,13 @@ def rho_of(q, size, eps, POSITION: tl.constexpr):
 @triton.jit
 def gains(scale, columns, inside, OFFSET: tl.constexpr):
     """o + scale as a pair of float32."""
-    gain = single(tl.load(scale + columns, mask=inside, other=0.0))
+    return with_offset(tl.load(scale + columns, mask=inside, other=0.0), OFFSET)
+
+
+@triton.jit
+def with_offset(gain, OFFSET: tl.constexpr):
+    """o + gain as a pair of float32."""
+    gain = single(gain)
     if OFFSET != 0:
         return two_sum(gain, tl.full(gain.shape, OFFSET, tl.float32))
     else:
