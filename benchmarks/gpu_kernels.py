@@ -16,6 +16,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,9 +28,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from rmsnorm.gpu import triton_backward, triton_forward
-from rmsnorm.gpu.plan import Tiles, power_of_two, tiles
-from rmsnorm.gpu.triton_pairs import OPTIONS
+from rmsnorm.gpu.plan import ADD_UP, Tiles, settings, tiles
 from rmsnorm.parity import screen
+from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.variants import Variant
 
 POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64"}
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
@@ -93,16 +95,19 @@ def compiled(kernel: str, dtype: str, n: int, capability: int = 90, rows: int = 
 def compiled_sums(dtype: str, n: int, capability: int = 90, rows: int = 4096, **options: Any) -> list[Any]:
     """The kernels that add up: parts of a row, forward and backward, and what programs have summed for the gain."""
     forward, backward = tiles("forward", rows, n), tiles("backward", rows, n)
-    add_up = backward._replace(warps=4)
     return [
         _compile(triton_forward.sum_parts, dtype, n, capability, rows, forward, options),
         _compile(triton_backward.sum_parts, dtype, n, capability, rows, backward, options),
-        _compile(triton_backward.add_up, dtype, n, capability, rows, add_up, {**options, "ROWS": 32, "BLOCK": 64}),
+        _compile(triton_backward.add_up, dtype, n, capability, rows, ADD_UP, options),
+        _compile(triton_backward.add_up, dtype, n, capability, rows, ADD_UP, {**options, "second": POINTERS[dtype]}),
     ]
 
 
 def _compile(function: Any, dtype: str, n: int, capability: int, rows: int, tile: Tiles, options: Any) -> Any:
-    """With the arguments that torch_impl/gpu.py passes, specialised as Triton does it: a 1 is a constant."""
+    """With the arguments that torch_impl/gpu.py passes, specialised as Triton does it: a 1 is a constant.
+
+    Options are arguments by their names: POSITION, OFFSET, NORM, PRODUCT and RESULT are of the call.
+    """
     own, parts = POINTERS[dtype], POINTERS["float64"] if tile.chunks > 1 else None
     values: dict[str, Any] = {
         "x": own, "residual": None, "scale": own, "bias": None, "parts": parts, "y": own, "h_out": None,
@@ -110,17 +115,26 @@ def _compile(function: Any, dtype: str, n: int, capability: int, rows: int, tile
         "dscale": POINTERS["float64"], "dbias": None,
         "rows": rows, "n": n, "k": None, "groups": None, "x_step": n, "h_step": n, "CHUNKS": tile.chunks,
         "mask": None, "mask_step": 0, "mask_stride": 0, "PROGRAMS": tile.programs,
-        "eps": "fp64", "POSITION": "inside", "OFFSET": 0.0, "FORMAT": dtype, "NORM": "",
-        "PRODUCT": dtype, "RESULT": dtype, "ROWS": tile.rows, "BLOCK": tile.block, "ALL": power_of_two(tile.chunks),
-        "sums": POINTERS["float64"], "total": own, "programs": tile.programs,
+        "sums": POINTERS["float64"], "total": own, "second": None, "programs": tile.programs,
     }  # fmt: skip
     values |= options
+    variant = Variant(
+        name="", eps=1e-6, eps_position=options.get("POSITION", "inside"), scale_offset=options.get("OFFSET", 0.0)
+    )
+    call = replace(
+        resolve("rms_norm", Spec((rows, n), dtype), variant=variant), norm=options.get("NORM"),
+        product=options.get("PRODUCT", dtype), result=options.get("RESULT", dtype),
+    )  # fmt: skip
+    names = {pointer: name for name, pointer in POINTERS.items()}
+    formats = ("total", "second") if tile is ADD_UP else ("scale", "bias")
+    chosen = settings(function.__name__, call, tile, tuple(names.get(values[name]) for name in formats))
+    values = chosen.arguments | values
     signature, constants, attributes = {}, {}, {}
     for i, name in enumerate(function.arg_names):
         value = values[name]
         is_pointer = isinstance(value, str) and value.startswith("*")
-        if value == "fp64":
-            signature[name] = value
+        if type(value) is float and not function.params[i].is_constexpr:
+            signature[name] = "fp64"
         elif is_pointer or (type(value) is int and value != 1 and not function.params[i].is_constexpr):
             signature[name] = value if is_pointer else "i32"
             if is_pointer or value % 16 == 0:
@@ -129,7 +143,7 @@ def _compile(function: Any, dtype: str, n: int, capability: int, rows: int, tile
             signature[name], constants[(i,)] = "constexpr", value
     source = ASTSource(function, signature=signature, constexprs=constants, attrs=attributes)
     target = GPUTarget("cuda", capability, 32)
-    return triton.compile(source, target=target, options={"num_warps": tile.warps, **OPTIONS})
+    return triton.compile(source, target=target, options=chosen.options)
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:

@@ -14,7 +14,7 @@ Source of the sizes: times on an H200 (docs/gpu.md). More threads for a row were
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rmsnorm.specification.call import Call
 
@@ -27,14 +27,15 @@ class _Limits(NamedTuple):
     narrow: int  # elements of a tile of several rows, which eight warps compute
 
 
-_LIMITS: Final = {"forward": _Limits(32, 2**14, 2**13, 1, 2**12), "backward": _Limits(16, 2**13, 2**12, 4, 2**11)}
+_LIMITS: Final = {"forward": _Limits(32, 2**14, 2**13, 1, 2**12), "backward": _Limits(16, 2**13, 2**13, 4, 2**11)}
 _WARP: Final = 32  # threads
 _NARROW: Final = 2**9  # elements of a row that shares a tile
 _NARROW_WARPS: Final = 8
 _MOST_ROWS: Final = 32  # of a tile
 # Programs of the backward pass: enough for several on each processor of the largest card, and so few that their sums
 # of the gain's gradient, 8 bytes an element to write and to read, are a small part of what is read and written.
-_PROGRAMS: Final = ((2**9, 256), (2**11, 512), (2**20, 256))
+_PROGRAMS: Final = ((2**9, 264), (2**11, 528), (2**12, 264), (2**20, 132))
+_SHARED: Final = 2**16  # bytes of shared memory that the tiles which are read ahead may take, so that every card has them
 _ALL_AT_ONCE: Final = 64  # tiles of rows, which have a program each: there is nothing to save
 _TILES_EACH: Final = 8  # of a program that computes several
 
@@ -55,6 +56,10 @@ class Tiles(NamedTuple):
     chunks: int
     programs: int
     warps: int
+
+
+OPTIONS: Final[dict[str, Any]] = {"enable_fp_fusion": False}  # of the compiler: the arithmetic is as it is written
+ADD_UP: Final = Tiles(32, 64, 1, 1, 4)  # of what programs have summed: rows are programs
 
 
 def tiles(kind: str, rows: int, n: int, groups: int = 1) -> Tiles:
@@ -96,6 +101,48 @@ def way(call: Call, scale: str | None, bias: str | None) -> str:
     is_one_format = call.x == call.result and (not call.norm or (call.product == call.x and scale in (None, call.x)))
     has_one_way = bias is None and not (call.norm and call.variant.scale_offset) and scale in (None, call.x, "float32")
     return "cut" if is_one_format and has_one_way and call.n <= _LIMITS["forward"].widest else "pairs"
+
+
+class Settings(NamedTuple):
+    """How a kernel is compiled, and what it takes beside arrays and sizes.
+
+    Attributes:
+        arguments: by their names; a kernel takes those that it has.
+        options: of the compiler, by their names.
+    """
+
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+
+
+def settings(kernel: str, call: Call, tile: Tiles, formats: tuple[str | None, ...] = (None, None)) -> Settings:
+    """The settings of a kernel: forward, backward, the sum_parts of either, or add_up, whose tile is ``ADD_UP``.
+
+    ``formats``: the dtypes of scale and bias for forward, those of its one or two totals for add_up.
+
+    Example:
+        >>> from rmsnorm.specification.call import Spec, resolve
+        >>> from rmsnorm.specification.variants import Variant
+        >>> call = resolve("rms_norm", Spec((64, 128), "float16"), variant=Variant.get("standard"))
+        >>> settings("add_up", call, ADD_UP, ("float16", None)).arguments
+        {'FORMAT': 'float16', 'SECOND': None, 'ROWS': 32, 'BLOCK': 64}
+    """
+    options: dict[str, Any] = {"num_warps": tile.warps, **OPTIONS}
+    division = {"ROWS": tile.rows, "BLOCK": tile.block}
+    if kernel == "add_up":
+        return Settings({"FORMAT": formats[0], "SECOND": formats[1], **division}, options)
+    arguments: dict[str, Any] = {
+        "eps": float(call.eps), "share": 1 / call.k, "POSITION": call.variant.eps_position,
+        "OFFSET": call.variant.scale_offset, "FORMAT": call.x, **division, "ALL": power_of_two(tile.chunks),
+    }  # fmt: skip
+    if kernel == "forward":
+        roundings = {"NORM": call.norm or "", "PRODUCT": call.product, "RESULT": call.result}
+        arguments |= {**roundings, "WAY": way(call, *formats)}
+    elif kernel == "backward":
+        read_ahead = 4 * tile.rows * tile.block * (4 if call.x == "float32" else 2)  # bytes of h and dy, of two tiles
+        arguments["STAGES"] = 3 if read_ahead <= _SHARED else 1
+        options["maxnreg"] = 128  # registers of a thread, so that an SM has two programs of eight warps
+    return Settings(arguments, options)
 
 
 def power_of_two(n: int) -> int:

@@ -262,10 +262,20 @@ def _read(
 
 
 @triton.jit
+def _negative(number):
+    """A float32 times -1 in float64: not what follows needs, lest the compiler keep 32 more registers of it."""
+    if INTERPRETED:
+        return -number.to(tl.float64)
+    else:
+        text: tl.constexpr = "{ .reg .b32 s; neg.f32 s, $1; cvt.f64.f32 $0, s; }"
+        return tl.inline_asm_elementwise(text, "=d,r", [number], tl.float64, True, 1)
+
+
+@triton.jit
 def _product(v, cotangent, gain, SAFE: tl.constexpr):
     """u h; of 16 bits and unless SAFE, h dy is a float32, which has it or is not finite, or is too small to count."""
     if SAFE or v.dtype == tl.float32 or cotangent.dtype == tl.float32:
-        return single(v).to(tl.float64) * single(cotangent).to(tl.float64) * gain
+        return single(v).to(tl.float64) * _negative(single(cotangent)) * -gain
     else:
         return (single(v) * single(cotangent)).to(tl.float64) * gain
 
@@ -439,12 +449,23 @@ def backward(
 
 
 @triton.jit
-def add_up(sums, total, programs, n, FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of the rows of ``sums``, of programs by n, rounded once."""
+def add_up(
+    sums, total, second, programs, n, FORMAT: tl.constexpr, SECOND: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sum of the rows of ``sums``, of programs by n, rounded once; if there is a second total, of those behind."""
+    which = tl.program_id(1)
+    sums += which.to(tl.int64) * programs * n
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     result = tl.zeros((ROWS, BLOCK), tl.float64)
     for start in range(0, programs, ROWS):
         row = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
         result += tl.load(sums + row * n + columns, mask=(row < programs) & (columns < n), other=0.0)
     result = tl.sum(result, 0)[None, :]
-    tl.store(total + columns, rounded_wide(result, FORMAT), mask=columns < n)
+    if second is None:
+        tl.store(total + columns, rounded_wide(result, FORMAT), mask=columns < n)
+    else:
+        if which == 0:
+            tl.store(total + columns, rounded_wide(result, FORMAT), mask=columns < n)
+        else:
+            tl.store(second + columns, rounded_wide(result, SECOND), mask=columns < n)

@@ -46,6 +46,15 @@ def test_the_kernels_compute_the_goldens_numbers_in_the_interpreter():
     assert "skipped" not in done.stdout
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is tested where there is no GPU")
+@pytest.mark.skipif(find_spec("jax") is None, reason="it needs JAX")
+@pytest.mark.parametrize(("tests", "kernels"), [("jax_kernels.py", "interpret"), ("jax_programs.py", "")])
+def test_jax_passes_the_kernels_what_they_take(tests, kernels):
+    done = run(f"tests/gpu/{tests}", kernels=kernels)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
+    assert "skipped" not in done.stdout
+
+
 GOLDEN = "test_values_and_gradients_are_the_goldens"
 MIDDLE = "test_a_number_beside_the_middle_of_two_is_rounded_once"
 # A line of triton_pairs.py, what stands in its place, and a test that must notice it.

@@ -56,6 +56,7 @@ OPTIONS = [  # each branch of a kernel, which the interpreter does not compile
     ("backward", "float16", 80, {"POSITION": "outside", "OFFSET": 1.0, "k": 40}),
     ("backward", "float32", 80, {"POSITION": "clamp", "scale": None, "dscale": None, "k": 1}),
     ("backward", "float32", 1, {"rows": 1}),
+    ("backward", "bfloat16", 80, {"rows": 1, "mask": "*u8"}),
     ("backward", "bfloat16", 64, {"groups": 8}),
     ("backward", "bfloat16", 80, {"mask": "*u8", "mask_step": 80, "mask_stride": 1}),
     ("backward", "float32", 80, {"mask": "*u8", "scale": None, "dscale": None, "POSITION": "clamp"}),
