@@ -31,16 +31,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from rmsnorm.gpu import triton_backward, triton_forward
-from rmsnorm.gpu.plan import Tiles, power_of_two, tiles, way
-from rmsnorm.gpu.triton_pairs import OPTIONS
+from rmsnorm.gpu.plan import ADD_UP, Tiles, settings, tiles
 from rmsnorm.parity import screen
-from rmsnorm.specification.call import Call, Spec, resolve
+from rmsnorm.specification.call import Spec, resolve
 from rmsnorm.specification.variants import Variant
 
 POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64"}
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 SHORT = {"forward": "fwd", "backward": "bwd", "float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 WIDTHS = (128, 1024, 8192, 65536)
+REGISTERS = 128  # of a thread of backward, so that a program of 16 warps fits
 ELEMENTS = 2**27  # of the predictions
 CAPABILITIES = (80, 90, 100, 120)  # whose machine code is printed, and held to limits by a test
 CODE = {103: 100}  # whose machine code stands for that of another, which Triton's disassembler cannot read
@@ -55,15 +55,15 @@ ON_PURPOSE = {"fma.rz.f32", "mul.rz.f32", "cvt.rz.f32.f64", "rsqrt.approx.ftz.f6
 
 # What the test of the machine code compares: kernel, format, width, arguments of the kernel.
 CASES: dict[str, tuple[str, str, int, dict[str, Any]]] = {
-    "forward bfloat16 8192": ("forward", "bfloat16", 8192, {}),
-    "forward bfloat16 4096": ("forward", "bfloat16", 4096, {}),
-    "forward bfloat16 128": ("forward", "bfloat16", 128, {}),
-    "forward bfloat16 8192 LLaMA": ("forward", "bfloat16", 8192, LLAMA),
-    "forward float16 8192": ("forward", "float16", 8192, {}),
-    "forward float32 8192": ("forward", "float32", 8192, {}),
-    "backward bfloat16 8192": ("backward", "bfloat16", 8192, {}),
-    "backward bfloat16 1024": ("backward", "bfloat16", 1024, {}),
-    "backward float32 8192": ("backward", "float32", 8192, {}),
+    "forward bf16 8192": ("forward", "bfloat16", 8192, {}),
+    "forward bf16 4096": ("forward", "bfloat16", 4096, {}),
+    "forward bf16 128": ("forward", "bfloat16", 128, {}),
+    "forward bf16 8192 LLaMA": ("forward", "bfloat16", 8192, LLAMA),
+    "forward f16 8192": ("forward", "float16", 8192, {}),
+    "forward f32 8192": ("forward", "float32", 8192, {}),
+    "backward bf16 8192": ("backward", "bfloat16", 8192, {}),
+    "backward bf16 1024": ("backward", "bfloat16", 1024, {}),
+    "backward f32 8192": ("backward", "float32", 8192, {}),
 }
 
 
@@ -88,11 +88,13 @@ def compiled(
     """A kernel (forward or backward) of rows of n elements, with a gain, compiled; options are arguments of it."""
     tile = tiles(kernel, rows, n)
     tile = tile._replace(programs=programs or tile.programs)
-    made, arguments = _compile(kernel, kernel, dtype, n, capability, rows, tile, options)
+    function = getattr({"forward": triton_forward, "backward": triton_backward}[kernel], kernel)
+    made, values = _compile(function, dtype, n, capability, rows, tile, options)
     cubin, ptx = made.asm["cubin"], made.asm["ptx"]
     registers, stack = resources(cubin)
-    path = [one for block in usual_blocks(instructions(cubin), kernel == "backward") for one in block.instructions]
-    elements = tile.rows * n // tile.chunks * (2 if arguments.get("PAIRED") else 1)
+    has_loop = kernel == "backward" and rows > tile.rows  # over rows; else there is one turn at most
+    path = [one for block in usual_blocks(instructions(cubin), has_loop) for one in block.instructions]
+    elements = tile.rows * n // tile.chunks * (2 if values.get("PAIRED") else 1)
     words = re.findall(r"[ls][dt]\.global(?:\.v(\d))?\.b(\d+)", ptx)
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global .*?\], (0x\w+|\d+)", ptx)
     return Compiled(
@@ -106,9 +108,10 @@ def compiled_sums(dtype: str, n: int, capability: int = 90, rows: int = 4096, **
     """The kernels that add up: parts of a row, forward and backward, and what programs have summed for the gain."""
     forward, backward = tiles("forward", rows, n), tiles("backward", rows, n)
     return [
-        _compile("forward", "sum_parts", dtype, n, capability, rows, forward, options)[0],
-        _compile("backward", "sum_parts", dtype, n, capability, rows, backward, options)[0],
-        _compile("backward", "add_up", dtype, n, capability, rows, ADD_UP, options)[0],
+        _compile(triton_forward.sum_parts, dtype, n, capability, rows, forward, options)[0],
+        _compile(triton_backward.sum_parts, dtype, n, capability, rows, backward, options)[0],
+        _compile(triton_backward.add_up, dtype, n, capability, rows, ADD_UP, options)[0],
+        _compile(triton_backward.add_up, dtype, n, capability, rows, ADD_UP, {**options, "second": POINTERS[dtype]})[0],
     ]
 
 
@@ -117,10 +120,12 @@ def loose(ptx: str) -> tuple[str, ...]:
 
 
 def _compile(
-    kind: str, name: str, dtype: str, n: int, capability: int, rows: int, tile: Tiles, options: dict[str, Any]
+    function: Any, dtype: str, n: int, capability: int, rows: int, tile: Tiles, options: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """With the arguments that torch_impl/gpu.py passes, specialised as Triton does it: a 1 is a constant. And its settings."""
-    function = getattr({"forward": triton_forward, "backward": triton_backward}[kind], name)
+    """With the arguments that torch_impl/gpu.py passes, specialised as Triton does it; and these arguments.
+
+    Options are arguments by their names: POSITION, OFFSET, NORM, PRODUCT and RESULT are of the call.
+    """
     own, parts = POINTERS[dtype], POINTERS["float64"] if tile.chunks > 1 else None
     values: dict[str, Any] = {
         "x": own, "residual": None, "scale": own, "bias": None, "parts": parts, "y": own, "h_out": None,
@@ -129,61 +134,37 @@ def _compile(
         "rows": rows, "n": n, "k": None, "groups": None, "x_step": n, "h_step": n, "CHUNKS": tile.chunks,
         "mask": None, "mask_step": 0, "mask_stride": 0, "PROGRAMS": tile.programs,
         "sums": POINTERS["float64"], "total": own, "second": None, "programs": tile.programs,
-    } | options  # fmt: skip
-    dtypes = {None: None} | {pointer: one for one, pointer in POINTERS.items()}
-    formats = (dtype, None) if name == "add_up" else (dtypes[values["scale"]], dtypes[values["bias"]])
-    chosen = settings(name, _call(dtype, n, rows, options), tile, formats)
-    values = values | chosen.arguments | {"eps": "fp64", "share": "fp64"} | options
+    }  # fmt: skip
+    values |= options
+    variant = Variant(
+        name="", eps=1e-6, eps_position=options.get("POSITION", "inside"), scale_offset=options.get("OFFSET", 0.0)
+    )
+    call = replace(
+        resolve("rms_norm", Spec((rows, n), dtype), variant=variant), norm=options.get("NORM"),
+        product=options.get("PRODUCT", dtype), result=options.get("RESULT", dtype),
+    )  # fmt: skip
+    names = {pointer: name for name, pointer in POINTERS.items()}
+    formats = ("total", "second") if tile is ADD_UP else ("scale", "bias")
+    chosen = settings(function.__name__, call, tile, tuple(names.get(values[name]) for name in formats))
+    values = chosen.arguments | values
     signature, constants, attributes = {}, {}, {}
-    for i, argument in enumerate(function.arg_names):
-        value = values[argument]
+    for i, name in enumerate(function.arg_names):
+        value = values[name]
         is_pointer = isinstance(value, str) and value.startswith("*")
-        if value == "fp64":
-            signature[argument] = value
+        if type(value) is float and not function.params[i].is_constexpr:
+            signature[name] = "fp64"
         elif is_pointer or (type(value) is int and value != 1 and not function.params[i].is_constexpr):
-            signature[argument] = value if is_pointer else "i32"
+            signature[name] = value if is_pointer else "i32"
             if is_pointer or value % 16 == 0:
                 attributes[(i,)] = [["tt.divisibility", 16]]
         else:
-            signature[argument], constants[(i,)] = "constexpr", value
+            signature[name], constants[(i,)] = "constexpr", value
     source = ASTSource(function, signature=signature, constexprs=constants, attrs=attributes)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=chosen.options), chosen.arguments
-
-
-def _call(dtype: str, n: int, rows: int, options: dict[str, Any]) -> Call:
-    """The call whose kernels have these arguments."""
-    variant = Variant(
-        name="", eps=1e-6, eps_position=options.get("POSITION", "inside"), scale_offset=options.get("OFFSET", 0)
-    )
-    call = resolve("rms_norm", Spec((rows, n), dtype), Spec((n,), dtype), variant=variant)
-    roundings = {name.lower(): options[name] for name in ("NORM", "PRODUCT", "RESULT") if name in options}
-    return replace(call, **roundings)
-
-
-def settings(kernel: str, call: Call, tile: Tiles, formats: tuple[str | None, ...]) -> Settings:
-    options: dict[str, Any] = {"num_warps": tile.warps, **OPTIONS}
-    division = {"ROWS": tile.rows, "BLOCK": tile.block}
-    if kernel == "add_up":
-        return Settings({"FORMAT": formats[0], "SECOND": formats[1], **division}, options)
-    arguments: dict[str, Any] = {
-        "POSITION": call.variant.eps_position, "OFFSET": call.variant.scale_offset, "FORMAT": call.x,
-        **division, "ALL": power_of_two(tile.chunks),
-    }  # fmt: skip
-    if kernel == "forward":
-        roundings = {"NORM": call.norm or "", "PRODUCT": call.product, "RESULT": call.result}
-        arguments |= {**roundings, "WAY": way(call, *formats)}
-    elif kernel == "backward":
-        arguments |= {"STAGES": 3, "PAIRED": False}
-        options["maxnreg"] = 128
-    return Settings(arguments, options)
-
-
-class Settings(NamedTuple):
-    arguments: dict[str, Any]
-    options: dict[str, Any]
-
-
-ADD_UP = Tiles(32, 64, 1, 1, 4)
+    target = GPUTarget("cuda", capability, 32)
+    options = chosen.options
+    if "maxnreg" in options and options["maxnreg"] is None:
+        options = options | {"maxnreg": REGISTERS}
+    return triton.compile(source, target=target, options=options), values
 
 
 def predicted(made: Compiled, rows: int, card: Card) -> tuple[dict[str, float], str]:
@@ -255,7 +236,7 @@ def print_limits() -> None:
     print(f'    "{".".join(triton.__version__.split(".")[:2])}": {{')
     for name, (kernel, dtype, n, options) in _progress(CASES.items()):
         made = (compiled(kernel, dtype, n, capability, **options) for capability in CAPABILITIES)
-        numbers = (f"{one.capability}: ({one.counts.issue:.2f}, {one.registers}, {one.spills})" for one in made)
+        numbers = (f"{one.capability}: ({one.counts.issue:.1f}, {one.registers}, {one.spills})" for one in made)
         print(f'        "{name}": {{{", ".join(numbers)}}},')
     print("    },")
 

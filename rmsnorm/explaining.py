@@ -56,6 +56,8 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
         else:
             engines = import_module(f"rmsnorm.{row.folder}.engines")
             reason = engines.why_not(call, (x, scale, bias, *arrays.values()))
+            if reason is None:  # of the kernels for CPUs alone there are names
+                return f"{row.title}: kernels for GPUs, in Triton"
         return f"{row.title}: plain operations, as {reason}"
     is_apart = options.get("gate") is not None and call.variant.gate_function not in names[0]
     rest = ", and plain operations for the gate" if is_apart else ""

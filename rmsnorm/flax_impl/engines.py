@@ -1,4 +1,4 @@
-"""Which engine computes a call: the kernels for CPUs, or operations that XLA compiles. Nothing else decides that.
+"""Which engine computes a call: the kernels, or operations that XLA compiles. Nothing else decides that.
 
 A call is asked about twice: of its arrays when it is traced, and of its devices when its program is lowered.
 """
@@ -15,14 +15,14 @@ import jax
 from jax import ffi
 
 from rmsnorm import cpu
-from rmsnorm.flax_impl import private
+from rmsnorm.flax_impl import gpu, private
 from rmsnorm.specification.call import Call, without_none
 
 
 class Engine(Enum):
     """What computes a call."""
 
-    KERNELS = "kernels"  # those of rmsnorm.cpu
+    KERNELS = "kernels"  # those of rmsnorm.cpu or rmsnorm.gpu
     OPERATIONS = "operations of JAX"
 
 
@@ -33,13 +33,16 @@ class Context(NamedTuple):
         is_spread: a row is spread over a named axis.
         is_divided: types say that each device has its own part of an array.
         is_mixed: the gradient of x + residual is wanted in another dtype than its own.
-        is_on_one_cpu: whether the program is for one CPU of this process; None while it is traced.
+        platform: that of the one device of this process that the program is for, as JAX names it; empty if there is no
+            such device, and None while the program is traced.
+        formats: dtypes of the arrays of x's shape and of the parameters, and of their gradients.
     """
 
     is_spread: bool = False
     is_divided: bool = False
     is_mixed: bool = False
-    is_on_one_cpu: bool | None = None
+    platform: str | None = None
+    formats: tuple[str | None, ...] = ()
 
 
 def engine_of(call: Call, context: Context) -> tuple[Engine, str | None]:
@@ -59,10 +62,12 @@ def _reason(call: Call, context: Context) -> str | None:
         return "the gradient of x and that of the residual have different dtypes"
     if (refusal := cpu.refusal(call)) is not None:
         return refusal
-    if context.is_on_one_cpu is None:
+    if context.platform is None:
         return None
-    if not context.is_on_one_cpu:
-        return "an array is not on one CPU"
+    if context.platform == "cuda":
+        return gpu.why_not(call, context.formats)
+    if context.platform != "cpu":
+        return "an array is not on one CPU, or one GPU of Nvidia"
     if not cpu.is_available():
         return cpu.why_not(call) or "there are no kernels"
     return None if is_registered() else "this jaxlib does not accept the kernels"
@@ -77,8 +82,10 @@ def why_not(call: Call, arrays: Iterable[Any]) -> str | None:
     """Why no kernel is in the program that JAX compiles for these arrays; None if there is one."""
     arrays = [array for array in arrays if isinstance(array, jax.Array)]
     devices = {device for array in arrays for device in array.devices()}
-    on_one_cpu = [device.platform for device in devices] == ["cpu"]
-    return engine_of(call, context_of(arrays, is_on_one_cpu=on_one_cpu))[1]
+    platforms = [device.platform for device in devices]
+    platform = platforms[0].replace("gpu", "cuda") if len(platforms) == 1 else ""  # where a rule is for cuda or rocm
+    formats = tuple(array.dtype.name for array in arrays if array.dtype != bool)
+    return engine_of(call, context_of(arrays, platform=platform, formats=formats))[1]
 
 
 @lru_cache(maxsize=1)

@@ -19,10 +19,10 @@ from jax import numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from rmsnorm.flax_impl import gate as plain
-from rmsnorm.flax_impl import private
+from rmsnorm.flax_impl import gpu, private
 from rmsnorm.flax_impl.engines import Context, Engine, context_of, engine_of
 from rmsnorm.flax_impl.gate import Pair
-from rmsnorm.flax_impl.operations import Across, elementwise, gain, may_leave_range
+from rmsnorm.flax_impl.operations import Across, elementwise, gain, may_leave_range, statistic
 from rmsnorm.flax_impl.private import Primitive, ad, batching, mlir
 from rmsnorm.flax_impl.rounding import convert, double, excess, exponent_of, times_two_to, with_x64, zero_outside
 from rmsnorm.specification.call import Call, filled, without_none
@@ -118,9 +118,14 @@ def _forward_kernel(*operands: Any, call: Call, present: Present) -> Any:
     from rmsnorm.cpu import xla
 
     h, gate, mask, scale, bias = filled(operands, present)
-    mask, steps = _mask_in_steps(call, mask)
+    mask, steps = _mask_in_steps(call, mask, call.first_of_row)
     attribute = xla.forward(call, _name(scale), _name(bias), _name(gate), steps)
     return _call_kernel(attribute, _forward_types(call=call), h, scale, bias, mask, gate)
+
+
+def _forward_on_gpu(*operands: Any, call: Call, present: Present) -> Any:
+    h, _, mask, scale, bias = filled(operands, present)
+    return gpu.forward(call, h, scale, bias, *_mask_in_steps(call, mask, min(call.axes)))
 
 
 @with_x64
@@ -202,7 +207,7 @@ def _gradients_kernel(*operands: Any, call: Call, present: Present, wanted: Want
     from rmsnorm.cpu import xla
 
     dy, h, inverse_rms, dh, gate, mask, scale, bias = filled(operands, present)
-    mask, steps = _mask_in_steps(call, mask)
+    mask, steps = _mask_in_steps(call, mask, call.first_of_row)
     attribute = xla.backward(
         replace(call, result=dy.dtype.name), _name(scale), _name(bias) or wanted[2], _name(gate), steps,
         tuple(name is not None for name in wanted), has_inverse_rms=inverse_rms is not None, has_bias=bias is not None,
@@ -210,6 +215,14 @@ def _gradients_kernel(*operands: Any, call: Call, present: Present, wanted: Want
     )  # fmt: skip
     types = _gradient_types(call=call, wanted=wanted)
     return _call_kernel(attribute, types, dy, h, inverse_rms, scale, bias, mask, dh, gate)
+
+
+@with_x64
+def _gradients_on_gpu(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
+    dy, h, inverse_rms, dh, _, mask, scale, _ = filled(operands, present)
+    if inverse_rms is None:
+        inverse_rms = statistic(call, h, mask).inverse_rms
+    return gpu.backward(call, wanted, dy, h, inverse_rms, dh, scale, *_mask_in_steps(call, mask, min(call.axes)))
 
 
 def _types(h: Any, *results: tuple[tuple[int, ...], str]) -> Any:
@@ -220,11 +233,13 @@ def _name(x: Any) -> str | None:
     return None if x is None else x.dtype.name
 
 
-def _mask_in_steps(call: Call, mask: Any) -> tuple[Any, tuple[int, int] | None]:
-    """The mask of rows, or of elements if it differs within a row; its steps to the next row and element."""
+def _mask_in_steps(call: Call, mask: Any, first: int) -> tuple[Any, tuple[int, int] | None]:
+    """The mask of rows, or of elements if it differs within a row; its steps to the next row and element.
+
+    ``first``: the axis with which a row begins.
+    """
     if mask is None:
         return None, None
-    first = call.first_of_row
     if prod(mask.shape[first:]) == 1:
         return jnp.broadcast_to(mask, (*call.shape[:first], *mask.shape[first:])), (1, 0)
     return jnp.broadcast_to(mask, call.shape), (prod(call.shape[first:]), 1)
@@ -236,10 +251,10 @@ def _call_kernel(attribute: np.ndarray, types: Any, *operands: Any) -> Any:
 
 
 def _primitive(
-    name: str, plain: Callable[..., Any], types: Callable[..., Any], kernel: Callable[..., Any] | None, like_x: int,
-    tangents: tuple[int, ...] = (),
+    name: str, plain: Callable[..., Any], types: Callable[..., Any], kernels: dict[str, Callable[..., Any]],
+    like_x: int, tangents: tuple[int, ...] = (),
 ) -> Primitive:  # fmt: skip
-    """A primitive that computes ``plain``, on CPUs in a kernel if there is one.
+    """A primitive that computes ``plain``, on a platform of ``kernels`` in a kernel.
 
     Its operands are as many as ``like_x`` of x's shape, those at ``tangents`` to be transposed, then a mask, then
     parameters; only those that are not None.
@@ -249,21 +264,34 @@ def _primitive(
     primitive.def_impl(plain)
     primitive.def_abstract_eval(types)
     mlir.register_lowering(primitive, mlir.lower_fun(plain, multiple_results=True))
-    if kernel is not None:
-        mlir.register_lowering(primitive, bind(_lower, plain, kernel), platform="cpu")
+    for platform, kernel in kernels.items():
+        mlir.register_lowering(primitive, bind(_lower, plain, kernel, platform), platform=platform)
     ad.primitive_jvps[primitive] = bind(_differentiate, plain)
     batching.primitive_batchers[primitive] = bind(_batch, primitive, plain, like_x, tangents)
     return primitive
 
 
 @with_x64  # the lowering itself traces float64, too
-def _lower(plain: Callable[..., Any], kernel: Callable[..., Any], context: Any, *operands: Any, **params: Any) -> Any:
-    """The program of a primitive for CPUs: a kernel, or else plain operations, which XLA divides among devices."""
-    is_on_one_cpu = private.is_for_one_device(context.module_context)
-    if engine_of(params["call"], Context(is_on_one_cpu=is_on_one_cpu))[0] is Engine.OPERATIONS:
+def _lower(
+    plain: Callable[..., Any], kernel: Callable[..., Any], platform: str, context: Any, *operands: Any, **params: Any
+) -> Any:
+    """The program of a primitive for a platform: a kernel, or else operations, which XLA divides among devices."""
+    where = Context(
+        platform=platform if private.is_for_one_device(context.module_context) else "",
+        formats=_formats(context.avals_in, **params),
+    )
+    if engine_of(params["call"], where)[0] is Engine.OPERATIONS:
         return mlir.lower_fun(plain, multiple_results=True)(context, *operands, **params)
     plain_types = [jax.core.ShapedArray(x.shape, x.dtype) for x in context.avals_in]
     return mlir.lower_fun(kernel, multiple_results=True)(context.replace(avals_in=plain_types), *operands, **params)
+
+
+def _formats(types: Sequence[Any], *, call: Call, present: Present, wanted: Wanted = ()) -> tuple[str | None, ...]:
+    """The dtypes of the operands but mask and 1 / rho, and those of the gradients."""
+    operands = filled(types, present)
+    if wanted:
+        del operands[2]
+    return *(_name(x) for x in operands if x is not None and x.dtype != bool), *wanted
 
 
 def _differentiate(plain: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
@@ -298,7 +326,9 @@ def _with_axis(call: Call, size: int) -> Call:
     return replace(call, shape=(size, *call.shape), axes=axes, feature_axes=features)
 
 
-_forward_p = _primitive("rms_norm", _forward, _forward_types, _forward_kernel, 2)
-_tangent_p = _primitive("rms_norm_tangent", _tangent, _forward_types, None, 5, (2, 4))
-_gradients_p = _primitive("rms_norm_gradients", _gradients, _gradient_types, _gradients_kernel, 5)
+_forward_p = _primitive("rms_norm", _forward, _forward_types, {"cpu": _forward_kernel, "cuda": _forward_on_gpu}, 2)
+_tangent_p = _primitive("rms_norm_tangent", _tangent, _forward_types, {}, 5, (2, 4))
+_gradients_p = _primitive(
+    "rms_norm_gradients", _gradients, _gradient_types, {"cpu": _gradients_kernel, "cuda": _gradients_on_gpu}, 5
+)
 ad.primitive_transposes[_tangent_p] = _transpose

@@ -1,4 +1,4 @@
-"""RMSNorm on the GPU, compiled just in time: Triton kernels for PyTorch.
+"""RMSNorm on the GPU, compiled just in time: Triton kernels for PyTorch and JAX.
 
     plan                            how an array is divided between the programs of a GPU
     triton_pairs                    arithmetic in pairs of float32,

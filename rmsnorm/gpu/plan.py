@@ -14,7 +14,7 @@ Source of the sizes: times on an H200 (docs/gpu.md). More threads for a row were
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rmsnorm.specification.call import Call
 
@@ -57,6 +57,10 @@ class Tiles(NamedTuple):
     warps: int
 
 
+OPTIONS: Final[dict[str, Any]] = {"enable_fp_fusion": False}  # of the compiler: the arithmetic is as it is written
+ADD_UP: Final = Tiles(32, 64, 1, 1, 4)  # of what programs have summed: rows are programs
+
+
 def tiles(kind: str, rows: int, n: int, groups: int = 1) -> Tiles:
     """The division for a kind of pass, forward or backward, of rows that have so many groups of n elements.
 
@@ -96,6 +100,47 @@ def way(call: Call, scale: str | None, bias: str | None) -> str:
     is_one_format = {call.x, call.result, scale or call.x} == {call.x} and (not call.norm or call.product == call.x)
     is_simple = bias is None and call.variant.scale_offset == 0 and call.n <= _LIMITS["forward"].widest
     return "cut" if is_one_format and is_simple else "pairs"
+
+
+class Settings(NamedTuple):
+    """How a kernel is compiled, and what it takes beside arrays and sizes.
+
+    Attributes:
+        arguments: by their names; a kernel takes those that it has.
+        options: of the compiler, by their names.
+    """
+
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+
+
+def settings(kernel: str, call: Call, tile: Tiles, formats: tuple[str | None, ...] = (None, None)) -> Settings:
+    """The settings of a kernel: forward, backward, the sum_parts of either, or add_up, whose tile is ``ADD_UP``.
+
+    ``formats``: the dtypes of scale and bias for forward, those of its one or two totals for add_up.
+
+    Example:
+        >>> from rmsnorm.specification.call import Spec, resolve
+        >>> from rmsnorm.specification.variants import Variant
+        >>> call = resolve("rms_norm", Spec((64, 128), "float16"), variant=Variant.get("standard"))
+        >>> settings("add_up", call, ADD_UP, ("float16", None)).arguments
+        {'FORMAT': 'float16', 'SECOND': None, 'ROWS': 32, 'BLOCK': 64}
+    """
+    options: dict[str, Any] = {"num_warps": tile.warps, **OPTIONS}
+    division = {"ROWS": tile.rows, "BLOCK": tile.block}
+    if kernel == "add_up":
+        return Settings({"FORMAT": formats[0], "SECOND": formats[1], **division}, options)
+    arguments: dict[str, Any] = {
+        "eps": float(call.eps), "share": 1 / call.k, "POSITION": call.variant.eps_position,
+        "OFFSET": call.variant.scale_offset, "FORMAT": call.x, **division, "ALL": power_of_two(tile.chunks),
+    }  # fmt: skip
+    if kernel == "forward":
+        roundings = {"NORM": call.norm or "", "PRODUCT": call.product, "RESULT": call.result}
+        arguments |= {**roundings, "WAY": way(call, *formats)}
+    elif kernel == "backward":
+        arguments |= {"STAGES": 3, "PAIRED": False}
+        options["maxnreg"] = None  # registers of a thread; None leaves them to the compiler
+    return Settings(arguments, options)
 
 
 def power_of_two(n: int) -> int:

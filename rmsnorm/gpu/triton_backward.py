@@ -405,12 +405,23 @@ def backward(
 
 
 @triton.jit
-def add_up(sums, total, programs, n, FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of the rows of ``sums``, of programs by n, rounded once."""
+def add_up(
+    sums, total, second, programs, n, FORMAT: tl.constexpr, SECOND: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sum of the rows of ``sums``, of programs by n, rounded once; if there is a second total, of those behind."""
+    which = tl.program_id(1)
+    sums += which.to(tl.int64) * programs * n
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     result = tl.zeros((ROWS, BLOCK), tl.float64)
     for start in range(0, programs, ROWS):
         row = start + tl.arange(0, ROWS)[:, None].to(tl.int64)
         result += tl.load(sums + row * n + columns, mask=(row < programs) & (columns < n), other=0.0)
     result = tl.sum(result, 0)[None, :]
-    tl.store(total + columns, rounded_wide(result, FORMAT), mask=columns < n)
+    if second is None:
+        tl.store(total + columns, rounded_wide(result, FORMAT), mask=columns < n)
+    else:
+        if which == 0:
+            tl.store(total + columns, rounded_wide(result, FORMAT), mask=columns < n)
+        else:
+            tl.store(second + columns, rounded_wide(result, SECOND), mask=columns < n)

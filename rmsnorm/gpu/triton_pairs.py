@@ -1,18 +1,17 @@
 """Numbers as unevaluated sums of two, a + a_error, in Triton: of float32 they have 48 bits, of float64 106.
 
 The errors are exact only if no product of two numbers leaves the range, which the kernels check (``is_outside``), and
-if the compiler neither contracts nor reorders anything: kernels are compiled without contraction (``OPTIONS``), and
+if the compiler neither contracts nor reorders anything: kernels are compiled without contraction (plan.py), and
 every fused multiplication is written as one. Source: Dekker 1971; Boldo & Melquiond 2008 for rounding to odd.
 """
 
 # Triton compiles this source: its annotations are objects, so that `from __future__ import annotations` is left out.
 import os
-from typing import Any, Final
+from typing import Final
 
 import triton
 import triton.language as tl
 
-OPTIONS: Final[dict[str, Any]] = {"enable_fp_fusion": False}
 INTERPRETED: Final = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 STEP: Final = tl.constexpr(256)  # elements of a tile that are computed in float64 at once, where that is needed

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl import kernels, operations, operators
-from rmsnorm.torch_impl.memory import is_plain, laid_out
+from rmsnorm.torch_impl.memory import laid_out
 from rmsnorm.torch_impl.private import apply_of, has_tangents, is_differentiated, is_transformed, is_watched, untraced
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
@@ -94,8 +94,8 @@ class RepeatedFunction(torch.autograd.Function):
         repeated = ctx.repeated
         x, scale, *others, inverse_rms = ctx.saved_tensors
         bias, gate = others or (ctx.bias, None)
-        if not torch.is_grad_enabled() and is_plain(dy) and dy.is_contiguous():
-            results = repeated.backward(dy, x, scale, inverse_rms, bias, gate)
+        if not torch.is_grad_enabled() and repeated.is_readable(dy) and dy.is_contiguous():
+            results = repeated.backward(dy, x, scale, inverse_rms, bias, gate, ctx.needs_input_grad[2:4])
         else:
             dx, *others = _backward(
                 repeated.call, repeated.plan, dy, None, x, scale, bias, None, gate, inverse_rms, True

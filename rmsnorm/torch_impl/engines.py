@@ -167,7 +167,8 @@ def repeated_for(
     if prepared is None or prepared.order is not None:
         return None
     g, b = (None if t is None else (t.shape, t.dtype) for t in (scale, bias))
-    return kernels.repeated(settings, prepared.call, plan, x.shape, x.dtype, g, b, None if gate is None else gate.dtype)
+    z = None if gate is None else gate.dtype
+    return kernels.repeated(settings, prepared.call, plan, x.device, x.shape, x.dtype, g, b, z)
 
 
 def _forward(options: Options, tensors: Tensors, with_inverse_rms: bool) -> tuple[Call, Results]:

@@ -10,22 +10,21 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
-from functools import lru_cache, partial
-from typing import Any, Final, NamedTuple
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from rmsnorm import gpu
-from rmsnorm.gpu.plan import Tiles, power_of_two, tiles, way
+from rmsnorm.gpu.plan import ADD_UP, Tiles, settings, tiles
 from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl.memory import gapless, mask_rows, rows_of
-from rmsnorm.torch_impl.private import starter
+from rmsnorm.torch_impl.private import allocator, current_device, starter
 from rmsnorm.torch_impl.rounding import dtype_name
 
 _OLDEST: Final = 8, 0  # the first compute capability that converts to bfloat16
-_ADD_UP: Final = {"ROWS": 32, "BLOCK": 64}  # the tile of ``add_up``
+Sizes: TypeAlias = tuple[Any, ...]
 
 
 class Plan(NamedTuple):
@@ -37,11 +36,11 @@ class Plan(NamedTuple):
     groups: int  # of n elements in such a row
     forward: Tiles
     backward: Tiles
-    settings: dict[str, Any]  # of both kernels
-    roundings: dict[str, str]  # of the forward pass
+    call: Call
+    formats: tuple[str | None, str | None]  # of scale and bias
     reduced: tuple[int, ...]  # the shape of 1 / rho
     sizes: tuple[int, ...]  # of the parameters
-    started: dict[Any, Callable[..., None]]  # the kernels that were started
+    started: dict[Any, Callable[..., None]]  # the kernels that were started, and the calls that are repeated
     small: bool = False  # of a plan for the CPU: whether a layer keeps it
 
 
@@ -49,19 +48,12 @@ def plan(call: Call, scale: str | None, bias: str | None) -> Plan | None:
     """None if the kernels cannot compute the call."""
     if not gpu.supports(call, scale, bias) or 0 in call.shape:
         return None
-    n, k, variant = call.n, call.k, call.variant
+    n, k = call.n, call.k
     first, shared = (len(call.shape) - len(axes) for axes in (call.axes, call.feature_axes))
     rows, groups = math.prod(call.shape[:shared]), math.prod(call.shape[shared:first])
     return Plan(
         n, None if k == n else k, rows, groups, tiles("forward", rows, n, groups), tiles("backward", rows, n, groups),
-        {
-            "eps": call.eps, "share": 1 / k, "POSITION": variant.eps_position, "OFFSET": variant.scale_offset,
-            "FORMAT": call.x,
-        },
-        {"NORM": call.norm or "", "PRODUCT": call.product, "RESULT": call.result, "WAY": way(call, scale, bias)},
-        (*call.shape[:first], *(1 for _ in call.axes)),
-        call.shape[shared:],
-        {},
+        call, (scale, bias), (*call.shape[:first], *(1 for _ in call.axes)), call.shape[shared:], {},
     )  # fmt: skip
 
 
@@ -88,34 +80,33 @@ def _is_new_enough(device: torch.device) -> bool:
 
 
 def forward(
-    plan: Plan, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """y, h = x + residual (None without one) and 1 / rho in float64."""
-    from rmsnorm.gpu import triton_forward as kernels
-
-    dtype = getattr(torch, plan.settings["FORMAT"])
-    y = torch.empty(x.shape, dtype=getattr(torch, plan.roundings["RESULT"]), device=x.device)
-    inverse_rms = torch.empty(plan.reduced, dtype=torch.float64, device=x.device)
+    plan: Plan, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
+    with_inverse_rms: bool = True,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """y, h = x + residual (None without one) and, if asked for, 1 / rho in float64."""
+    dtype = getattr(torch, plan.call.x)
+    y = torch.empty(x.shape, dtype=getattr(torch, plan.call.result), device=x.device)
+    inverse_rms = torch.empty(plan.reduced, dtype=torch.float64, device=x.device) if with_inverse_rms else None
     h = None
     if residual is not None:
         h, x, residual = torch.empty(x.shape, dtype=dtype, device=x.device), x.to(dtype), residual.to(dtype)
         residual = residual.contiguous()
-    tile = plan.forward
-    matrix, masks, sizes, parts = _rows(plan, tile, x, mask)
-    with _on(x):
-        if parts is not None:
-            _start(
-                plan, kernels.sum_parts, (plan.rows * plan.groups, tile.chunks, 1), tile.warps,
-                (matrix, residual, masks, parts), (*sizes, tile.chunks),
-                FORMAT=plan.settings["FORMAT"], BLOCK=tile.block,
-            )  # fmt: skip
-        _start(
-            plan, kernels.forward, (tile.programs * plan.groups, tile.chunks, 1), tile.warps,
-            (matrix, residual, gapless(scale), gapless(bias), masks, parts, y, h, inverse_rms),
-            (plan.rows, *sizes, tile.chunks), **plan.settings, **plan.roundings,
-            ROWS=tile.rows, BLOCK=tile.block, ALL=power_of_two(tile.chunks),
-        )  # fmt: skip
+    matrix, masks, sizes = _rows(plan, x, mask)
+    with current_device(x):
+        run_forward(plan, sizes, matrix, residual, gapless(scale), gapless(bias), masks, y, h, inverse_rms)
     return y, h, inverse_rms
+
+
+def run_forward(
+    plan: Plan, sizes: Sizes, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
+    mask: Tensor | None, y: Tensor, h: Tensor | None, inverse_rms: Tensor | None,
+) -> None:  # fmt: skip
+    """The same into tensors, of tensors as kernels read them, on the current device."""
+    parts = None
+    if plan.forward.chunks > 1:
+        parts = _parts(plan, plan.forward, x, mask)
+        _start(plan, "forward", "sum_parts", sizes, x, residual, mask, parts)
+    _start(plan, "forward", "forward", sizes, x, residual, scale, bias, mask, parts, y, h, inverse_rms)
 
 
 def backward(
@@ -123,81 +114,97 @@ def backward(
     inverse_rms: Tensor, dh: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """dx + dh in T, dscale and dbias in the dtypes of the parameters."""
-    from rmsnorm.gpu import triton_backward as kernels
-
-    tile, width = plan.backward, plan.n * plan.groups
     dx = torch.empty(h.shape, dtype=h.dtype, device=h.device)
-    sums = [
-        None if dtype is None else torch.empty(tile.programs, width, dtype=torch.float64, device=h.device)
+    dscale, dbias = (
+        None if dtype is None else torch.empty(plan.sizes, dtype=dtype, device=h.device)
         for dtype in (None if scale is None else scale.dtype, bias)
-    ]
-    dy, gain = dy.contiguous(), gapless(scale)
-    matrix, masks, sizes, parts = _rows(plan, tile, h, mask)
-    with _on(h):
-        if parts is not None:
-            _start(
-                plan, kernels.sum_parts, (plan.rows * plan.groups, tile.chunks, 1), tile.warps,
-                (dy, matrix, gain, masks, parts), (*sizes, tile.chunks),
-                OFFSET=plan.settings["OFFSET"], BLOCK=tile.block,
-            )  # fmt: skip
-        _start(
-            plan, kernels.backward, (tile.programs * plan.groups, tile.chunks, 1), tile.warps,
-            (matrix, dy, gapless(dh), gain, masks, parts, inverse_rms, dx, *sums),
-            (plan.rows, *sizes, tile.programs, tile.chunks), **plan.settings,
-            ROWS=tile.rows, BLOCK=tile.block, ALL=power_of_two(tile.chunks), STAGES=3, PAIRED=False,
-        )  # fmt: skip
-        results: list[Tensor | None] = []
-        for total, dtype in zip(sums, (None if scale is None else scale.dtype, bias), strict=True):
-            if total is None or dtype is None:
-                results.append(None)
-                continue
-            result = torch.empty(plan.sizes, dtype=dtype, device=h.device)
-            _start(
-                plan, kernels.add_up, (-(-width // _ADD_UP["BLOCK"]), 1, 1), 4, (total, result), (tile.programs, width),
-                FORMAT=dtype_name(dtype), **_ADD_UP,
-            )  # fmt: skip
-            results.append(result)
-    dscale, dbias = results
+    )
+    matrix, masks, sizes = _rows(plan, h, mask)
+    dy, dh, scale = dy.contiguous(), gapless(dh), gapless(scale)
+    with current_device(h):
+        run_backward(plan, sizes, matrix, dy, dh, scale, masks, inverse_rms, dx, dscale, dbias)
     return dx, dscale, dbias
 
 
-def _start(
-    plan: Plan, kernel: Any, grid: tuple[int, int, int], warps: int, tensors: tuple[Tensor | None, ...],
-    numbers: tuple[int | None, ...], **settings: Any,
+def run_backward(
+    plan: Plan, sizes: Sizes, h: Tensor, dy: Tensor, dh: Tensor | None, scale: Tensor | None, mask: Tensor | None,
+    inverse_rms: Tensor | None, dx: Tensor, dscale: Tensor | None, dbias: Tensor | None,
 ) -> None:  # fmt: skip
-    """Start a kernel, with its arguments in their order.
+    """The same into tensors, of tensors as kernels read them, on the current device."""
+    tile, width, parts = plan.backward, plan.n * plan.groups, None
+    if tile.chunks > 1:
+        parts = _parts(plan, tile, h, mask)
+        _start(plan, "backward", "sum_parts", sizes, dy, h, scale, mask, parts)
+    sums: Any = None  # of both parameters, one behind the other
+    if dscale is not None and dbias is not None:
+        sums = allocator(h)((2, tile.programs, width), (tile.programs * width, width, 1), torch.float64)
+        dscale_sums, dbias_sums = sums.unbind()
+    else:
+        if dscale is not None or dbias is not None:
+            sums = allocator(h)((tile.programs, width), (width, 1), torch.float64)
+        dscale_sums, dbias_sums = (sums, None) if dbias is None else (None, sums)
+    tensors = h, dy, dh, scale, mask, parts, inverse_rms, dx, dscale_sums, dbias_sums
+    _start(plan, "backward", "backward", sizes, *tensors)
+    if sums is not None:
+        totals: Any = (dbias, None) if dscale is None else (dscale, dbias)
+        total, second = totals
+        dtypes = total.dtype, None if second is None else second.dtype
+        _start(plan, "backward", "add_up", dtypes, sums, total, second)
+
+
+def _start(plan: Plan, kind: str, name: str, sizes: Sizes, *tensors: Tensor | None) -> None:
+    """Start a kernel of a pass, with its tensors in their order.
 
     Triton looks at every argument of a call to find the compiled kernel, which takes 25 of 35 microseconds. So a plan
-    keeps it, by all that Triton looks at.
+    keeps it, by all that may change: which tensors there are, whether 16 divides their addresses, and the sizes.
     """
-    seen = [None if t is None else (t.dtype, t.device, t.data_ptr() % 16 == 0) for t in tensors]
-    key = (kernel, grid, numbers, *seen)
+    addresses = [None if t is None else t.data_ptr() for t in tensors]
+    key = kind, name, sizes, *[a and a & 15 for a in addresses]
     start = plan.started.get(key)
     if start is None:
-        from rmsnorm.gpu.triton_pairs import OPTIONS
-
-        compiled = kernel[grid](*tensors, *numbers, **settings, num_warps=warps, **OPTIONS)
-        constants = [settings[name] for name in kernel.arg_names[len(tensors) + len(numbers) :]]
-        plan.started[key] = starter(compiled, grid, constants) or partial(
-            kernel[grid], **settings, num_warps=warps, **OPTIONS
-        )
+        plan.started[key] = _compiled(plan, kind, name, sizes, tensors)
     else:
-        start(*tensors, *numbers)
+        start(tensors, addresses)
 
 
-def _rows(plan: Plan, tile: Tiles, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Any, Tensor | None]:
-    """What all kernels take: x and the mask in rows, sizes and steps, and room for sums over parts of split rows.
+def _compiled(plan: Plan, kind: str, name: str, sizes: Sizes, tensors: tuple[Any, ...]) -> Callable[..., None]:
+    """Start a kernel for the first time; the function that starts it again, with tensors and their addresses."""
+    from rmsnorm.gpu import triton_backward, triton_forward
 
-    These sums are of products and, with a mask, of the elements that count.
-    """
+    kernel = getattr(triton_forward if kind == "forward" else triton_backward, name)
+    tile: Tiles = getattr(plan, kind)
+    formats: tuple[str | None, ...] = plan.formats
+    if name == "sum_parts":
+        grid, numbers = (plan.rows * plan.groups, tile.chunks, 1), (*sizes, tile.chunks)
+    elif name == "add_up":
+        width = plan.n * plan.groups
+        grid, numbers = (-(-width // ADD_UP.block), 1 if tensors[2] is None else 2, 1), (tile.programs, width)
+        tile, formats = ADD_UP, tuple(None if dtype is None else dtype_name(dtype) for dtype in sizes)
+    else:
+        grid = tile.programs * plan.groups, tile.chunks, 1
+        numbers = plan.rows, *sizes, *((tile.programs,) if kind == "backward" else ()), tile.chunks
+    chosen = settings(name, plan.call, tile, formats)
+    arguments = {name: chosen.arguments[name] for name in kernel.arg_names[len(tensors) + len(numbers) :]}
+    compiled = kernel[grid](*tensors, *numbers, **arguments, **chosen.options)
+    start = starter(compiled, grid, [*numbers, *arguments.values()])
+    if start is not None:
+        return lambda _, addresses: start(*addresses)
+    return lambda tensors, _: kernel[grid](*tensors, *numbers, **arguments, **chosen.options)
+
+
+def _parts(plan: Plan, tile: Tiles, x: Tensor, mask: Tensor | None) -> Tensor:
+    """Room for sums over parts of split rows: of products and, with a mask, of the elements that count."""
+    shape = 1 if mask is None else 2, plan.rows * plan.groups, tile.chunks
+    return torch.empty(shape, dtype=torch.float64, device=x.device)
+
+
+def _rows(plan: Plan, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Sizes]:
+    """x and the mask in rows, sizes and steps."""
     matrix = rows_of(x, plan.n * plan.groups)
     masks, *steps = mask_rows(mask, x, plan.n)
-    sizes = plan.n, plan.k, None if plan.groups == 1 else plan.groups, matrix.stride(0), *steps
-    shape = 1 if mask is None else 2, plan.rows * plan.groups, tile.chunks
-    parts = torch.empty(shape, dtype=torch.float64, device=x.device) if tile.chunks > 1 else None
-    return matrix, None if masks is None else masks.view(torch.uint8), sizes, parts
+    return matrix, None if masks is None else masks.view(torch.uint8), sizes_of(plan, matrix.stride(0), *steps)
 
 
-def _on(x: Tensor) -> Any:
-    """The device of x as the current one, on which Triton starts kernels."""
-    return torch.cuda.device_of(x) if x.is_cuda else nullcontext()
+def sizes_of(plan: Plan, step: int, mask_step: int = 0, mask_stride: int = 0) -> Sizes:
+    """What all kernels take of the rows of x, which are so many elements apart."""
+    return plan.n, plan.k, None if plan.groups == 1 else plan.groups, step, mask_step, mask_stride

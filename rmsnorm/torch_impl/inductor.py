@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rmsnorm.torch_impl import gpu, kernels
+from rmsnorm.torch_impl import kernels
 from rmsnorm.torch_impl.private import has_inductor, is_used, write_in_programs
 from rmsnorm.torch_impl.rounding import dtype_name
 
 
 @lru_cache(maxsize=4096)
-def _planned(device: torch.device, shape: torch.Size, key: str) -> kernels.Repeated | gpu.Plan | None:
+def _planned(device: torch.device, shape: torch.Size, key: str) -> kernels.Repeated | None:
     """What the kernels of a device need, which is there at every call; None if they cannot compute it."""
     x, scale, bias, gate, *text = json.loads(key)
     g, b = (None if p is None else (torch.Size(p[0]), _dtype(p[1])) for p in (scale, bias))
     z = None if gate is None else _dtype(gate)
     call, plan = kernels.planned(device, shape, _dtype(x), g and g[1], b and b[1], z, *text)
-    return plan if device.type == "cuda" else kernels.repeated(None, call, plan, shape, _dtype(x), g, b, z)
+    return kernels.repeated(None, call, plan, device, shape, _dtype(x), g, b, z)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -42,8 +42,6 @@ def _forward(
     plan = _planned(x.device, x.shape, key)
     if plan is None:
         return torch.ops.rmsnorm.forward(x, None, scale, bias, None, gate, *json.loads(key)[4:])
-    if isinstance(plan, gpu.Plan):
-        return gpu.forward(plan, x, None, scale, bias, None)
     y, inverse_rms = plan.forward(x, scale, bias, gate, with_inverse_rms)
     return y, None, inverse_rms
 
@@ -55,8 +53,6 @@ def _backward(
     plan = _planned(h.device, h.shape, key)
     if plan is None:
         return torch.ops.rmsnorm.backward(dy, None, h, inverse_rms, scale, bias, None, gate, *json.loads(key)[4:])
-    if isinstance(plan, gpu.Plan):
-        return *gpu.backward(plan, dy, h, scale, None if bias is None else bias.dtype, None, inverse_rms, None), None
     return plan.backward(dy, h, scale, inverse_rms, bias, gate)
 
 

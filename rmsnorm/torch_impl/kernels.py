@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from operator import mul
 from typing import Any, Final, NamedTuple
+from typing import cast as cast_to
 
 import torch
 from torch import Tensor
@@ -28,7 +30,7 @@ from rmsnorm.torch_impl.memory import (
     moved_back,
     rows_of,
 )
-from rmsnorm.torch_impl.private import CPU, empty_strided
+from rmsnorm.torch_impl.private import CPU, allocator, current_gpu, empty_strided, is_autocast_on
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
 _DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in dtypes.FLOATS}
@@ -78,7 +80,7 @@ def forward(
         y, inverse_rms = operations.forward(call, x if h is None else h, scale, bias, mask, gate)
         return y, h, inverse_rms
     if type(plan) is gpu.Plan:
-        return gpu.forward(plan, x, residual, scale, bias, mask)
+        return gpu.forward(plan, x, residual, scale, bias, mask, with_inverse_rms)
     inverse_rms = torch.empty(*plan.reduced, dtype=torch.float64, device=CPU) if with_inverse_rms else None
     h = other = None
     if residual is not None:
@@ -117,6 +119,10 @@ class Repeated(NamedTuple):
     dbias: tuple[Any, ...] | None
     dgate: tuple[Any, ...] | None
     gate_step: int
+    is_readable: Callable[..., bool]  # whether the kernels can read the numbers of tensors
+    autocast: str | None = None  # the kind of device whose autocast gives y another dtype
+    gpu_index: int = -1  # of the GPU
+    sizes: tuple[Any, ...] = ()  # of the rows of x there
 
     def matches(
         self, settings: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None = None
@@ -124,9 +130,10 @@ class Repeated(NamedTuple):
         """Whether a call is this one, so that ``forward`` computes it."""
         return (
             x.shape == self.shape and x.dtype is self.dtype and settings == self.settings
-            and is_plain(x, scale, bias) and x.is_contiguous()  # which sparse tensors do not have
+            and self.is_readable(x, scale, bias) and x.is_contiguous()  # which sparse tensors do not have
             and _matches(scale, self.scale) and _matches(bias, self.bias)
             and (gate is self.gate or (is_plain(gate) and _matches(gate, self.gate and (self.shape, self.gate))))
+            and (self.autocast is None or not is_autocast_on(self.autocast))
         )  # fmt: skip
 
     def forward(
@@ -144,9 +151,12 @@ class Repeated(NamedTuple):
 
     def backward(
         self, dy: Tensor, x: Tensor, scale: Tensor | None, inverse_rms: Tensor | None, bias: Tensor | None = None,
-        gate: Tensor | None = None,
+        gate: Tensor | None = None, needed: tuple[bool, ...] = (True, True),
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-        """dx, dscale, dbias and dgate, of a plain dy without gaps. The bias counts with a gate alone."""
+        """dx, dscale, dbias and dgate, of a plain dy without gaps. The bias counts with a gate alone.
+
+        A GPU leaves out dscale and dbias where they are not needed.
+        """
         plan, dx = self.plan, empty_strided(*self.dx)
         dscale = None if self.dscale is None else empty_strided(*self.dscale)
         dbias = None if self.dbias is None else empty_strided(*self.dbias)
@@ -159,6 +169,38 @@ class Repeated(NamedTuple):
         return dx, dscale, dbias, dgate
 
 
+class RepeatedOnGPU(Repeated):
+    """The same on a GPU."""
+
+    __slots__ = ()
+
+    def forward(
+        self, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None = None,
+        with_inverse_rms: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        if self.gpu_index >= 0 and self.gpu_index != current_gpu():
+            with torch.cuda.device(self.gpu_index):
+                return self.forward(x, scale, bias, gate, with_inverse_rms)
+        empty = allocator(x)
+        y, inverse_rms = empty(*self.y), empty(*self.inverse_rms) if with_inverse_rms else None
+        gpu.run_forward(self.plan, self.sizes, x, None, scale, bias, None, y, None, inverse_rms)
+        return y, inverse_rms
+
+    def backward(
+        self, dy: Tensor, x: Tensor, scale: Tensor | None, inverse_rms: Tensor | None, bias: Tensor | None = None,
+        gate: Tensor | None = None, needed: tuple[bool, ...] = (True, True),
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+        if self.gpu_index >= 0 and self.gpu_index != current_gpu():
+            with torch.cuda.device(self.gpu_index):
+                return self.backward(dy, x, scale, inverse_rms, bias, gate, needed)
+        empty = allocator(x)
+        dx = empty(*self.dx)
+        dscale = empty(*self.dscale) if self.dscale is not None and needed[0] else None
+        dbias = empty(*self.dbias) if self.dbias is not None and needed[1] else None
+        gpu.run_backward(self.plan, self.sizes, x, dy, None, scale, None, inverse_rms, dx, dscale, dbias)
+        return dx, dscale, dbias, None
+
+
 def _matches(parameter: Tensor | None, known: tuple[torch.Size, torch.dtype] | None) -> bool:
     if parameter is None or known is None:
         return parameter is known
@@ -166,16 +208,26 @@ def _matches(parameter: Tensor | None, known: tuple[torch.Size, torch.dtype] | N
 
 
 def repeated(
-    settings: Any, call: Call, plan: Any, x: torch.Size, dtype: torch.dtype, scale: Any, bias: Any,
-    gate: torch.dtype | None = None,
+    settings: Any, call: Call, plan: Any, device: torch.device, x: torch.Size, dtype: torch.dtype, scale: Any,
+    bias: Any, gate: torch.dtype | None = None,
 ) -> Repeated | None:  # fmt: skip
-    """A call that was computed, of x of that shape and dtype and such parameters; None if no kernel on the CPU can."""
-    if plan is None or type(plan) is gpu.Plan:
+    """A call that was computed, of x of that shape and dtype and such parameters; None if no kernel can."""
+    if plan is None:
         return None
+    is_on_gpu = type(plan) is gpu.Plan
+    if is_on_gpu and settings in plan.started:
+        return cast_to(RepeatedOnGPU, plan.started[settings])
     y, dx = _contiguous(x, _DTYPES[call.result]), _contiguous(x, dtype)
     dscale, dbias, dgate = (None if p is None else _contiguous(*p) for p in (scale, bias, gate and (x, gate)))
     reduced, step = _contiguous(plan.reduced, torch.float64), plan.n * gate.itemsize if gate else 0
-    return Repeated(settings, call, x, dtype, scale, bias, gate, plan, y, reduced, dx, dscale, dbias, dgate, step)
+    kept = settings, call, x, dtype, scale, bias, gate, plan, y, reduced, dx, dscale, dbias, dgate, step
+    if not is_on_gpu:
+        return Repeated(*kept, is_plain)
+    is_readable = is_plain if device.type == "cpu" else partial(is_plain_on_gpu, index=device.index)
+    index, sizes = -1 if device.index is None else device.index, gpu.sizes_of(plan, plan.n * plan.groups)
+    again = RepeatedOnGPU(*kept, is_readable, None if device.type == "cpu" else device.type, index, sizes)
+    plan.started[settings] = again
+    return again
 
 
 def _contiguous(sizes: Any, dtype: torch.dtype) -> tuple[Any, ...]:

@@ -182,7 +182,7 @@ class RMSNorm(torch.nn.RMSNorm):
             gate=gate,
             out_dtype=out_dtype,
         )
-        if alone and out_dtype is None and x.is_cpu:
+        if alone and out_dtype is None and (x.is_cpu or x.is_cuda):
             self.__dict__["_repeated"] = repeated_for(settings, (self._axes, None), x, weight, bias, gate)
         return y
 

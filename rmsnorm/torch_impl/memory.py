@@ -40,16 +40,22 @@ def is_plain(*tensors: Tensor | None) -> bool:
     return not modes()
 
 
-def is_plain_on_gpu(*tensors: Tensor | None) -> bool:
-    """As ``is_plain``, on one GPU."""
+def is_plain_on_gpu(*tensors: Tensor | None, index: int | None = None) -> bool:
+    """As ``is_plain``, on one GPU, or on that of this index."""
     if is_dynamo_compiling() or modes():
         return False
-    present = [t for t in tensors if t is not None]
-    return len({t.device for t in present}) == 1 and all(
-        type(t) in (Tensor, Parameter) and t.is_cuda and not t.is_neg() and t.layout is torch.strided
-        and not is_zero_tensor(t)
-        for t in present
-    )  # fmt: skip
+    for t in tensors:
+        if t is not None:
+            if (
+                (type(t) is not Tensor and type(t) is not Parameter) or not t.is_cuda or t.is_neg()
+                or t.layout is not torch.strided or is_zero_tensor(t)
+            ):  # fmt: skip
+                return False
+            if index is None:
+                index = t.get_device()
+            elif t.get_device() != index:
+                return False
+    return index is not None
 
 
 def check_storage(op: str, x: Tensor, **others: Tensor | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import reduce
 from typing import Any, Final, TypeVar
 
@@ -28,6 +28,8 @@ def _private(path: str, otherwise: Any) -> Any:
 
 # Whether a function transform of torch.func is active.
 is_in_transform: Final = _private("_C._are_functorch_transforms_active", lambda: True)
+# Whether torch.jit.trace runs: without a look for scripts, which takes as long.
+_is_traced: Final = _private("_C._is_tracing", torch.jit.is_tracing)
 # How many modes see the operations, as those of make_fx and of selective checkpoints.
 modes: Final = _private("_C._len_torch_dispatch_stack", lambda: 1)
 # Whether autograd made a tensor of zeros that are not stored.
@@ -47,6 +49,14 @@ empty_strided: Final = _private(
     "_C._dynamo.guards._empty_strided_cpu",
     lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype, device=CPU),
 )
+
+# The same on the current GPU.
+empty_on_gpu: Final = _private(
+    "_C._dynamo.guards._empty_strided_cuda",
+    lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype, device="cuda"),
+)
+current_gpu: Final = _private("_C._cuda_getDevice", torch.cuda.current_device)
+stream_of: Final = _private("_C._cuda_getCurrentRawStream", lambda i: torch.cuda.current_stream(i).cuda_stream)
 
 TRACED: tuple[type, ...] = ()  # what a compiler passes in place of a tensor
 with suppress(ImportError):
@@ -78,7 +88,7 @@ def is_transformed() -> bool:
     For these the call is plain operations, because transforms of plain operations can be nested. Those of a
     ``torch.autograd.Function`` cannot.
     """
-    return torch.compiler.is_compiling() or is_in_transform() or torch.jit.is_tracing()
+    return torch.compiler.is_compiling() or is_in_transform() or _is_traced()
 
 
 def is_watched() -> bool:
@@ -208,14 +218,49 @@ def is_used(output: Any) -> bool:
     return output.get_name() not in V.graph.removed_buffers
 
 
+def allocator(x: Tensor) -> Callable[..., Tensor]:
+    """A function of sizes, strides and dtype that makes a tensor where x is, if that is the current GPU."""
+    return empty_strided if x.is_cpu else empty_on_gpu
+
+
+def current_device(x: Tensor) -> Any:
+    """A context in which the device of x is the current one, on which Triton starts kernels."""
+    return torch.cuda.device_of(x) if x.is_cuda and x.get_device() != current_gpu() else nullcontext()
+
+
 def starter(compiled: Any, grid: tuple[int, int, int], constants: list[Any]) -> Callable[..., None] | None:
-    """A function of the other arguments that starts a compiled kernel of Triton; None where it cannot be started so."""
+    """A function of addresses and numbers that starts a compiled kernel of Triton on the current GPU.
+
+    None where it cannot be started so. Without a profiler's hooks the launcher is called itself, and without its look
+    at the hooks: that takes half the time.
+    """
     try:
         start = compiled[grid]
     except TypeError:  # the interpreter compiles nothing
         return None
+    try:
+        from triton import knobs
+
+        runtime, launch, function, packed = knobs.runtime, compiled.run, compiled.function, compiled.packed_metadata
+        _has_hooks(runtime)
+    except (ImportError, AttributeError):
+        return lambda *arguments: start(*arguments, *constants)
+    width, height, depth = grid
 
     def run(*arguments: Any) -> None:
-        start(*arguments, *constants)
+        if _has_hooks(runtime):
+            start(*arguments, *constants)
+        else:
+            stream = stream_of(current_gpu())
+            launch(width, height, depth, stream, function, packed, None, None, None, *arguments, *constants)
 
     return run
+
+
+def _has_hooks(runtime: Any) -> bool:
+    """Whether something is called before or after each launch of Triton; a chain of hooks may be empty."""
+    before, after = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return not (
+        (before is None or getattr(before, "calls", True) == [])
+        and (after is None or getattr(after, "calls", True) == [])
+    )

@@ -227,13 +227,13 @@ def test_where_xla_compiles_the_operations(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_reason_is_that_of_the_engine() -> None:
     call = resolve("rms_norm", Spec((8, 16), "float32"), variant=Variant.get("standard"))
-    here = engines.Context(is_on_one_cpu=True)
+    here = engines.Context(platform="cpu")
     assert engines.engine_of(call, here) == engines.engine_of(call, engines.Context()) == (Engine.KERNELS, None)
     for context, reason in (
         (here._replace(is_spread=True), "a row is spread over several devices"),
         (here._replace(is_divided=True), "each device has a part of an array"),
         (here._replace(is_mixed=True), "the gradient of x and that of the residual have different dtypes"),
-        (here._replace(is_on_one_cpu=False), "an array is not on one CPU"),
+        (here._replace(platform=""), "an array is not on one CPU, or one GPU of Nvidia"),
     ):
         assert engines.engine_of(call, context) == (Engine.OPERATIONS, reason)
     x = jnp.asarray(normal(0, 8, 16))

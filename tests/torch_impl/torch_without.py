@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 INDUCTOR = "_inductor.codegen.custom_extern_kernel_codegen"
 MISSING = (
     "_C._are_functorch_transforms_active",
+    "_C._is_tracing",
     "_C._len_torch_dispatch_stack",
     "_C._functorch.is_legacy_batchedtensor",
     "_C._AutoDispatchBelowAutograd",
