@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from machine_code import Counts
+
 LLAMA = {"NORM": "bfloat16"}  # h / rho is rounded before the product with the gain
 
 
@@ -58,4 +60,16 @@ MEASURED: list[tuple[str, str, int, int, float, dict[str, Any]]] = [
     ("backward", "bfloat16", 16384, 8192, 0.2655, {"programs": 132}),
     ("backward", "bfloat16", 4096, 4096, 0.0434, {"programs": 264}),
     ("backward", "bfloat16", 8192, 1024, 0.0328, {}),
+]
+# The same of the kernels before (commit c56dc77), with the number of programs and the instructions an element that were
+# counted in them; times: results/gpu-h200-2026-11-26-tuned.md.
+EARLIER: list[tuple[str, str, int, int, float, int, Counts]] = [
+    ("forward", "bfloat16", 16384, 8192, 0.2254, 16384, Counts(issue=31.4, fma=11.7, alu=12.4, fp64=3.1, xu=1.2)),
+    ("forward", "float32", 16384, 8192, 0.2649, 16384, Counts(issue=25.8, fma=9.1, alu=8.5, fp64=3.1, xu=1.2)),
+    ("forward", "bfloat16", 8192, 16384, 0.2763, 8192, Counts(issue=32.4, fma=12.0, alu=12.9, fp64=3.1, xu=1.2)),
+    ("forward", "bfloat16", 131072, 128, 0.0328, 4096, Counts(issue=39.7, fma=12.9, alu=13.6, fp64=5.9, xu=1.8)),
+    ("forward", "bfloat16", 32768, 768, 0.0436, 32768, Counts(issue=39.3, fma=15.5, alu=15.3, fp64=4.0, xu=1.6)),
+    ("backward", "bfloat16", 16384, 8192, 0.6306, 256, Counts(issue=67.6, fma=27.3, alu=22.9, fp64=5.6, xu=3.4)),
+    ("backward", "float32", 16384, 8192, 0.733, 256, Counts(issue=70.0, fma=22.4, alu=25.5, fp64=5.9, xu=4.2)),
+    ("backward", "bfloat16", 4096, 4096, 0.0992, 256, Counts(issue=59.6, fma=27.2, alu=18.9, fp64=5.5, xu=3.4)),
 ]
