@@ -1,26 +1,30 @@
 """The Triton kernels, compiled for cards that need not be there: the machine code, and what time that predicts.
 
-    python benchmarks/gpu_kernels.py
+    python benchmarks/gpu_kernels.py [--width 8192] [--limits]
 
-Needs Triton, which brings an assembler, and no GPU. The first table has a row for each kernel, format and division of
-rows: registers of a thread, bytes of them that did not fit (spilled), shared memory, the widest access in bytes, and
-arithmetic operations an element in float64 and in 32 bits, conversions included. The second table holds what a kernel
-has to move and to compute against the rates of some cards: the time that the slowest of these takes. It is a lower
-bound, no measurement.
+Needs Triton, which brings an assembler, and no GPU. The first table has a row for each kernel, format, width and
+compute capability: registers and bytes of stack of a thread, loads and stores of that stack in the usual path, shared
+memory, the widest access in bytes, and instructions an element by pipe (machine_code.py counts them), in the usual path
+of forward and in one turn of the loop over rows of backward.
+
+The second table has the time on some cards, in microseconds: that of the pipe that is busy longest, or of memory. It is
+a lower bound: every pipe is taken to be busy all the time, and launches, latency, caches and the arithmetic of the sums
+of split rows are left out. The third table holds this against measured times. With --limits, only what
+tests/gpu/triton_machine_code.py compares is printed, as Python. For capability 12.0 the assembler of Triton 3.6 writes
+NOPs, which are counted as issued.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import subprocess
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import triton
+from gpu_cards import CARDS, EARLIER, LLAMA, MEASURED, MEASURED_CARD, PROCESSORS, Card
+from machine_code import Counts, count, instructions, per_element, resources, spills, usual_blocks
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -35,26 +39,32 @@ from rmsnorm.specification.variants import Variant
 
 POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64"}
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
-WIDTHS = (64, 128, 768, 1024, 4096, 8192, 16384, 65536)
+SHORT = {"forward": "fwd", "backward": "bwd", "float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+WIDTHS = (128, 1024, 8192, 65536)
+REGISTERS = 128  # of a thread of backward, so that a program of 16 warps fits
+ELEMENTS = 2**27  # of the predictions
+CAPABILITIES = (80, 90, 100, 120)  # whose machine code is printed, and held to limits by a test
+CODE = {103: 100}  # whose machine code stands for that of another, which Triton's disassembler cannot read
 
+# What a compiler may contract, or what flushes, approximates or rounds in another way than to nearest; and those of
+# these instructions that the kernels write on purpose: quotients cut off, and 20 bits from which Newton's steps start.
+_LOOSE = (
+    r"\b(?:(?:mul|add|sub|fma|div|sqrt|rcp)\.(?!rn\.b?f)[\w.]*f(?:16|32|64)\w*|cvt\.(?!rn\.)r[\w.]*|"
+    r"[\w.]*(?:ftz|approx)[\w.]*)"
+)
+ON_PURPOSE = {"fma.rz.f32", "mul.rz.f32", "cvt.rz.f32.f64", "rsqrt.approx.ftz.f64"}
 
-_LOOSE = r"\b(?:(?:mul|add|sub|fma|div|sqrt|rcp)\.(?!rn\.f)[\w.]*f(?:32|64)|[\w.]*(?:ftz|approx)[\w.]*)"
-
-
-class Card(NamedTuple):
-    """Rates a second, from the makers' data sheets: bytes from memory, and operations, of which an FMA is one."""
-
-    bandwidth: float
-    float32: float
-    float64: float
-
-
-CARDS = {
-    "RTX 4090": Card(1.008e12, 41.3e12, 0.645e12),  # Ada whitepaper: 82.6 and 1.29 TFLOPS
-    "A100 80GB": Card(2.039e12, 9.75e12, 4.85e12),  # A100 datasheet, SXM: 19.5 and 9.7 TFLOPS
-    "H100 SXM": Card(3.35e12, 33.5e12, 17e12),  # H100 datasheet: 67 and 34 TFLOPS
-    "H200": Card(4.8e12, 33.5e12, 17e12),  # H200 datasheet: 67 and 34 TFLOPS
+# What the test of the machine code compares: kernel, format, width, arguments of the kernel.
+CASES: dict[str, tuple[str, str, int, dict[str, Any]]] = {
+    "forward bf16 8192": ("forward", "bfloat16", 8192, {}),
+    "forward bf16 4096": ("forward", "bfloat16", 4096, {}),
+    "forward bf16 128": ("forward", "bfloat16", 128, {}),
+    "forward bf16 8192 LLaMA": ("forward", "bfloat16", 8192, LLAMA),
+    "forward f16 8192": ("forward", "float16", 8192, {}),
+    "forward f32 8192": ("forward", "float32", 8192, {}),
+    "backward bf16 8192": ("backward", "bfloat16", 8192, {}),
+    "backward bf16 1024": ("backward", "bfloat16", 1024, {}),
+    "backward f32 8192": ("backward", "float32", 8192, {}),
 }
 
 
@@ -65,30 +75,33 @@ class Compiled(NamedTuple):
     capability: int
     tile: Tiles
     registers: int
-    spilled: int
+    stack: int
+    spills: int  # instructions in the usual path
     shared: int
     access: int
-    float64: int
-    float32: int
-    reads: int  # of an element: x, or h and dy; also the gain, if a tile is one row
+    counts: Counts  # for an element
     loose: tuple[str, ...]  # instructions that the assembler may contract, or that flush or approximate
 
 
-def compiled(kernel: str, dtype: str, n: int, capability: int = 90, rows: int = 4096, **options: Any) -> Compiled:
+def compiled(
+    kernel: str, dtype: str, n: int, capability: int = 90, rows: int = 4096, programs: int | None = None, **options: Any
+) -> Compiled:
     """A kernel (forward or backward) of rows of n elements, with a gain, compiled; options are arguments of it."""
     tile = tiles(kernel, rows, n)
-    function = {"forward": triton_forward.forward, "backward": triton_backward.backward}[kernel]
-    made = _compile(function, dtype, n, capability, rows, tile, options)
-    registers, spilled = _resources(made.asm["cubin"])
-    tile_text = f"{tile.rows}x{tile.block}x"
-    usual = "\n".join(_usual_lines(made.asm["ttir"]))
-    wide = re.findall(r"[ls][dt]\.global(?:\.v(\d))?\.b(\d+)", made.asm["ptx"])
+    tile = tile._replace(programs=programs or tile.programs)
+    function = getattr({"forward": triton_forward, "backward": triton_backward}[kernel], kernel)
+    made, values = _compile(function, dtype, n, capability, rows, tile, options)
+    cubin, ptx = made.asm["cubin"], made.asm["ptx"]
+    registers, stack = resources(cubin)
+    has_loop = kernel == "backward" and rows > tile.rows  # over rows; else there is one turn at most
+    path = [one for block in usual_blocks(instructions(cubin), has_loop) for one in block.instructions]
+    elements = tile.rows * n // tile.chunks * (2 if values.get("PAIRED") else 1)
+    words = re.findall(r"[ls][dt]\.global(?:\.v(\d))?\.b(\d+)", ptx)
+    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global .*?\], (0x\w+|\d+)", ptx)
     return Compiled(
-        kernel, dtype, n, capability, tile, registers, spilled, made.metadata.shared,
-        max(int(vector or 1) * int(bits) // 8 for vector, bits in wide),
-        _operations(usual, tile_text + "f64"), _operations(usual, f"{tile_text}(?:f32|i32|f16|bf16)"),
-        len(re.findall(rf"= tt\.load .*tensor<{tile_text}!tt.ptr", usual)),
-        tuple(sorted(set(re.findall(_LOOSE, made.asm["ptx"])))),
+        kernel, dtype, n, capability, tile, registers, stack, sum(spills(path)), made.metadata.shared,
+        max([int(vector or 1) * int(bits) // 8 for vector, bits in words] + [int(size, 0) for size in copies]),
+        per_element(count(path), 32 * tile.warps, elements), loose(ptx),
     )  # fmt: skip
 
 
@@ -96,15 +109,21 @@ def compiled_sums(dtype: str, n: int, capability: int = 90, rows: int = 4096, **
     """The kernels that add up: parts of a row, forward and backward, and what programs have summed for the gain."""
     forward, backward = tiles("forward", rows, n), tiles("backward", rows, n)
     return [
-        _compile(triton_forward.sum_parts, dtype, n, capability, rows, forward, options),
-        _compile(triton_backward.sum_parts, dtype, n, capability, rows, backward, options),
-        _compile(triton_backward.add_up, dtype, n, capability, rows, ADD_UP, options),
-        _compile(triton_backward.add_up, dtype, n, capability, rows, ADD_UP, {**options, "second": POINTERS[dtype]}),
+        _compile(triton_forward.sum_parts, dtype, n, capability, rows, forward, options)[0],
+        _compile(triton_backward.sum_parts, dtype, n, capability, rows, backward, options)[0],
+        _compile(triton_backward.add_up, dtype, n, capability, rows, ADD_UP, options)[0],
+        _compile(triton_backward.add_up, dtype, n, capability, rows, ADD_UP, {**options, "second": POINTERS[dtype]})[0],
     ]
 
 
-def _compile(function: Any, dtype: str, n: int, capability: int, rows: int, tile: Tiles, options: Any) -> Any:
-    """With the arguments that torch_impl/gpu.py passes, specialised as Triton does it: a 1 is a constant.
+def loose(ptx: str) -> tuple[str, ...]:
+    return tuple(sorted(set(re.findall(_LOOSE, ptx)) - ON_PURPOSE))
+
+
+def _compile(
+    function: Any, dtype: str, n: int, capability: int, rows: int, tile: Tiles, options: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """With the arguments that torch_impl/gpu.py passes, specialised as Triton does it; and these arguments.
 
     Options are arguments by their names: POSITION, OFFSET, NORM, PRODUCT and RESULT are of the call.
     """
@@ -143,93 +162,114 @@ def _compile(function: Any, dtype: str, n: int, capability: int, rows: int, tile
             signature[name], constants[(i,)] = "constexpr", value
     source = ASTSource(function, signature=signature, constexprs=constants, attrs=attributes)
     target = GPUTarget("cuda", capability, 32)
-    return triton.compile(source, target=target, options=chosen.options)
+    options = chosen.options
+    if "maxnreg" in options and options["maxnreg"] is None:
+        options = options | {"maxnreg": REGISTERS}
+    return triton.compile(source, target=target, options=options), values
 
 
-def _resources(cubin: bytes) -> tuple[int, int]:
-    """Registers of a thread, and bytes of its stack."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        usage = subprocess.run(
-            [TOOLS / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True, check=True
-        )
-    match = re.search(r"REG:(\d+) STACK:(\d+)", usage.stdout)
-    if match is None:
-        raise ValueError(f"cuobjdump printed {usage.stdout!r}, not the registers")
-    return int(match[1]), int(match[2])
-
-
-def _usual_lines(text: str) -> Iterator[str]:
-    """The lines of a kernel outside of the branch for special rows, which is the one with a barrier."""
-    lines = text.splitlines()
-    barrier = next(i for i, line in enumerate(lines) if "barrier" in line)
-    start = next(i for i in range(barrier, 0, -1) if "scf.if" in lines[i])
-    depth = 0
-    for end in range(start, len(lines)):
-        depth += lines[end].count("{") - lines[end].count("}")
-        if depth == 0:
-            break
-    yield from lines[:start]
-    yield from lines[end + 1 :]
-
-
-def _operations(text: str, tensor: str) -> int:
-    """Operations of arithmetic whose result or operand is such a tensor, and sums of it, without comparisons."""
-    arithmetic = r"(?:arith\.(?!constant|cmp|select|extui|ori|andi|xori)\w+|math\.\w+)"
-    sums = len(re.findall(rf"\(tensor<{tensor}>\) -> ", text)) if tensor.endswith("f64") else 0
-    return sums + len(re.findall(rf"= {arithmetic} .*tensor<{tensor}>", text))
-
-
-def predicted(made: Compiled, rows: int, card: Card) -> tuple[float, str]:
-    """Seconds for so many rows, at least, and what limits them."""
+def predicted(made: Compiled, rows: int, card: Card) -> tuple[dict[str, float], str]:
+    """Seconds of so many rows by what takes them, were each pipe and memory always busy; and what takes longest."""
     elements = rows * made.n
     arrays = 2 if made.kernel == "forward" else 3
     if made.tile.chunks > 1:
         arrays += arrays - 1
     sums = 16 * made.tile.programs * made.n if made.kernel == "backward" else 0
-    times = {
-        "memory": (elements * arrays * BYTES[made.dtype] + sums) / card.bandwidth,
-        "float32": elements * made.float32 / card.float32,
-        "float64": elements * made.float64 / card.float64,
-    }
-    limit = max(times, key=times.__getitem__)
-    return times[limit], limit
+    times = {"mem": (elements * arrays * BYTES[made.dtype] + sums) / card.bandwidth}
+    lanes = PROCESSORS[card.capability]
+    for pipe in ("issue", "fma", "alu", "fp64", "xu"):
+        times[pipe] = elements * getattr(made.counts, pipe) / (getattr(lanes, pipe) * card.processors * card.clock)
+    return times, max(times, key=times.__getitem__)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), title=title, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", no_wrap=True)
+    return table
+
+
+def counts_table(done: Iterable[Compiled]) -> Table:
+    table = _table("Instructions an element", "", "n", "sm", "tile", "warps", "regs", "stack", "spills", "shared",
+                   "access", "issue", "fma", "alu", "fp64", "xu", "mem")  # fmt: skip
+    for one in done:
+        pipes = (one.counts.issue, one.counts.fma, one.counts.alu, one.counts.fp64, one.counts.xu, one.counts.memory)
+        numbers = (one.tile.warps, one.registers, one.stack, one.spills, one.shared, one.access)
+        table.add_row(
+            f"{SHORT[one.kernel]} {SHORT[one.dtype]}", str(one.n), str(one.capability),
+            f"{one.tile.rows}x{one.tile.block}", *map(str, numbers), *(f"{value:.2f}" for value in pipes),
+        )  # fmt: skip
+    return table
+
+
+def cards_table(done: Iterable[Compiled]) -> Table:
+    """Of kernels compiled for the capabilities of all cards."""
+    table = _table("At least, in microseconds, by the model", "", "rows x n", *CARDS)
+    rows: dict[tuple[str, str], dict[int, Compiled]] = {}
+    for one in done:
+        key = f"{SHORT[one.kernel]} {SHORT[one.dtype]}", f"{ELEMENTS // one.n}x{one.n}"
+        rows.setdefault(key, {})[one.capability] = one
+    for key, by_capability in rows.items():
+        cells = []
+        for card in CARDS.values():
+            made = by_capability[CODE.get(card.capability, card.capability)]
+            times, limit = predicted(made, ELEMENTS // made.n, card)
+            fits = made.shared <= PROCESSORS[card.capability].shared
+            cells.append(f"{1e6 * times[limit]:.0f} {limit}" if fits else "no room")
+        table.add_row(*key, *cells)
+    return table
+
+
+def measured_table() -> Table:
+    table = _table("Milliseconds on an H200 by the model, and measured", "", "rows x n", "mem", "issue", "fma", "alu",
+                   "fp64", "xu", "limit", "measured", "model/measured")  # fmt: skip
+    compared = []
+    for kernel, dtype, rows, n, milliseconds, options in MEASURED:
+        made = compiled(kernel, dtype, n, rows=rows, **options)
+        compared.append(("LLaMA" if options == LLAMA else "", made, rows, milliseconds))
+    for kernel, dtype, rows, n, milliseconds, programs, counts in EARLIER:
+        tile = Tiles(1, n, 1, programs, 0)
+        compared.append(("before", Compiled(kernel, dtype, n, 90, tile, 0, 0, 0, 0, 0, counts, ()), rows, milliseconds))
+    for note, made, rows, milliseconds in compared:
+        times, limit = predicted(made, rows, MEASURED_CARD)
+        table.add_row(
+            f"{SHORT[made.kernel]} {SHORT[made.dtype]} {note}".rstrip(), f"{rows}x{made.n}",
+            *(f"{1e3 * seconds:.4f}" for seconds in times.values()), limit,
+            f"{milliseconds:.4f}", f"{1e3 * times[limit] / milliseconds:.2f}",
+        )  # fmt: skip
+    return table
+
+
+def print_limits() -> None:
+    """Issue slots an element, registers and spills of each case, as tests/gpu/triton_machine_code.py has them."""
+    print(f'    "{".".join(triton.__version__.split(".")[:2])}": {{')
+    for name, (kernel, dtype, n, options) in _progress(CASES.items()):
+        made = (compiled(kernel, dtype, n, capability, **options) for capability in CAPABILITIES)
+        numbers = (f"{one.capability}: ({one.counts.issue:.1f}, {one.registers}, {one.spills})" for one in made)
+        print(f'        "{name}": {{{", ".join(numbers)}}},')
+    print("    },")
+
+
+def _progress(wanted: Iterable[Any]) -> Iterable[Any]:
+    return track(list(wanted), "compiling", console=Console(stderr=True), transient=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--width", type=int, action="append", help=f"elements of a row; repeatable [{WIDTHS}]")
-    parser.add_argument(
-        "--capability", type=int, action="append", help="of the card, such as 90; repeatable [80 90 100]"
-    )
+    parser.add_argument("--limits", action="store_true", help="print the table of the test of the machine code")
     arguments = parser.parse_args()
-    widths, capabilities = arguments.width or WIDTHS, arguments.capability or (80, 90, 100)
+    if arguments.limits:
+        return print_limits()
     wanted = [
-        (kernel, dtype, n, capability)
+        (kernel, dtype, n, capability, ELEMENTS // n)
         for kernel in ("forward", "backward") for dtype in ("bfloat16", "float32")
-        for n in widths for capability in capabilities
+        for n in arguments.width or WIDTHS for capability in sorted(PROCESSORS.keys() - CODE.keys())
     ]  # fmt: skip
-    done = [compiled(*one) for one in track(wanted, "compiling", console=Console(stderr=True), transient=True)]
-    table = Table("kernel", "dtype", "n", "capability", "tile", "warps", "registers", "spilled", "shared", "access",
-                  "float64", "32 bits", box=None)  # fmt: skip
-    for one in done:
-        tile = f"{one.tile.rows} x {one.tile.block}" + (f", {one.tile.chunks} a row" if one.tile.chunks > 1 else "")
-        numbers = (one.tile.warps, one.registers, one.spilled, one.shared, one.access, one.float64, one.float32)
-        table.add_row(one.kernel, one.dtype, str(one.n), str(one.capability), tile, *map(str, numbers))
-    screen.console().print(table)
-    rows = 2**27
-    predictions = Table(
-        "kernel", "dtype", "rows", "n", *CARDS, box=None, title="At least, in milliseconds, by the model"
-    )
-    for one in done:
-        if one.capability == capabilities[-1]:
-            cells = (predicted(one, rows // one.n, card) for card in CARDS.values())
-            predictions.add_row(
-                one.kernel, one.dtype, str(rows // one.n), str(one.n),
-                *(f"{1e3 * time:.2f} {limit}" for time, limit in cells),
-            )  # fmt: skip
-    screen.console().print(predictions)
+    done = [compiled(*one) for one in _progress(wanted)]
+    for table in (counts_table(one for one in done if one.capability in CAPABILITIES), cards_table(done),
+                  measured_table()):  # fmt: skip
+        screen.console().print(table)
 
 
 if __name__ == "__main__":

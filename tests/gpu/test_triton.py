@@ -27,7 +27,7 @@ def has_triton() -> bool:
 pytestmark = pytest.mark.skipif(not has_triton(), reason="it needs Triton 3.9, which is for Linux alone")
 
 
-def run(tests, *options, package=ROOT, kernels="interpret"):
+def run(tests, *options, package=ROOT, kernels="interpret", limit=230):
     """Tests in a process of its own: Triton reads its options when it is imported, and aborts after TensorFlow."""
     environment = {
         **os.environ,
@@ -36,7 +36,7 @@ def run(tests, *options, package=ROOT, kernels="interpret"):
         "PYTHONPATH": os.pathsep.join([str(package), str(TRITON), os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, *options]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=230)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch_kernels.py runs on the GPU")
@@ -85,8 +85,9 @@ def test_a_mistake_in_the_arithmetic_is_noticed(mutant, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)
 def test_what_the_compiler_makes_of_the_kernels():
-    done = run("tests/gpu/triton_machine_code.py", kernels="")
+    done = run("tests/gpu/triton_machine_code.py", kernels="", limit=480)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
 
 

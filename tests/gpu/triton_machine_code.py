@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import triton
-from gpu_kernels import CARDS, POINTERS, compiled, compiled_sums, predicted
+from gpu_cards import CARDS, PROCESSORS
+from gpu_kernels import CASES, ON_PURPOSE, POINTERS, compiled, compiled_sums, loose, predicted
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
@@ -14,30 +15,59 @@ from rmsnorm.specification.call import Spec, resolve
 from rmsnorm.specification.variants import Variant
 from rmsnorm.torch_impl import gpu
 
-# kernel, dtype, n, capability; the most registers that may not fit, in bytes
-ONE = 8  # one number, written before the loop over tiles and read behind it
-CASES = [
-    ("forward", "bfloat16", 128, 90, 0),
-    ("forward", "float32", 16384, 80, 0),
-    ("backward", "bfloat16", 4096, 90, ONE),
-    ("backward", "float32", 768, 100, 0),
-    ("backward", "bfloat16", 8192, 90, 256),
-    ("forward", "bfloat16", 65536, 90, 0),
-]
-MOST_FLOAT64 = {"forward": 3, "backward": 8}  # operations an element: the sums, and the conversions for them
-MOST_32_BITS = {"forward": 23, "backward": 44}
+FEW = 8  # spills in a turn of the loop, of which a thread computes eight elements
+# Issue slots an element, registers, and spills in the usual path, by version of Triton, case and compute capability.
+# `benchmarks/gpu_kernels.py --limits` prints the table of the Triton that runs it.
+COUNTED = {
+    "3.6": {
+        "forward bf16 8192": {80: (19.8, 60, 0), 90: (19.6, 64, 0), 100: (19.6, 64, 0), 120: (32.7, 67, 0)},
+        "forward bf16 4096": {80: (19.2, 56, 0), 90: (19.6, 56, 0), 100: (19.6, 56, 0), 120: (32.2, 59, 0)},
+        "forward bf16 128": {80: (28.6, 47, 0), 90: (30.2, 40, 2), 100: (28.9, 40, 0), 120: (58.6, 46, 0)},
+        "forward bf16 8192 LLaMA": {80: (17.8, 61, 0), 90: (17.6, 64, 0), 100: (17.6, 64, 0), 120: (30.5, 64, 0)},
+        "forward f16 8192": {80: (16.8, 60, 0), 90: (16.8, 64, 0), 100: (16.8, 64, 0), 120: (30.0, 67, 0)},
+        "forward f32 8192": {80: (14.0, 122, 0), 90: (14.3, 122, 0), 100: (14.3, 122, 0), 120: (47.5, 122, 0)},
+        "backward bf16 8192": {80: (35.5, 128, 14), 90: (34.9, 128, 18), 100: (33.8, 128, 16), 120: (75.6, 128, 16)},
+        "backward bf16 1024": {80: (39.2, 128, 0), 90: (38.8, 124, 0), 100: (37.5, 124, 0), 120: (82.5, 128, 0)},
+        "backward f32 8192": {80: (34.9, 128, 30), 90: (34.6, 128, 44), 100: (34.3, 128, 28), 120: (80.4, 128, 23)},
+    },
+    "3.9": {
+        "forward bf16 8192": {80: (18.6, 64, 0), 90: (19.0, 64, 0), 100: (18.8, 64, 0), 120: (19.1, 62, 0)},
+        "forward bf16 4096": {80: (18.5, 64, 0), 90: (19.3, 56, 0), 100: (18.7, 56, 0), 120: (19.3, 56, 0)},
+        "forward bf16 128": {80: (27.0, 48, 0), 90: (29.0, 40, 0), 100: (27.6, 48, 0), 120: (28.3, 48, 0)},
+        "forward bf16 8192 LLaMA": {80: (16.7, 64, 0), 90: (17.0, 64, 0), 100: (16.7, 64, 0), 120: (17.2, 66, 0)},
+        "forward f16 8192": {80: (15.9, 64, 0), 90: (16.3, 64, 0), 100: (15.8, 64, 0), 120: (16.2, 64, 0)},
+        "forward f32 8192": {80: (13.3, 128, 0), 90: (13.8, 108, 0), 100: (13.8, 108, 0), 120: (13.7, 112, 0)},
+        "backward bf16 8192": {80: (34.1, 128, 4), 90: (33.1, 128, 19), 100: (30.9, 128, 14), 120: (32.8, 128, 16)},
+        "backward bf16 1024": {80: (38.6, 128, 0), 90: (38.1, 128, 2), 100: (34.6, 128, 0), 120: (38.2, 128, 2)},
+        "backward f32 8192": {80: (33.9, 128, 36), 90: (31.9, 128, 35), 100: (32.2, 128, 34), 120: (31.4, 128, 34)},
+    },
+}
+MORE = 1.1  # than was counted: what an edit of a kernel may cost
 
 
-@pytest.mark.parametrize(("kernel", "dtype", "n", "capability", "spilled"), CASES)
-def test_what_the_compiler_makes_of_a_kernel(kernel, dtype, n, capability, spilled):
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(len(CASES))
+def test_what_the_compiler_makes_of_a_kernel(case):
     """Machine code is all that a machine without a GPU can know of a kernel's speed."""
-    made = compiled(kernel, dtype, n, capability)
-    assert made.spilled <= spilled
-    assert made.loose == ()
-    assert made.access == 16
-    assert made.reads == {"forward": 1, "backward": 2}[kernel] + (made.tile.rows == 1)
-    assert made.float64 <= MOST_FLOAT64[kernel]
-    assert made.float32 <= MOST_32_BITS[kernel]
+    version = ".".join(triton.__version__.split(".")[:2])
+    assert version in COUNTED, f"add what gpu_kernels.py --limits prints with Triton {version}"
+    kernel, dtype, n, options = CASES[case]
+    for capability, most in COUNTED[version][case].items():
+        made = compiled(kernel, dtype, n, capability, **options)
+        assert made.loose == ()
+        assert made.counts.unknown == ()
+        assert made.access == 16
+        numbers = made.counts.issue, made.registers, made.spills
+        for number, counted in zip(numbers, most, strict=True):
+            assert number <= MORE * counted, (capability, numbers, most)
+
+
+def test_only_what_is_written_on_purpose_may_be_loose():
+    for harmless in ("fma.rn.f32", "fma.rn.bf16x2", "mul.rn.f64", "add.s32", "cvt.rn.bf16x2.f32", *ON_PURPOSE):
+        assert loose(f"\t{harmless} %r1, %r2;") == ()
+    for wrong in ("mul.f32", "add.f16x2", "fma.rz.f64", "cvt.rz.f16.f32", "cvt.rn.ftz.f32.f16", "div.full.f32",
+                  "rsqrt.approx.f64", "add.rz.f32", "sqrt.approx.f32"):  # fmt: skip
+        assert loose(f"\t{wrong} %r1, %r2;") == (wrong,)
 
 
 SINGLE, SUMS = POINTERS["float32"], POINTERS["float64"]
@@ -65,7 +95,9 @@ OPTIONS = [  # each branch of a kernel, which the interpreter does not compile
 
 @pytest.mark.parametrize(("kernel", "dtype", "n", "options"), OPTIONS)
 def test_every_branch_is_machine_code(kernel, dtype, n, options):
-    assert compiled(kernel, dtype, n, **options).spilled <= ONE
+    made = compiled(kernel, dtype, n, **options)
+    assert made.spills <= FEW
+    assert made.loose == ()
 
 
 @pytest.mark.parametrize(
@@ -100,8 +132,11 @@ def test_neither_width_nor_eps_compiles_a_kernel(position, monkeypatch):
 
 
 def test_the_model_of_time_knows_what_limits_a_kernel():
-    made = compiled("backward", "bfloat16", 4096)
-    time, limit = predicted(made, 2**15, CARDS["RTX 4090"])
-    assert limit == "float64"  # which that card has for each 64 of float32
-    assert time == pytest.approx(2**27 * made.float64 / CARDS["RTX 4090"].float64)
-    assert predicted(made, 2**15, CARDS["H100 SXM"])[1] == "memory"
+    made, rows = compiled("backward", "bfloat16", 4096), 2**15
+    card = CARDS["RTX 4090"]
+    times, limit = predicted(made, rows, card)
+    assert limit == "fp64"  # of which that card has 2 lanes
+    assert times["fp64"] == pytest.approx(rows * 4096 * made.counts.fp64 / (2 * card.processors * card.clock))
+    assert times["mem"] == pytest.approx((rows * 4096 * 3 * 2 + 16 * made.tile.programs * 4096) / card.bandwidth)
+    assert predicted(made, rows, CARDS["H100 SXM"])[1] == "mem"
+    assert {card.capability for card in CARDS.values()} == set(PROCESSORS)
