@@ -32,7 +32,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from rmsnorm.gpu import triton_backward, triton_forward
-from rmsnorm.gpu.plan import ADD_UP, Tiles, settings, tiles
+from rmsnorm.gpu.plan import Tiles, settings, sum_tiles, tiles
 from rmsnorm.parity import screen
 from rmsnorm.specification.call import Spec, resolve
 from rmsnorm.specification.variants import Variant
@@ -111,8 +111,8 @@ def compiled_sums(dtype: str, n: int, capability: int = 90, rows: int = 4096, **
     return [
         _compile(triton_forward.sum_parts, dtype, n, capability, rows, forward, options)[0],
         _compile(triton_backward.sum_parts, dtype, n, capability, rows, backward, options)[0],
-        _compile(triton_backward.add_up, dtype, n, capability, rows, ADD_UP, options)[0],
-        _compile(triton_backward.add_up, dtype, n, capability, rows, ADD_UP, {**options, "second": POINTERS[dtype]})[0],
+        _compile(triton_backward.add_up, dtype, n, capability, rows, sum_tiles(n), options)[0],
+        _compile(triton_backward.add_up, dtype, n, capability, rows, sum_tiles(n), {**options, "second": POINTERS[dtype]})[0],
     ]
 
 
@@ -145,7 +145,7 @@ def _compile(
         product=options.get("PRODUCT", dtype), result=options.get("RESULT", dtype),
     )  # fmt: skip
     names = {pointer: name for name, pointer in POINTERS.items()}
-    formats = ("total", "second") if tile is ADD_UP else ("scale", "bias")
+    formats = ("total", "second") if function is triton_backward.add_up else ("scale", "bias")
     chosen = settings(function.__name__, call, tile, tuple(names.get(values[name]) for name in formats))
     values = chosen.arguments | values
     signature, constants, attributes = {}, {}, {}

@@ -22,7 +22,7 @@ from jax import ffi
 from rmsnorm import gpu
 from rmsnorm.flax_impl import private
 from rmsnorm.flax_impl.rounding import with_x64
-from rmsnorm.gpu.plan import ADD_UP, Settings, Tiles, settings, tiles
+from rmsnorm.gpu.plan import Settings, Tiles, settings, sum_tiles, tiles
 from rmsnorm.specification.call import Call
 
 _OLDEST: Final = 80  # the first compute capability that converts to bfloat16
@@ -89,7 +89,8 @@ def backward(
     added = [dx] if wanted[0] is not None else []
     for total, dtype in zip(totals, (name for name in wanted[1:3] if name is not None), strict=True):
         values = {"sums": total, "second": None, "programs": tile.programs, "n": width}
-        chosen, grid = settings("add_up", call, ADD_UP, (dtype, None)), (-(-width // ADD_UP.block), 1)
+        division = sum_tiles(width)
+        chosen, grid = settings("add_up", call, division, (dtype, None)), (division.chunks, 1)
         added += _start(kernels.add_up, grid, chosen, values, {"total": _array(features, dtype)})
     return added
 

@@ -59,7 +59,8 @@ class Tiles(NamedTuple):
 
 
 OPTIONS: Final[dict[str, Any]] = {"enable_fp_fusion": False}  # of the compiler: the arithmetic is as it is written
-ADD_UP: Final = Tiles(32, 64, 1, 1, 4)  # of what programs have summed: rows are programs
+_SUMS: Final = 2**11  # of a tile of add_up
+_SUM_PROGRAMS: Final = 2**7  # of add_up, where the width allows them: as many as the largest card has processors
 
 
 def tiles(kind: str, rows: int, n: int, groups: int = 1) -> Tiles:
@@ -94,6 +95,17 @@ def tiles(kind: str, rows: int, n: int, groups: int = 1) -> Tiles:
     return Tiles(rows_each, block, -(-n // block), programs, warps)
 
 
+def sum_tiles(width: int) -> Tiles:
+    """The division of what programs have summed, of rows of so many elements: a row is what a program summed.
+
+    Example:
+        >>> sum_tiles(768), sum_tiles(8192)
+        (Tiles(rows=256, block=8, chunks=96, programs=1, warps=4), Tiles(rows=32, block=64, chunks=128, programs=1, warps=4))
+    """
+    block = min(64, max(8, power_of_two(width) // _SUM_PROGRAMS))
+    return Tiles(_SUMS // block, block, -(-width // block), 1, 4)
+
+
 def way(call: Call, scale: str | None, bias: str | None) -> str:
     """The way of the forward pass, with parameters of these dtypes: see triton_forward."""
     if call.x == "float32":
@@ -116,7 +128,7 @@ class Settings(NamedTuple):
 
 
 def settings(kernel: str, call: Call, tile: Tiles, formats: tuple[str | None, ...] = (None, None)) -> Settings:
-    """The settings of a kernel: forward, backward, the sum_parts of either, or add_up, whose tile is ``ADD_UP``.
+    """The settings of a kernel: forward, backward, the sum_parts of either, or add_up, of ``sum_tiles``.
 
     ``formats``: the dtypes of scale and bias for forward, those of its one or two totals for add_up.
 
@@ -124,7 +136,7 @@ def settings(kernel: str, call: Call, tile: Tiles, formats: tuple[str | None, ..
         >>> from rmsnorm.specification.call import Spec, resolve
         >>> from rmsnorm.specification.variants import Variant
         >>> call = resolve("rms_norm", Spec((64, 128), "float16"), variant=Variant.get("standard"))
-        >>> settings("add_up", call, ADD_UP, ("float16", None)).arguments
+        >>> settings("add_up", call, sum_tiles(8192), ("float16", None)).arguments
         {'FORMAT': 'float16', 'SECOND': None, 'ROWS': 32, 'BLOCK': 64}
     """
     options: dict[str, Any] = {"num_warps": tile.warps, **OPTIONS}
@@ -140,7 +152,7 @@ def settings(kernel: str, call: Call, tile: Tiles, formats: tuple[str | None, ..
         arguments |= {**roundings, "WAY": way(call, *formats)}
     elif kernel == "backward":
         read_ahead = 4 * tile.rows * tile.block * (4 if call.x == "float32" else 2)  # bytes of h and dy, of two tiles
-        arguments["STAGES"] = 3 if read_ahead <= _SHARED else 1
+        arguments |= {"STAGES": 3 if read_ahead <= _SHARED else 1, "WIDEP": True}
         options["maxnreg"] = 128  # registers of a thread, so that an SM has two programs of eight warps
     return Settings(arguments, options)
 

@@ -24,13 +24,13 @@ from rmsnorm.gpu.triton_pairs import (
     group_of_program,
     is_counted,
     is_in_statistic,
+    lowered,
     multiply_pairs,
     rho_of,
     rounded_wide,
     single,
     sum_of_parts,
     to_format,
-    two_sum,
     wide_gains,
 )
 
@@ -213,26 +213,6 @@ def _to_single(number, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def _lowered(number):
-    """2^-896 times a finite number of at most 32 bits, in float64: its bits in other places."""
-    bits = single(number).to(tl.int32, bitcast=True)
-    upper = ((bits >> 3) & -0x70000001).to(tl.int64) << 32
-    if number.dtype == tl.float32:
-        upper = upper | ((bits & 7).to(tl.int64) << 29)
-    return upper.to(tl.float64, bitcast=True)
-
-
-@triton.jit
-def _lowered(number):
-    """2^-896 times a finite number of at most 32 bits, in float64: its bits in other places."""
-    bits = single(number).to(tl.int32, bitcast=True)
-    upper = ((bits >> 3) & -0x70000001).to(tl.int64) << 32
-    if number.dtype == tl.float32:
-        upper = upper | ((bits & 7).to(tl.int64) << 29)
-    return upper.to(tl.float64, bitcast=True)
-
-
-@triton.jit
 def _read(
     h, dy, mask, parts, inverse_rms, rows, n, k, groups, tile, group, count, columns, h_step, mask_step, mask_stride,
     CHUNKS, share, ROWS: tl.constexpr, ALL: tl.constexpr,
@@ -272,9 +252,9 @@ def _negative(number):
 
 
 @triton.jit
-def _product(v, cotangent, gain, SAFE: tl.constexpr):
+def _product(v, cotangent, gain, SAFE: tl.constexpr, WIDEP: tl.constexpr = True):
     """u h; of 16 bits and unless SAFE, h dy is a float32, which has it or is not finite, or is too small to count."""
-    if SAFE or v.dtype == tl.float32 or cotangent.dtype == tl.float32:
+    if SAFE or WIDEP or v.dtype == tl.float32 or cotangent.dtype == tl.float32:
         return single(v).to(tl.float64) * _negative(single(cotangent)) * -gain
     else:
         return (single(v) * single(cotangent)).to(tl.float64) * gain
@@ -305,7 +285,7 @@ def _gradient(
     """
     LIFT: tl.constexpr = 1.0 if SAFE else 2.0**896
     if INTERPRETED or SAFE or HAS_COUNTS or cotangent.dtype != v.dtype:
-        wide = single(v).to(tl.float64) if SAFE else _lowered(v)
+        wide = single(v).to(tl.float64) if SAFE else lowered(v)
         near = wide * (step * -LIFT)
         if HAS_COUNTS:  # else h is 0 where it does not count
             near = tl.where(counts, near, 0.0)
@@ -371,6 +351,7 @@ def backward(
     h, dy, dh, scale, mask, parts, inverse_rms, dx, dscale, dbias, rows, n, k, groups, h_step, mask_step, mask_stride,
     PROGRAMS, CHUNKS, eps: tl.float64, share: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr,
     FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr, STAGES: tl.constexpr,
+    WIDEP: tl.constexpr = True,
 ):  # fmt: skip
     """Tiles i, i + PROGRAMS ... of a group of dx, and the sums over these rows in float64, for dscale and dbias.
 
@@ -388,8 +369,8 @@ def backward(
     gain = tl.full(columns.shape, 2.0**-896, tl.float64)
     if scale is not None:
         own = tl.load(scale + columns, mask=columns < n, other=0.0)
-        gain = _lowered(own) + OFFSET * 2.0**-896
-        is_finite = tl.abs(single(own)) < float("inf")  # which ``_lowered`` asks
+        gain = lowered(own) + OFFSET * 2.0**-896
+        is_finite = tl.abs(single(own)) < float("inf")  # which ``lowered`` asks
         has_special += 1 - tl.min(is_finite.to(tl.int32))
     HAS_COUNTS: tl.constexpr = mask is not None or k is not None
     dscale_sum = tl.zeros((ROWS, BLOCK), tl.float64)
@@ -401,7 +382,7 @@ def backward(
             mask_stride, CHUNKS, share, ROWS, ALL,
         )  # fmt: skip
         if parts is None:
-            inner = tl.sum(_product(v, cotangent, gain, False), 1)[:, None] * 2.0**896
+            inner = tl.sum(_product(v, cotangent, gain, False, WIDEP), 1)[:, None] * 2.0**896
         else:
             inner = sum_of_parts(parts, index, CHUNKS, ALL)
         dscale_sum, dbias_sum, first, last, has_special = _finish(

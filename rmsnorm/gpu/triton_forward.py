@@ -19,7 +19,6 @@ import triton.language as tl
 
 from rmsnorm.gpu.triton_pairs import (
     INTERPRETED,
-    LEAST,
     LEAST_RESULT,
     LEAST_RHO,
     MOST,
@@ -32,6 +31,8 @@ from rmsnorm.gpu.triton_pairs import (
     is_counted,
     is_in_statistic,
     is_outside,
+    lowered,
+    multiply_off,
     rho_of,
     rounded,
     rounded_near,
@@ -43,7 +44,6 @@ from rmsnorm.gpu.triton_pairs import (
     to_format,
     two_sum,
     wide_gains,
-    with_offset,
 )
 
 # Two elements of 16 bits, packed as in memory, in the steps of `_by_cutting`, which the interpreter takes;
@@ -53,7 +53,7 @@ _BFLOAT16: Final = "shl.b32 h0, $1, 16; and.b32 h1, $1, 0xffff0000; "
 _FLOAT16: Final = "mov.b32 {a, b}, $1; cvt.f32.f16 h0, a; cvt.f32.f16 h1, b; "
 _TIMES_GAIN: Final = "mul.rn.f32 h0, h0, g0; mul.rn.f32 h1, h1, g1; "
 _QUOTIENT: Final = (
-    "mul.rn.f32 c0, h0, $5; mul.rn.f32 c1, h1, $6; fma.rz.f32 h0, h0, $3, c0; fma.rz.f32 h1, h1, $4, c1; "
+    "mul.rz.f32 c0, h0, $5; mul.rz.f32 c1, h1, $6; fma.rz.f32 h0, h0, $3, c0; fma.rz.f32 h1, h1, $4, c1; "
 )
 _ODD: Final = "or.b32 h0, h0, 1; or.b32 h1, h1, 1; "
 SCALED_BFLOAT16: Final = tl.constexpr(  # the gain times 2^32, 1 / rho times 2^16
@@ -65,19 +65,25 @@ SCALED_FLOAT16: Final = tl.constexpr(
     _REGISTERS + _FLOAT16 + "mov.b32 {a, b}, $2; cvt.f32.f16 g0, a; cvt.f32.f16 g1, b; " + _TIMES_GAIN + _QUOTIENT
     + _ODD + "cvt.rn.f16x2.f32 $0, h1, h0; }"
 )  # fmt: skip
-# A gain of two float32, g + g_low: operands h, g, g_low, high and low, each for two elements but h.
-_TIMES_PAIR: Final = (
-    "mul.rn.f32 g0, h0, $2; mul.rn.f32 g1, h1, $3; neg.f32 c0, g0; neg.f32 c1, g1; fma.rn.f32 c0, h0, $2, c0; "
-    "fma.rn.f32 c1, h1, $3, c1; fma.rn.f32 c0, h0, $4, c0; fma.rn.f32 c1, h1, $5, c1; "
-    "mul.rn.f32 h0, g0, $8; mul.rn.f32 h1, g1, $9; fma.rn.f32 c0, c0, $6, h0; fma.rn.f32 c1, c1, $7, h1; "
-    "fma.rz.f32 h0, g0, $6, c0; fma.rz.f32 h1, g1, $7, c1; "
-    "lop3.b32 h0, h0, g0, 0x7fffffff, 0xe4; lop3.b32 h1, h1, g1, 0x7fffffff, 0xe4; "  # the sign of h g, also of zeros
-)
-PAIR_BFLOAT16: Final = tl.constexpr(
-    _REGISTERS + _BFLOAT16 + _TIMES_PAIR + "mul.rz.f32 h0, h0, 0f27800000; mul.rz.f32 h1, h1, 0f27800000; " + _ODD
-    + "cvt.rn.bf16x2.f32 $0, h1, h0; }"
-)  # fmt: skip
-PAIR_FLOAT16: Final = tl.constexpr(_REGISTERS + _FLOAT16 + _TIMES_PAIR + _ODD + "cvt.rn.f16x2.f32 $0, h1, h0; }")
+
+
+def _wide_steps(unpack: str, gain: str, pack: str) -> str:
+    """With o + the gain, or a gain of float32, in float64. Operands: result, h, gain (two of 32 bits), o, 1 / rho."""
+    text = "{ .reg .b32 h0, h1, g0, g1, e, z; .reg .b16 a, b; .reg .b64 w, g; mov.b32 z, 0; " + unpack + gain
+    last = 4 if "$3" in gain else 3
+    for i in (0, 1):
+        text += f"shr.s32 e, h{i}, 3; and.b32 e, e, 0x8fffffff; mov.b64 w, {{z, e}}; cvt.f64.f32 g, g{i}; "
+        text += f"add.rn.f64 g, g, ${last + i}; mul.rz.f64 g, g, ${last + 2 + i}; mul.rz.f64 w, w, g; "
+        text += f"cvt.rz.f32.f64 h{i}, w; or.b32 h{i}, h{i}, 1; "
+    return text + pack
+
+
+_ENDS: Final = "cvt.rn.bf16x2.f32 $0, h1, h0; }", "cvt.rn.f16x2.f32 $0, h1, h0; }"
+_GAINS: Final = "shl.b32 g0, $2, 16; and.b32 g1, $2, 0xffff0000; ", "mov.b32 {a, b}, $2; cvt.f32.f16 g0, a; cvt.f32.f16 g1, b; "
+WIDE_BFLOAT16: Final = tl.constexpr(_wide_steps(_BFLOAT16, _GAINS[0], _ENDS[0]))
+WIDE_FLOAT16: Final = tl.constexpr(_wide_steps(_FLOAT16, _GAINS[1], _ENDS[1]))
+WIDE_BFLOAT16_32: Final = tl.constexpr(_wide_steps(_BFLOAT16, "mov.b32 g0, $2; mov.b32 g1, $3; ", _ENDS[0]))
+WIDE_FLOAT16_32: Final = tl.constexpr(_wide_steps(_FLOAT16, "mov.b32 g0, $2; mov.b32 g1, $3; ", _ENDS[1]))
 NORMED_BFLOAT16: Final = tl.constexpr(  # 1 / rho times 2^96
     _REGISTERS + _BFLOAT16 + _QUOTIENT + "mul.rz.f32 h0, h0, 0f0f800000; mul.rz.f32 h1, h1, 0f0f800000; " + _ODD
     + "cvt.rn.bf16x2.f32 s, h1, h0; fma.rn.bf16x2 $0, s, $2, z; }"
@@ -107,10 +113,8 @@ def _guarded(h, gain, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def _by_cutting(h, gain, gain_low, inverse, FORMAT: tl.constexpr, IS_NORMED: tl.constexpr):
+def _by_cutting(h, gain, inverse, FORMAT: tl.constexpr, IS_NORMED: tl.constexpr):
     """h gain / rho rounded once or, if IS_NORMED, h / rho rounded and its product with the gain: all in one format.
-
-    The gain is of that format or, with gain_low, a pair of float32.
 
     A quotient that 24 bits do not have is cut off and its last bit set, which rounds it to odd; so the rounding that
     follows is that of the quotient. Multiplied by powers of two, bfloat16 stays out of float32's subnormal numbers.
@@ -119,22 +123,13 @@ def _by_cutting(h, gain, gain_low, inverse, FORMAT: tl.constexpr, IS_NORMED: tl.
     if IS_BFLOAT16:
         inverse *= 2.0**96 if IS_NORMED else 2.0**16
     high, low = split_off(inverse)
-    if gain_low is not None and IS_BFLOAT16:
-        gain, gain_low = gain * 2.0**32, gain_low * 2.0**32
     if INTERPRETED:
         product = single(h)
-        if gain_low is not None:
-            product, error = product * gain, tl.fma(product, gain_low, tl.fma(product, gain, -(product * gain)))
-            small = tl.fma(error, high, product * low)
-        else:
-            if not IS_NORMED:
-                product *= single(gain) * (2.0**32 if IS_BFLOAT16 else 1.0)
-            small = product * low
+        if not IS_NORMED:
+            product *= single(gain) * (2.0**32 if IS_BFLOAT16 else 1.0)
+        small = cut(product.to(tl.float64) * low.to(tl.float64), 0.0)
         total, rest = two_sum(product.to(tl.float64) * high.to(tl.float64), small.to(tl.float64))
         quotient = cut(total, rest)
-        if gain_low is not None:
-            sign = product.to(tl.int32, bitcast=True) & -0x80000000
-            quotient = ((quotient.to(tl.int32, bitcast=True) & 0x7FFFFFFF) | sign).to(tl.float32, bitcast=True)
         if IS_BFLOAT16:
             quotient = cut(quotient.to(tl.float64) * (2.0**-96 if IS_NORMED else 2.0**-48), 0.0)
         quotient = (quotient.to(tl.int32, bitcast=True) | 1).to(tl.float32, bitcast=True)
@@ -142,17 +137,28 @@ def _by_cutting(h, gain, gain_low, inverse, FORMAT: tl.constexpr, IS_NORMED: tl.
         if IS_NORMED:
             result = to_format(single(result) * single(gain), FORMAT)  # which float32 has
         return result
-    elif gain_low is not None:
-        STEPS: tl.constexpr = PAIR_BFLOAT16 if IS_BFLOAT16 else PAIR_FLOAT16
-        return tl.inline_asm_elementwise(
-            STEPS, "=r,r,r,r,r,r,r,r,r,r", [h, gain, gain_low, high, low], h.dtype, True, 2
-        )
     elif IS_BFLOAT16:
         STEPS: tl.constexpr = NORMED_BFLOAT16 if IS_NORMED else SCALED_BFLOAT16
-        return tl.inline_asm_elementwise(STEPS, "=r,r,r,r,r,r,r", [h, gain, high, low], tl.bfloat16, True, 2)
+        return tl.inline_asm_elementwise(STEPS, "=r,r,r,r,r,r,r", [h, gain, high, low], h.dtype, True, 2)
     else:
         STEPS: tl.constexpr = NORMED_FLOAT16 if IS_NORMED else SCALED_FLOAT16
-        return tl.inline_asm_elementwise(STEPS, "=r,r,r,r,r,r,r", [h, gain, high, low], tl.float16, True, 2)
+        return tl.inline_asm_elementwise(STEPS, "=r,r,r,r,r,r,r", [h, gain, high, low], h.dtype, True, 2)
+
+
+@triton.jit
+def _by_cutting_wide(h, gain, inverse, OFFSET: tl.constexpr, FORMAT: tl.constexpr):
+    """As _by_cutting, with o + the gain, or a gain of float32: the product and the quotient are float64, cut off."""
+    offset, lifted = tl.full(inverse.shape, OFFSET, tl.float64), inverse * 2.0**896
+    if INTERPRETED:
+        factor = multiply_off(single(gain).to(tl.float64) + offset, lifted)
+        quotient = cut(multiply_off(lowered(h), factor), 0.0)
+        return to_format((quotient.to(tl.int32, bitcast=True) | 1).to(tl.float32, bitcast=True), FORMAT)
+    elif gain.dtype == tl.float32:
+        STEPS: tl.constexpr = WIDE_BFLOAT16_32 if FORMAT == "bfloat16" else WIDE_FLOAT16_32
+        return tl.inline_asm_elementwise(STEPS, "=r,r,r,r,d,d,d,d", [h, gain, offset, lifted], h.dtype, True, 2)
+    else:
+        STEPS: tl.constexpr = WIDE_BFLOAT16 if FORMAT == "bfloat16" else WIDE_FLOAT16
+        return tl.inline_asm_elementwise(STEPS, "=r,r,r,d,d,d,d", [h, gain, offset, lifted], h.dtype, True, 2)
 
 
 @triton.jit
@@ -302,7 +308,7 @@ def forward(
     if mask is not None:
         counts = is_counted(mask, index, columns, mask_step, mask_stride, counts)
     if WAY == "cut":
-        gain, gain_low = tl.full(h.shape, 1.0, h.dtype), None
+        gain = tl.full(h.shape, 1.0, h.dtype)
         if scale is not None:
             gain = tl.load(scale + columns, mask=columns < n, other=0.0)
     if parts is None:
@@ -345,9 +351,10 @@ def forward(
         tl.store(inverse_rms + index, inverse, mask=row < rows)
 
     if WAY == "cut":
-        if OFFSET != 0 or gain.dtype == tl.float32:
-            gain, gain_low = with_offset(gain, OFFSET)
-        result = _by_cutting(h, gain, gain_low, inverse, FORMAT, NORM != "")
+        if scale is not None and (OFFSET != 0 or gain.dtype == tl.float32):
+            result = _by_cutting_wide(h, gain, inverse, OFFSET, FORMAT)
+        else:
+            result = _by_cutting(h, gain, inverse, FORMAT, NORM != "")
     elif WAY == "wide":
         result = _in_float64(
             h, scale, bias, columns, columns < n, inverse, None, None, OFFSET, NORM, PRODUCT, RESULT

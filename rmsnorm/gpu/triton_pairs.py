@@ -84,12 +84,34 @@ def divide_pairs(a, a_error, b, b_error):
 
 @triton.jit
 def split_off(number):
-    """A float64 as a pair of float32, of which the second has the sign of the first."""
+    """A float64 as a pair of float32, both cut off towards 0: so the pair is not beyond a short number beside it."""
     if INTERPRETED:
         high = cut(number, 0.0)
+        return high, cut(number - high.to(tl.float64), 0.0)
     else:
-        high = tl.inline_asm_elementwise("cvt.rz.f32.f64 $0, $1;", "=r,d", [number], tl.float32, True, 1)
-    return high, (number - high.to(tl.float64)).to(tl.float32)
+        text: tl.constexpr = "cvt.rz.f32.f64 $0, $1;"
+        high = tl.inline_asm_elementwise(text, "=r,d", [number], tl.float32, True, 1)
+        rest = number - high.to(tl.float64)
+        return high, tl.inline_asm_elementwise(text, "=r,d", [rest], tl.float32, True, 1)
+
+
+@triton.jit
+def multiply_off(a, b):
+    """a b of float64, cut off towards 0: for the interpreter."""
+    product = a * b
+    error = tl.fma(a, b, -product)
+    is_beyond = ((error < 0) != (product < 0)) & (error != 0)
+    return (product.to(tl.int64, bitcast=True) - is_beyond.to(tl.int64)).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def lowered(number):
+    """2^-896 times a finite number of at most 32 bits, in float64: its bits in other places."""
+    bits = single(number).to(tl.int32, bitcast=True)
+    upper = ((bits >> 3) & -0x70000001).to(tl.int64) << 32
+    if number.dtype == tl.float32:
+        upper = upper | ((bits & 7).to(tl.int64) << 29)
+    return upper.to(tl.float64, bitcast=True)
 
 
 @triton.jit
@@ -258,13 +280,7 @@ def rho_of(q, size, eps, POSITION: tl.constexpr):
 @triton.jit
 def gains(scale, columns, inside, OFFSET: tl.constexpr):
     """o + scale as a pair of float32."""
-    return with_offset(tl.load(scale + columns, mask=inside, other=0.0), OFFSET)
-
-
-@triton.jit
-def with_offset(gain, OFFSET: tl.constexpr):
-    """o + gain as a pair of float32."""
-    gain = single(gain)
+    gain = single(tl.load(scale + columns, mask=inside, other=0.0))
     if OFFSET != 0:
         return two_sum(gain, tl.full(gain.shape, OFFSET, tl.float32))
     else:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rmsnorm import gpu
-from rmsnorm.gpu.plan import ADD_UP, Tiles, settings, tiles
+from rmsnorm.gpu.plan import Tiles, settings, sum_tiles, tiles
 from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl.memory import gapless, mask_rows, rows_of
 from rmsnorm.torch_impl.private import allocator, current_device, starter
@@ -178,8 +178,9 @@ def _compiled(plan: Plan, kind: str, name: str, sizes: Sizes, tensors: tuple[Any
         grid, numbers = (plan.rows * plan.groups, tile.chunks, 1), (*sizes, tile.chunks)
     elif name == "add_up":
         width = plan.n * plan.groups
-        grid, numbers = (-(-width // ADD_UP.block), 1 if tensors[2] is None else 2, 1), (tile.programs, width)
-        tile, formats = ADD_UP, tuple(None if dtype is None else dtype_name(dtype) for dtype in sizes)
+        numbers, tile = (tile.programs, width), sum_tiles(width)
+        grid = tile.chunks, 1 if tensors[2] is None else 2, 1
+        formats = tuple(None if dtype is None else dtype_name(dtype) for dtype in sizes)
     else:
         grid = tile.programs * plan.groups, tile.chunks, 1
         numbers = plan.rows, *sizes, *((tile.programs,) if kind == "backward" else ()), tile.chunks
