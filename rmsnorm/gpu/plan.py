@@ -35,7 +35,8 @@ _MOST_ROWS: Final = 32  # of a tile
 # Programs of the backward pass: enough for several on each processor of the largest card, and so few that their sums
 # of the gain's gradient, 8 bytes an element to write and to read, are a small part of what is read and written.
 _PROGRAMS: Final = ((2**9, 264), (2**11, 528), (2**12, 264), (2**20, 132))
-_SHARED: Final = 2**16  # bytes of shared memory that the tiles which are read ahead may take, so that every card has them
+# Bytes of shared memory that tiles which are read ahead may take: every card has them. Of float32 more were slower.
+_SHARED: Final = 2**16, 2**14
 _ALL_AT_ONCE: Final = 64  # tiles of rows, which have a program each: there is nothing to save
 _TILES_EACH: Final = 8  # of a program that computes several
 
@@ -152,7 +153,7 @@ def settings(kernel: str, call: Call, tile: Tiles, formats: tuple[str | None, ..
         arguments |= {**roundings, "WAY": way(call, *formats)}
     elif kernel == "backward":
         read_ahead = 4 * tile.rows * tile.block * (4 if call.x == "float32" else 2)  # bytes of h and dy, of two tiles
-        arguments |= {"STAGES": 3 if read_ahead <= _SHARED else 1, "WIDEP": True}
+        arguments["STAGES"] = 3 if read_ahead <= _SHARED[call.x == "float32"] else 1
         options["maxnreg"] = 128  # registers of a thread, so that an SM has two programs of eight warps
     return Settings(arguments, options)
 

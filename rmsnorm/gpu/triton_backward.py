@@ -26,6 +26,7 @@ from rmsnorm.gpu.triton_pairs import (
     is_in_statistic,
     lowered,
     multiply_pairs,
+    over_rho,
     rho_of,
     rounded_wide,
     single,
@@ -35,6 +36,7 @@ from rmsnorm.gpu.triton_pairs import (
 )
 
 CANCELS: tl.constexpr = tl.constexpr(2.0**-26)  # of the terms of a difference: what 53 bits leave
+CANCELS_TOGETHER: tl.constexpr = tl.constexpr(2.0**-12)
 LEAST_STEP: tl.constexpr = tl.constexpr(2.0**-60)
 _ZERO: tl.constexpr = tl.constexpr(2.0**-95)  # of the terms of a difference of pairs of float64
 
@@ -149,6 +151,7 @@ def _recompute(
         share = tl.where(tl.sqrt(q) < rho, 1.0, 0.0)
         slope = 1 - share
         other = slope
+    is_short = (rho.to(tl.float32).to(tl.float64) == rho) | ((r > 0) & (r < float("inf")) == 0)
     is_large = share > 0.5  # then u may be small beside the projection, which is multiplied by 1 - share at once
     along, along_error = divide_pairs(inner, inner_error, square, square_error)
     along, along_error = along[:, None], along_error[:, None]
@@ -169,7 +172,7 @@ def _recompute(
         counts = is_in_statistic(columns, k, live)
         rest = tl.where(counts, rest, u)
         by_formula = r * (u - tl.where(counts, r * v * slope * (r * plain / size), 0.0))
-        gradient = tl.where(by_pairs, rest / rho, by_formula)
+        gradient = tl.where(by_pairs, over_rho(rest, r, rho, is_short), by_formula)
         if mask is not None:
             gradient = tl.where(live, gradient, 0.0)
         if dh is not None:
@@ -252,9 +255,9 @@ def _negative(number):
 
 
 @triton.jit
-def _product(v, cotangent, gain, SAFE: tl.constexpr, WIDEP: tl.constexpr = True):
+def _product(v, cotangent, gain, SAFE: tl.constexpr):
     """u h; of 16 bits and unless SAFE, h dy is a float32, which has it or is not finite, or is too small to count."""
-    if SAFE or WIDEP or v.dtype == tl.float32 or cotangent.dtype == tl.float32:
+    if SAFE or v.dtype == tl.float32 or cotangent.dtype == tl.float32:
         return single(v).to(tl.float64) * _negative(single(cotangent)) * -gain
     else:
         return (single(v) * single(cotangent)).to(tl.float64) * gain
@@ -320,6 +323,20 @@ def _gradient(
 
 
 @triton.jit
+def _is_inexact(margin, v, step, FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Whether dx is inexact in what a thread reads at once: an element that cancels or, of 32 bits, all that cancel.
+
+    In a row whose gradient cancels, as that of (norm(x)**2).sum(), float64 leaves float32 too little of each element.
+    """
+    SHAPE: tl.constexpr = (ROWS, BLOCK // 4, 4) if FORMAT == "float32" else (ROWS, BLOCK // 8, 8)
+    is_inexact = tl.min(tl.reshape(margin, SHAPE), 2, keep_dims=True) < 0
+    if FORMAT == "float32":
+        margin -= tl.abs(single(v) * (step * CANCELS_TOGETHER).to(tl.float32))
+        is_inexact = is_inexact | (tl.max(tl.reshape(margin, SHAPE), 2, keep_dims=True) < 0)
+    return is_inexact
+
+
+@triton.jit
 def _finish(
     v, cotangent, gain, inner, r, alive, live, counts, size, part, index, dh, dx, dscale_sum, dbias_sum, first, last,
     has_special, tile, rows, count, n, columns, eps, mask, POSITION: tl.constexpr, HAS_COUNTS: tl.constexpr, HAS_SCALE: tl.constexpr,
@@ -340,8 +357,7 @@ def _finish(
     if HAS_BIAS:
         dbias_sum += single(cotangent).to(tl.float64)
     tl.store(dx + offsets, result, mask=inside)
-    TOGETHER: tl.constexpr = 4 if FORMAT == "float32" else 8  # of what a thread has at once
-    is_inexact = tl.min(tl.reshape(margin, (ROWS, BLOCK // TOGETHER, TOGETHER)), 2, keep_dims=True) < 0
+    is_inexact = _is_inexact(margin, v, step, FORMAT, ROWS, BLOCK)
     first, last = tl.where(is_inexact, tl.minimum(first, tile), first), tl.where(is_inexact, tile, last)
     return dscale_sum, dbias_sum, first, last, has_special | special.to(tl.int32)
 
@@ -351,7 +367,6 @@ def backward(
     h, dy, dh, scale, mask, parts, inverse_rms, dx, dscale, dbias, rows, n, k, groups, h_step, mask_step, mask_stride,
     PROGRAMS, CHUNKS, eps: tl.float64, share: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr,
     FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr, STAGES: tl.constexpr,
-    WIDEP: tl.constexpr = True,
 ):  # fmt: skip
     """Tiles i, i + PROGRAMS ... of a group of dx, and the sums over these rows in float64, for dscale and dbias.
 
@@ -382,7 +397,7 @@ def backward(
             mask_stride, CHUNKS, share, ROWS, ALL,
         )  # fmt: skip
         if parts is None:
-            inner = tl.sum(_product(v, cotangent, gain, False, WIDEP), 1)[:, None] * 2.0**896
+            inner = tl.sum(_product(v, cotangent, gain, False), 1)[:, None] * 2.0**896
         else:
             inner = sum_of_parts(parts, index, CHUNKS, ALL)
         dscale_sum, dbias_sum, first, last, has_special = _finish(
@@ -413,7 +428,8 @@ def backward(
                 v, cotangent, gain, step, r, None, dscale_sum, counts, HAS_COUNTS, FORMAT, True
             )
             dscale_sum = tl.where(live & again, total, dscale_sum)
-            if (tl.min(margin) < 0) | (tl.max(special.to(tl.int32)) > 0):
+            is_inexact = _is_inexact(margin, v, step, FORMAT, ROWS, BLOCK)
+            if (tl.max(is_inexact.to(tl.int32)) > 0) | (tl.max(special.to(tl.int32)) > 0):
                 tl.debug_barrier()
                 row = tile * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)
                 _recompute(

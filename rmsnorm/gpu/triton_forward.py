@@ -33,6 +33,7 @@ from rmsnorm.gpu.triton_pairs import (
     is_outside,
     lowered,
     multiply_off,
+    over_rho,
     rho_of,
     rounded,
     rounded_near,
@@ -162,20 +163,6 @@ def _by_cutting_wide(h, gain, inverse, OFFSET: tl.constexpr, FORMAT: tl.constexp
 
 
 @triton.jit
-def _over_rho(number, inverse, rho, is_short):
-    """number / rho, of float64: the quotient if rho is short, else the product with 1 / rho rounded to odd."""
-    if rho is None:
-        return number * inverse
-    else:
-        product = number * inverse
-        error = tl.fma(number, inverse, -product)
-        odd = (product.to(tl.int64, bitcast=True) - ((error < 0) != (product < 0)).to(tl.int64)) | 1
-        is_inexact = (error != 0) & (tl.abs(error) < float("inf"))
-        product = tl.where(is_inexact, odd.to(tl.float64, bitcast=True), product)
-        return tl.where(is_short, number / rho, product)
-
-
-@triton.jit
 def _in_float64(
     h, scale, bias, columns, inside, inverse, rho, is_short, OFFSET: tl.constexpr, NORM: tl.constexpr,
     PRODUCT: tl.constexpr, RESULT: tl.constexpr,
@@ -183,14 +170,14 @@ def _in_float64(
     """The result of h in float64, rounded wherever the variant rounds; without rho no tie is told from what is near."""
     w = single(h).to(tl.float64)
     if NORM != "":
-        w = single(rounded_wide(_over_rho(w, inverse, rho, is_short), NORM)).to(tl.float64)
+        w = single(rounded_wide(over_rho(w, inverse, rho, is_short), NORM)).to(tl.float64)
         if scale is not None:
             gain = single(rounded_wide(wide_gains(scale, columns, inside, OFFSET), PRODUCT)).to(tl.float64)
             w = single(rounded_wide(w * gain, PRODUCT)).to(tl.float64)
     else:
         if scale is not None:
             w = w * wide_gains(scale, columns, inside, OFFSET)
-        w = _over_rho(w, inverse, rho, is_short)
+        w = over_rho(w, inverse, rho, is_short)
     if bias is not None:
         w += single(tl.load(bias + columns, mask=inside, other=0.0)).to(tl.float64)
         if NORM != "":

@@ -278,6 +278,20 @@ def rho_of(q, size, eps, POSITION: tl.constexpr):
 
 
 @triton.jit
+def over_rho(number, inverse, rho, is_short):
+    """number / rho, of float64: the quotient if rho is short, else the product with 1 / rho rounded to odd."""
+    if rho is None:
+        return number * inverse
+    else:
+        product = number * inverse
+        error = tl.fma(number, inverse, -product)
+        odd = (product.to(tl.int64, bitcast=True) - ((error < 0) != (product < 0)).to(tl.int64)) | 1
+        is_inexact = (error != 0) & (tl.abs(error) < float("inf"))
+        product = tl.where(is_inexact, odd.to(tl.float64, bitcast=True), product)
+        return tl.where(is_short, number / rho, product)
+
+
+@triton.jit
 def gains(scale, columns, inside, OFFSET: tl.constexpr):
     """o + scale as a pair of float32."""
     gain = single(tl.load(scale + columns, mask=inside, other=0.0))
