@@ -6,8 +6,8 @@
 #
 # It needs Python 3.11 with torch and triton, or jax, and what this package needs itself; no network, and nothing is
 # installed. Every result is written as soon as it is there, and a step that takes too long keeps what it has. A step
-# that fails is reported at the end, ends the script with status 1, and stops no other step. The first 150 seconds have
-# parity of PyTorch in bfloat16 and float32, and its times of the main shapes.
+# that fails is reported at the end, ends the script with status 1, and stops no other step. The first five minutes have
+# parity of PyTorch in bfloat16 and float32, the tests of the kernels, and their times.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 rehearsal=0
@@ -70,22 +70,27 @@ if opens torch; then torch=1; fi
 if [ $torch = 1 ]; then
     parity torch bfloat16 60 --variant $first_variant --dtype bfloat16
     parity torch float32 50 --variant $first_variant --dtype float32
-    times torch first 90 "${first[@]/#/--shape=}" --dtype bfloat16
-fi
-if opens flax; then flax=1; fi
-if [ $flax = 1 ]; then
-    parity flax bfloat16 45 --variant $first_variant --dtype bfloat16
-    times flax first 60 "${first[@]/#/--shape=}" --dtype bfloat16
-fi
-if [ $torch = 1 ]; then
-    times torch others 130 "${others[@]/#/--shape=}"
-    times torch float32 90 "${first[@]/#/--shape=}" --dtype float32
     if "$python" -c "import pytest" 2>/dev/null; then
-        step "tests of the kernels" 80 -m pytest -q -p no:cacheprovider tests/gpu/torch_kernels.py "${some[@]}" \
+        step "tests of the kernels" 110 -m pytest -q -p no:cacheprovider tests/gpu/torch_kernels.py "${some[@]}" \
             --junitxml "$out/tests.xml"
     else
         echo "== the tests are left out: pytest is not installed" | tee -a "$out/steps.txt"
     fi
+    if [ $rehearsal = 0 ]; then
+        step "times of the kernels in CUDA graphs" 120 benchmarks/gpu_graphs.py --json "$out/graphs.json"
+    fi
+    step "time of the host that a call takes" 40 benchmarks/gpu_calls.py
+fi
+if opens flax; then flax=1; fi
+if [ $flax = 1 ]; then
+    parity flax bfloat16 45 --variant $first_variant --dtype bfloat16
+fi
+if [ $rehearsal = 0 ] && "$python" -c "import jax" 2>/dev/null; then
+    step "parity and times of JAX" 90 benchmarks/gpu_jax.py
+fi
+if [ $torch = 1 ]; then
+    times torch first 90 "${first[@]/#/--shape=}" --dtype bfloat16
+    times torch others 130 "${others[@]/#/--shape=}"
     parity torch others 110 "${other_variants[@]}" --dtype bfloat16 --dtype float32
 fi
 if [ ${#failed[@]} -gt 0 ]; then

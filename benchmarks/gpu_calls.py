@@ -70,7 +70,7 @@ def candidates(device: str, dtype: torch.dtype) -> Iterator[tuple[str, bool, Cal
     repeated: Any = layer._repeated
     yield "torch.nn.RMSNorm without gradients", False, lambda: built_in(x)
     yield "torch.nn.RMSNorm, forward with a graph", True, lambda: built_in(leaf)
-    yield "torch.nn.RMSNorm, forward and backward", True, back(built_in, leaf)
+    yield "torch.nn.RMSNorm, forward and backward", True, back(built_in, leaf, built_in.weight)
     tensors = x, None, gain, None, None, None, torch.empty_like(x), None, None
     yield "a launch", False, lambda: gpu._start(repeated.plan, "forward", "forward", repeated.sizes, *tensors)
     yield "a device guard", False, lambda: guard(x)

@@ -1,17 +1,19 @@
 """Milliseconds that the kernels take on a GPU, without the time that Python takes to start them.
 
-    python benchmarks/gpu_graphs.py                # needs a GPU; a minute, most of which is compilation
+    python benchmarks/gpu_graphs.py                # needs a GPU; two minutes, most of which is compilation
 
 A CUDA graph holds twelve calls, and is replayed. Beside ours are a copy, the kernels of torch.nn.functional.rms_norm
-and, if it is installed, of Liger. Backward includes the sums for the gain. Inputs that would stay in the card's cache
-are six, in turn.
+and, where they are installed, of Liger and of cuDNN's frontend. Backward includes the sums for the gain; its dy is never
+its x. Inputs that would stay in the card's cache are six, in turn. The second table has our forward of other variants.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,27 +27,44 @@ from rmsnorm.specification.variants import derive
 from rmsnorm.torch_impl import gpu
 
 SHAPES = (
-    (16384, 8192, "bfloat16"), (16384, 8192, "float32"), (8192, 16384, "bfloat16"), (4096, 4096, "bfloat16"),
-    (8192, 1024, "bfloat16"), (32768, 768, "bfloat16"), (131072, 128, "bfloat16"),
+    (16384, 8192, "bfloat16"), (16384, 8192, "float32"), (8192, 8192, "bfloat16"), (8192, 16384, "bfloat16"),
+    (4096, 4096, "bfloat16"), (4096, 4096, "float32"), (8192, 1024, "bfloat16"), (32768, 768, "bfloat16"),
+    (65536, 256, "bfloat16"), (131072, 128, "bfloat16"),
 )  # fmt: skip
+OTHERS = ("llama", "gemma", "paper", "with a residual")
+NAMES = ("copy", "ours", "built-in", "Liger", "cuDNN")
 CALLS, REPLAYS, EPS = 12, 6, 1e-6
 
 
-def candidates(rows: int, n: int, dtype: str) -> Iterator[tuple[str, str, Callable[[Tensor], Any]]]:
+def ours(variant: str, x: Tensor, gain: Tensor, residual: Tensor | None) -> tuple[Any, Callable[[Tensor], Any]]:
+    """The plan, and the forward pass with 1 / rho."""
+    dtype = str(x.dtype).removeprefix("torch.")
+    chosen = derive("rms_norm", variant, EPS, None)
+    call = resolve("rms_norm", Spec(tuple(x.shape), dtype), Spec(tuple(gain.shape), dtype), None, variant=chosen)
+    plan = gpu.plan(call, dtype, None)
+    return plan, lambda x: gpu.forward(plan, x, residual, gain, None, None)
+
+
+def candidates(x: Tensor, gain: Tensor) -> Iterator[tuple[str, str, Callable[[Tensor], Any]]]:
     """Name, pass, and a function of x, or of dy where it is the backward pass."""
-    x = torch.randn(rows, n, device="cuda").to(getattr(torch, dtype))
-    out, gain = torch.empty_like(x), torch.rand(n, device="cuda").to(x.dtype) + 0.5
+    out, n = torch.empty_like(x), x.shape[1]
     yield "copy", "forward", out.copy_
-    variant = derive("rms_norm", "torch", EPS, None)
-    plan = gpu.plan(resolve("rms_norm", Spec((rows, n), dtype), Spec((n,), dtype), None, variant=variant), dtype, None)
-    if plan is not None:
-        _, _, inverse_rms = gpu.forward(plan, x, None, gain, None, None)
-        yield "ours", "forward", lambda x: gpu.forward(plan, x, None, gain, None, None)
-        yield "ours", "backward", lambda dy: gpu.backward(plan, dy, x, gain, None, None, inverse_rms, None)
+    plan, forward = ours("torch", x, gain, None)
+    inverse_rms = forward(x)[2]
+    yield "ours", "forward", forward
+    yield "ours", "backward", lambda dy: gpu.backward(plan, dy, x, gain, None, None, inverse_rms, None)
+    for variant in OTHERS:
+        is_sum = variant == "with a residual"
+        yield variant, "forward", ours("torch" if is_sum else variant, x, gain, x if is_sum else None)[1]
     yield "built-in", "forward", lambda x: rms_norm(x, (n,), gain, EPS)
     _, rstd = torch.ops.aten._fused_rms_norm(x, (n,), gain, EPS)
     back = torch.ops.aten._fused_rms_norm_backward
     yield "built-in", "backward", lambda dy: back(dy, x, (n,), rstd, gain, [True, True])
+    yield from _of_liger(x, gain)
+    yield from _of_cudnn(x, gain)
+
+
+def _of_liger(x: Tensor, gain: Tensor) -> Iterator[tuple[str, str, Callable[[Tensor], Any]]]:
     try:
         from liger_kernel.ops import rms_norm as liger
     except ImportError:
@@ -55,6 +74,23 @@ def candidates(rows: int, n: int, dtype: str) -> Iterator[tuple[str, str, Callab
     yield (
         "Liger", "backward",
         lambda dy: liger.rms_norm_backward(dy, own, gain, factors, 0.0, mode, block, warps, False, None),
+    )  # fmt: skip
+
+
+def _of_cudnn(x: Tensor, gain: Tensor) -> Iterator[tuple[str, str, Callable[[Tensor], Any]]]:
+    try:
+        import cudnn.ops.norm.rmsnorm  # noqa: F401  (it registers the operators)
+
+        n, scale = x.shape[1], gain.view(1, -1, 1, 1)
+        y, inverse_rms = torch.ops.cudnn.rmsnorm(x.view(-1, n, 1, 1), scale, EPS)
+    except (ImportError, AttributeError, RuntimeError, TypeError) as error:
+        print(f"cuDNN is left out: {str(error)[:100]}")
+        return
+    yield "cuDNN", "forward", lambda x: torch.ops.cudnn.rmsnorm(x.view(-1, n, 1, 1), scale, EPS)
+    own = x.view(-1, n, 1, 1)
+    yield (
+        "cuDNN", "backward",
+        lambda dy: torch.ops.cudnn.rmsnorm_bwd(dy.view(-1, n, 1, 1), own, scale, inverse_rms),
     )  # fmt: skip
 
 
@@ -81,20 +117,30 @@ def milliseconds(run: Callable[[Tensor], Any], inputs: list[Tensor]) -> float:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0]).parse_args()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--json", type=Path, help="a file for all times, in milliseconds")
+    arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("gpu_graphs: there is no GPU")
     torch.manual_seed(0)
-    names = ("copy", "ours", "built-in", "Liger")
-    table = Table("", "", "dtype", *names, box=None, title=f"ms, {torch.cuda.get_device_name()}, {torch.__version__}")
+    title = f"ms, {torch.cuda.get_device_name()}, PyTorch {torch.__version__}"
+    table, others = Table("", "", "dtype", *NAMES, box=None, title=title), Table("", "dtype", *OTHERS, box=None)
+    measured = []
     for rows, n, dtype in SHAPES:
-        many = 6 if rows * n <= 2**26 else 1
-        inputs = [torch.randn(rows, n, device="cuda").to(getattr(torch, dtype)) for _ in range(many)]
-        times = {(name, kind): milliseconds(run, inputs) for name, kind, run in candidates(rows, n, dtype)}
+        x, *inputs = (
+            torch.randn(rows, n, device="cuda").to(getattr(torch, dtype)) for _ in range(7 if rows * n <= 2**26 else 2)
+        )
+        gain = torch.rand(n, device="cuda").to(x.dtype) + 0.5
+        times = {(name, kind): milliseconds(run, inputs) for name, kind, run in candidates(x, gain)}
+        measured += [{"rows": rows, "n": n, "dtype": dtype, "name": a, "pass": b, "ms": t} for (a, b), t in times.items()]
         for kind in ("forward", "backward"):
-            cells = (f"{times[name, kind]:.4f}" if (name, kind) in times else "-" for name in names)
+            cells = (f"{times[name, kind]:.4f}" if (name, kind) in times else "-" for name in NAMES)
             table.add_row(kind, f"{rows}x{n}", dtype, *cells)
+        others.add_row(f"{rows}x{n}", dtype, *(f"{times[name, 'forward']:.4f}" for name in OTHERS))
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps({"title": title, "times": measured}, indent=1), encoding="utf-8")
     screen.console().print(table)
+    screen.console().print(others)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """RMSNorm on the GPU, compiled just in time: Triton kernels for PyTorch and JAX.
 
     plan                            how an array is divided between the programs of a GPU
-    triton_pairs                    arithmetic in pairs of float32,
-    triton_forward, _backward       and the kernels
+    triton_pairs                    arithmetic: pairs of numbers, numbers cut off, 1 / rho
+    triton_forward, _backward       the kernels
 
 On a machine without a GPU an interpreter runs the kernels on arrays of the CPU: RMSNORM_GPU_KERNELS=interpret and
 Triton's own TRITON_INTERPRET=1 do that, in place of the kernels for the CPU. RMSNORM_GPU_KERNELS=0 switches them off.

@@ -2,10 +2,9 @@
 
     dx = (u - h / s <u, h / rho> / k) / rho + dh,    u = (o + scale) dy
 
-with drho / dh = h / (k s). The inner products, and the sums for the gain and the bias, are float64; all else is pairs
-of float32, rounded once. A tile with a number out of their range, or with a difference that cancels too much, is
-computed again in pairs of float64, in steps, as cpu/native/cancelled.h does.
-Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
+with drho / dh = h / (k s), in float64 (docs/gpu-arithmetic.md derives the bounds). A tile with a number out of its range,
+or with a difference that cancels too much, is computed again in pairs of float64, in steps, as cpu/native/cancelled.h
+does. Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
 """
 
 import triton
@@ -35,9 +34,9 @@ from rmsnorm.gpu.triton_pairs import (
     wide_gains,
 )
 
-CANCELS: tl.constexpr = tl.constexpr(2.0**-26)  # of the terms of a difference: what 53 bits leave
-CANCELS_TOGETHER: tl.constexpr = tl.constexpr(2.0**-12)
-LEAST_STEP: tl.constexpr = tl.constexpr(2.0**-60)
+CANCELS: tl.constexpr = tl.constexpr(2.0**-26)  # of h B, what dx must have at least: 53 bits leave it 26
+CANCELS_TOGETHER: tl.constexpr = tl.constexpr(2.0**-12)  # the same of neighbours in float32
+LEAST_STEP: tl.constexpr = tl.constexpr(2.0**-60)  # of B: below it products that float32 loses would count
 _ZERO: tl.constexpr = tl.constexpr(2.0**-95)  # of the terms of a difference of pairs of float64
 
 
@@ -140,7 +139,6 @@ def _recompute(
     square, square_error = tl.reduce((square, square_error), 1, add_pairs)
     q = square[:, None] / size
     rho = rho_of(q, size, eps, POSITION)
-    slope = tl.full(q.shape, 1.0, tl.float64)
     slope = tl.full(q.shape, 1.0, tl.float64)
     if POSITION == "inside":
         share, other = eps / (q + eps), q / (q + eps)

@@ -2,7 +2,7 @@
 
     y = h / rho * (o + scale) + bias,    h = x + residual
 
-A kernel goes one of three ways, which WAY names (docs/gpu.md derives the bounds of each):
+A kernel goes one of three ways, which WAY names (docs/gpu-arithmetic.md derives the bounds):
 
     cut      x, gain and y of one format of 16 bits: a quotient is cut off, and its last bit set
     wide     x of 32 bits: float64
