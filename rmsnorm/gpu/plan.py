@@ -154,7 +154,6 @@ def settings(kernel: str, call: Call, tile: Tiles, formats: tuple[str | None, ..
     elif kernel == "backward":
         read_ahead = 4 * tile.rows * tile.block * (4 if call.x == "float32" else 2)  # bytes of h and dy, of two tiles
         arguments["STAGES"] = 3 if read_ahead <= _SHARED[call.x == "float32"] else 1
-        arguments["IS_WHOLE"] = tile.rows == tile.chunks == 1 and tile.block == call.n
         options["maxnreg"] = 128  # registers of a thread, so that an SM has two programs of eight warps
     return Settings(arguments, options)
 

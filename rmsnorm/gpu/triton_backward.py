@@ -214,23 +214,14 @@ def _to_single(number, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def _is_inside(row, rows, columns, n, IS_WHOLE: tl.constexpr):
-    """Which elements of a tile there are: all if it is one row, of n elements, for which no bound is asked."""
-    if IS_WHOLE:
-        return tl.full(columns.shape, 1, tl.int1)
-    else:
-        return (row < rows) & (columns < n)
-
-
-@triton.jit
 def _read(
     h, dy, mask, parts, inverse_rms, rows, n, k, groups, tile, group, count, columns, h_step, mask_step, mask_stride,
-    CHUNKS, share, ROWS: tl.constexpr, ALL: tl.constexpr, IS_WHOLE: tl.constexpr,
+    CHUNKS, share, ROWS: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """h and dy of a tile, 0 where they take no part; what counts; 1 / rho, of rows that have one; and sizes."""
     row = tile * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)
     index = row * count + group
-    inside = _is_inside(row, rows, columns, n, IS_WHOLE)
+    inside = (row < rows) & (columns < n)
     r = tl.load(inverse_rms + index, mask=row < rows, other=1.0)
     alive, live, counts = row < rows, inside, is_in_statistic(columns, k, inside)
     size = tl.zeros(r.shape, tl.float64) + (n if k is None else k)
@@ -347,12 +338,11 @@ def _is_inexact(margin, v, step, FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK
 def _finish(
     v, cotangent, gain, inner, r, alive, live, counts, size, part, index, dh, dx, dscale_sum, dbias_sum, first, last,
     has_special, tile, rows, count, n, columns, eps, mask, POSITION: tl.constexpr, HAS_COUNTS: tl.constexpr, HAS_SCALE: tl.constexpr,
-    HAS_BIAS: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Writes a tile of dx. Returns the sums, the first and last tile that is inexact, and whether a row is special."""
     step, special = _step(inner, r, alive, size, part, eps, POSITION)
-    offsets, other = index * n + columns, None
-    inside = _is_inside(index, tl.cast(rows, tl.int64) * count, columns, n, IS_WHOLE)
+    offsets, inside, other = index * n + columns, (index < tl.cast(rows, tl.int64) * count) & (columns < n), None
     if dh is not None:
         other = tl.load(dh + offsets, mask=inside, other=0.0)
     result, total, margin = _gradient(
@@ -375,7 +365,6 @@ def backward(
     h, dy, dh, scale, mask, parts, inverse_rms, dx, dscale, dbias, rows, n, k, groups, h_step, mask_step, mask_stride,
     PROGRAMS, CHUNKS, eps: tl.float64, share: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr,
     FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr, STAGES: tl.constexpr,
-    IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Tiles i, i + PROGRAMS ... of a group of dx, and the sums over these rows in float64, for dscale and dbias.
 
@@ -403,7 +392,7 @@ def backward(
     for tile in tl.range(program, tiles, PROGRAMS, num_stages=STAGES):
         v, cotangent, r, alive, live, counts, size, part, index = _read(
             h, dy, mask, parts, inverse_rms, rows, n, k, groups, tile, group, count, columns, h_step, mask_step,
-            mask_stride, CHUNKS, share, ROWS, ALL, IS_WHOLE,
+            mask_stride, CHUNKS, share, ROWS, ALL,
         )  # fmt: skip
         if parts is None:
             inner = tl.sum(_product(v, cotangent, gain, False), 1)[:, None] * 2.0**896
@@ -412,7 +401,7 @@ def backward(
         dscale_sum, dbias_sum, first, last, has_special = _finish(
             v, cotangent, gain, inner, r, alive, live, counts, size, part, index, dh, dx, dscale_sum, dbias_sum, first,
             last, has_special, tile, rows, count, n, columns, eps, mask, POSITION, HAS_COUNTS, dscale is not None, dbias is not None, FORMAT,
-            ROWS, BLOCK, IS_WHOLE,
+            ROWS, BLOCK,
         )  # fmt: skip
     begin, end, again = tl.min(first), tl.max(last) + 1, tl.max(has_special) > 0
     if again:
@@ -426,7 +415,7 @@ def backward(
         for tile in range(begin, end, PROGRAMS):
             v, cotangent, r, alive, live, counts, size, part, index = _read(
                 h, dy, mask, parts, inverse_rms, rows, n, k, groups, tile, group, count, columns, h_step, mask_step,
-                mask_stride, CHUNKS, share, ROWS, ALL, IS_WHOLE,
+                mask_stride, CHUNKS, share, ROWS, ALL,
             )  # fmt: skip
             if parts is None:
                 inner = tl.sum(_product(v, cotangent, gain, True), 1)[:, None]
