@@ -21,6 +21,7 @@ from typing import Final
 from rmsnorm.specification import environment, errors
 from rmsnorm.specification.call import Call
 
+_WIDEST: Final = 2**26  # elements of a row: its chunks are summed in one tile
 _OLDEST: Final = 3, 4  # Triton, which hands eps as a float32 to a kernel before
 
 
@@ -90,4 +91,5 @@ def supports(call: Call, *formats: str | None) -> bool:
         and len(call.axes) <= len(call.feature_axes)
         and all(name in (None, "float16", "bfloat16", "float32") for name in formats)
         and call.variant.statistic != "variance"
+        and (call.n is None or call.n <= _WIDEST)
     )

@@ -4,12 +4,14 @@ So every card adds in the same order, and gives the same bits in every run. A pr
 threads. It computes a tile of some rows by ``block`` elements in registers, and then the next one:
 
     rows     n up to                   elements of a tile    of a thread
-    several  512                       4096; 2048            16; 8, as backward keeps sums
+    several  128                       4096; 2048            16; 8, as backward keeps sums
+    several  1024; 512                 1024; 512             32; 16, of one warp
     one      16384; backward 8192      a row, in registers   32; 16, or 8 up to 1024
-    split    more                      8192; 4096            as with one; programs share a row: one kernel adds up,
+    split    more                      8192                  as with one; programs share a row: one kernel adds up,
                                                              the next reads x again
 
-Source of the sizes: times on an H200 (docs/gpu.md). More threads for a row were slower by up to a third.
+Source of the sizes: times on an H200 (docs/gpu.md) and, from 256 to 512, the machine code: where eight warps share few
+rows, the compiler gives each thread elements of many rows, and computes 1 / rho for all of them.
 """
 
 from __future__ import annotations
@@ -23,18 +25,19 @@ class _Limits(NamedTuple):
     a_thread: int  # elements of a row that a thread has in registers, where the threads suffice
     widest: int  # elements of a row that a program has in registers
     chunk: int  # elements of a tile where a row is wider
-    fewest_warps: int  # of a program with one row
+    fewest_warps: int  # of a program with one row that one warp does not compute
+    a_warp: int  # elements of a tile that one warp computes
     narrow: int  # elements of a tile of several rows, which eight warps compute
 
 
-_LIMITS: Final = {"forward": _Limits(32, 2**14, 2**13, 1, 2**12), "backward": _Limits(16, 2**13, 2**13, 4, 2**11)}
+_LIMITS: Final = {"forward": _Limits(32, 2**14, 2**13, 1, 2**10, 2**12), "backward": _Limits(16, 2**13, 2**13, 4, 2**9, 2**11)}
 _WARP: Final = 32  # threads
-_NARROW: Final = 2**9  # elements of a row that shares a tile
+_NARROW: Final = 2**7  # elements of a row that shares a tile of several warps
 _NARROW_WARPS: Final = 8
 _MOST_ROWS: Final = 32  # of a tile
 # Programs of the backward pass: enough for several on each processor of the largest card, and so few that their sums
 # of the gain's gradient, 8 bytes an element to write and to read, are a small part of what is read and written.
-_PROGRAMS: Final = ((2**9, 264), (2**11, 528), (2**12, 264), (2**20, 132))
+_PROGRAMS: Final = ((2**7, 264), (2**9, 1056), (2**11, 528), (2**12, 264), (2**20, 132))
 # Bytes of shared memory that tiles which are read ahead may take: every card has them. Of float32 more were slower.
 _SHARED: Final = 2**16, 2**14
 _ALL_AT_ONCE: Final = 64  # tiles of rows, which have a program each: there is nothing to save
@@ -73,7 +76,7 @@ def tiles(kind: str, rows: int, n: int, groups: int = 1) -> Tiles:
         >>> tiles("forward", 4096, 128)
         Tiles(rows=32, block=128, chunks=1, programs=128, warps=8)
         >>> tiles("backward", 4096, 4096)
-        Tiles(rows=1, block=4096, chunks=1, programs=256, warps=8)
+        Tiles(rows=1, block=4096, chunks=1, programs=264, warps=8)
         >>> tiles("forward", 64, 262144).chunks
         32
         >>> tiles("backward", 4096, 128, groups=32).programs
@@ -83,7 +86,9 @@ def tiles(kind: str, rows: int, n: int, groups: int = 1) -> Tiles:
     whole = power_of_two(n)
     block = whole if whole <= limits.widest else limits.chunk
     if block > _NARROW:
-        rows_each, warps = 1, max(limits.fewest_warps, block // (limits.a_thread * _WARP))
+        rows_each, warps = max(1, limits.a_warp // block), max(1, block // (limits.a_thread * _WARP))
+        if block > limits.a_warp:
+            warps = max(limits.fewest_warps, warps)
     else:
         rows_each = max(1, min(_MOST_ROWS, limits.narrow // block))
         warps = max(1, _NARROW_WARPS * rows_each * block // limits.narrow)
@@ -146,14 +151,15 @@ def settings(kernel: str, call: Call, tile: Tiles, formats: tuple[str | None, ..
         return Settings({"FORMAT": formats[0], "SECOND": formats[1], **division}, options)
     arguments: dict[str, Any] = {
         "eps": float(call.eps), "share": 1 / call.k, "POSITION": call.variant.eps_position,
-        "OFFSET": call.variant.scale_offset, "FORMAT": call.x, **division, "ALL": power_of_two(tile.chunks),
+        "OFFSET": call.variant.scale_offset, "FORMAT": call.x, **division,
     }  # fmt: skip
     if kernel == "forward":
         roundings = {"NORM": call.norm or "", "PRODUCT": call.product, "RESULT": call.result}
         arguments |= {**roundings, "WAY": way(call, *formats)}
     elif kernel == "backward":
         read_ahead = 4 * tile.rows * tile.block * (4 if call.x == "float32" else 2)  # bytes of h and dy, of two tiles
-        arguments["STAGES"] = 3 if read_ahead <= _SHARED[call.x == "float32"] else 1
+        is_ahead = tile.chunks == 1 and read_ahead <= _SHARED[call.x == "float32"]
+        arguments["STAGES"] = 3 if is_ahead else 1
         options["maxnreg"] = 128  # registers of a thread, so that an SM has two programs of eight warps
     return Settings(arguments, options)
 

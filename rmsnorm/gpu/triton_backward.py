@@ -216,7 +216,7 @@ def _to_single(number, FORMAT: tl.constexpr):
 @triton.jit
 def _read(
     h, dy, mask, parts, inverse_rms, rows, n, k, groups, tile, group, count, columns, h_step, mask_step, mask_stride,
-    CHUNKS, share, ROWS: tl.constexpr, ALL: tl.constexpr,
+    CHUNKS, share, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """h and dy of a tile, 0 where they take no part; what counts; 1 / rho, of rows that have one; and sizes."""
     row = tile * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)
@@ -232,7 +232,7 @@ def _read(
         if parts is None:
             size = tl.sum(counts.to(tl.int32), 1)[:, None].to(tl.float64)
         else:
-            size = sum_of_parts(parts, rows * count + index, CHUNKS, ALL)
+            size = sum_of_parts(parts, rows * count + index, CHUNKS, BLOCK)
         alive &= size > 0
         live &= alive
         size, r = tl.where(alive, size, 1.0), tl.where(alive, r, 1.0)
@@ -364,7 +364,7 @@ def _finish(
 def backward(
     h, dy, dh, scale, mask, parts, inverse_rms, dx, dscale, dbias, rows, n, k, groups, h_step, mask_step, mask_stride,
     PROGRAMS, CHUNKS, eps: tl.float64, share: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr,
-    FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, ALL: tl.constexpr, STAGES: tl.constexpr,
+    FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Tiles i, i + PROGRAMS ... of a group of dx, and the sums over these rows in float64, for dscale and dbias.
 
@@ -392,12 +392,12 @@ def backward(
     for tile in tl.range(program, tiles, PROGRAMS, num_stages=STAGES):
         v, cotangent, r, alive, live, counts, size, part, index = _read(
             h, dy, mask, parts, inverse_rms, rows, n, k, groups, tile, group, count, columns, h_step, mask_step,
-            mask_stride, CHUNKS, share, ROWS, ALL,
+            mask_stride, CHUNKS, share, ROWS, BLOCK,
         )  # fmt: skip
         if parts is None:
             inner = tl.sum(_product(v, cotangent, gain, False), 1)[:, None] * 2.0**896
         else:
-            inner = sum_of_parts(parts, index, CHUNKS, ALL)
+            inner = sum_of_parts(parts, index, CHUNKS, BLOCK)
         dscale_sum, dbias_sum, first, last, has_special = _finish(
             v, cotangent, gain, inner, r, alive, live, counts, size, part, index, dh, dx, dscale_sum, dbias_sum, first,
             last, has_special, tile, rows, count, n, columns, eps, mask, POSITION, HAS_COUNTS, dscale is not None, dbias is not None, FORMAT,
@@ -415,12 +415,12 @@ def backward(
         for tile in range(begin, end, PROGRAMS):
             v, cotangent, r, alive, live, counts, size, part, index = _read(
                 h, dy, mask, parts, inverse_rms, rows, n, k, groups, tile, group, count, columns, h_step, mask_step,
-                mask_stride, CHUNKS, share, ROWS, ALL,
+                mask_stride, CHUNKS, share, ROWS, BLOCK,
             )  # fmt: skip
             if parts is None:
                 inner = tl.sum(_product(v, cotangent, gain, True), 1)[:, None]
             else:
-                inner = sum_of_parts(parts, index, CHUNKS, ALL)
+                inner = sum_of_parts(parts, index, CHUNKS, BLOCK)
             step, special = _step(inner, r, alive, size, part, eps, POSITION)
             _, total, margin = _gradient(
                 v, cotangent, gain, step, r, None, dscale_sum, counts, HAS_COUNTS, FORMAT, True

@@ -270,7 +270,7 @@ def forward(
     x, residual, scale, bias, mask, parts, y, h_out, inverse_rms, rows, n, k, groups, x_step, mask_step, mask_stride,
     CHUNKS, eps: tl.float64, share: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
     NORM: tl.constexpr, PRODUCT: tl.constexpr, RESULT: tl.constexpr, WAY: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, ALL: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A tile of y, h and 1 / rho, of rows of one group: program i has tile i // groups of group i % groups.
 
@@ -316,13 +316,13 @@ def forward(
                 square = tl.where(counts, square, 0.0)
         total = tl.sum(square, 1)[:, None]
     else:
-        total = sum_of_parts(parts, index, CHUNKS, ALL)
+        total = sum_of_parts(parts, index, CHUNKS, BLOCK)
     alive, size = row < rows, tl.zeros(total.shape, tl.float64) + (n if k is None else k)
     if mask is not None:
         if parts is None:
             size = tl.sum(counts.to(tl.int32), 1)[:, None].to(tl.float64)
         else:
-            size = sum_of_parts(parts, rows * count + index, CHUNKS, ALL)
+            size = sum_of_parts(parts, rows * count + index, CHUNKS, BLOCK)
         alive &= size > 0
         size = tl.where(size > 0, size, 1.0)
         inverse, is_short = inverse_rho(total, 1 / size, size, eps, POSITION)

@@ -45,9 +45,12 @@ def is_counted(mask, index, columns, mask_step, mask_stride, inside):
 
 
 @triton.jit
-def sum_of_parts(parts, index, CHUNKS, ALL: tl.constexpr):
-    """Of a row that is split, what ``sum_parts`` has written. ALL: a power of two that is not below CHUNKS."""
-    chunks = tl.arange(0, ALL)[None, :]
+def sum_of_parts(parts, index, CHUNKS, BLOCK: tl.constexpr):
+    """Of a row that is split, the sum of what ``sum_parts`` has written, of at most BLOCK chunks.
+
+    It is a sum over a tile as that of a row is, so that the compiler lays out what follows as there.
+    """
+    chunks = tl.arange(0, BLOCK)[None, :]
     return tl.sum(tl.load(parts + index * CHUNKS + chunks, mask=chunks < CHUNKS, other=0.0), 1)[:, None]
 
 
