@@ -277,6 +277,13 @@ def test_a_number_beside_the_middle_of_two_is_rounded_once(dtype, half):
     assert same_bits(array(got), numpy_impl.rms_norm(x, None, bias, **options)).all()
 
 
+def test_a_result_has_more_bits_than_x():
+    """Pairs of float32: with 1 / rho of 24 bits about every third number would be another one."""
+    x = np.random.default_rng(0).normal(size=(4, WIDTH)).astype(np.float16)
+    y = rms_norm(tensor(x), None, variant="paper", out_dtype=torch.float32)
+    assert same_bits(array(y), numpy_impl.rms_norm(x, None, variant="paper", out_dtype="float32")).all()
+
+
 def test_a_gain_with_an_offset_is_exact():
     """h (1 + w) has more bits than float32: without the last ones, one float16 in about 2^16 would be wrong."""
     random = np.random.default_rng(0)
