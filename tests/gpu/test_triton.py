@@ -46,6 +46,12 @@ def test_the_kernels_compute_the_goldens_numbers_in_the_interpreter():
     assert "skipped" not in done.stdout
 
 
+def test_assembly_has_the_bits_of_the_steps_in_triton():
+    done = run("tests/gpu/assembly.py")
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
+    assert "skipped" not in done.stdout
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is tested where there is no GPU")
 @pytest.mark.skipif(find_spec("jax") is None, reason="it needs JAX")
 @pytest.mark.parametrize(("tests", "kernels"), [("jax_kernels.py", "interpret"), ("jax_programs.py", "")])
@@ -55,16 +61,32 @@ def test_jax_passes_the_kernels_what_they_take(tests, kernels):
     assert "skipped" not in done.stdout
 
 
-GOLDEN = "test_values_and_gradients_are_the_goldens"
 MIDDLE = "test_a_number_beside_the_middle_of_two_is_rounded_once"
-# A line of triton_pairs.py, what stands in its place, and a test that must notice it.
+# A file of the kernels, a line of it, what stands in its place, and the tests that must notice it.
 MUTANTS = {
     "1 / rho of 24 bits": (
-        "(number - high.to(tl.float64)).to(tl.float32)", "high * 0", f"{GOLDEN}[one-float32-paper"
+        "triton_pairs", "(number - high.to(tl.float64)).to(tl.float32)", "high * 0",
+        "torch_kernels.py test_a_result_has_more_bits_than_x",
     ),
-    "rounded twice": ("tl.where(is_inexact, odd, bits)", "tl.where(is_inexact, bits, bits)", f"{MIDDLE}[bfloat16-"),
+    "rounded twice": (
+        "triton_pairs", "tl.where(is_inexact, odd, bits)", "tl.where(is_inexact, bits, bits)",
+        f"torch_kernels.py {MIDDLE}[bfloat16-",
+    ),
     "the range is not checked": (
-        "((size <= MOST) == 0) |", "(size != size) &", "test_parameters_at_the_ends_of_the_range"
+        "triton_pairs", "((size <= MOST) == 0) |", "(size != size) &",
+        "torch_kernels.py test_parameters_at_the_ends_of_the_range[16",
+    ),
+    "a quotient is rounded to nearest": (
+        "triton_forward", "fma.rz.f32 h1, h1, $4, c1", "fma.rn.f32 h1, h1, $4, c1",
+        "assembly.py test_a_quotient_that_is_cut_off[bfloat16-False]",
+    ),
+    "the last bit is not set": (
+        "triton_forward", "or.b32 h{i}, h{i}, 1; ", "",
+        "assembly.py test_a_quotient_in_float64_that_is_cut_off[float16-float32-1]",
+    ),
+    "two gradients are swapped": (
+        "triton_backward", "cvt.rn.bf16x2.f32 {0}, s1, s0", "cvt.rn.bf16x2.f32 {0}, s0, s1",
+        "assembly.py test_the_steps_of_a_gradient[bfloat16-False]",
     ),
 }  # fmt: skip
 
@@ -73,13 +95,14 @@ MUTANTS = {
 @pytest.mark.parametrize("mutant", MUTANTS)
 @pytest.mark.sample(1)
 def test_a_mistake_in_the_arithmetic_is_noticed(mutant, tmp_path):
-    right, wrong, test = MUTANTS[mutant]
+    file, right, wrong, test = MUTANTS[mutant]
     shutil.copytree(ROOT / "rmsnorm", tmp_path / "rmsnorm", ignore=shutil.ignore_patterns("__pycache__"))
-    pairs = tmp_path / "rmsnorm/gpu/triton_pairs.py"
-    source = pairs.read_text(encoding="utf-8")
+    kernels = tmp_path / f"rmsnorm/gpu/{file}.py"
+    source = kernels.read_text(encoding="utf-8")
     assert source.count(right) == 1
-    pairs.write_text(source.replace(right, wrong), encoding="utf-8")
-    done = run("tests/gpu/torch_kernels.py", "-k", test, package=tmp_path)
+    kernels.write_text(source.replace(right, wrong), encoding="utf-8")
+    tests, _, expression = test.partition(" ")
+    done = run(f"tests/gpu/{tests}", "-k", expression, "--all", package=tmp_path)
     assert done.returncode == 1, done.stdout[-3000:] + done.stderr[-3000:]
     assert "AssertionError" in done.stdout
 
