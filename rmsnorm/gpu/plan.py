@@ -80,7 +80,7 @@ def tiles(kind: str, rows: int, n: int, groups: int = 1) -> Tiles:
         >>> tiles("forward", 64, 262144).chunks
         32
         >>> tiles("backward", 4096, 128, groups=32).programs
-        8
+        9
     """
     limits = _LIMITS[kind]
     whole = power_of_two(n)

@@ -48,7 +48,7 @@ from rmsnorm.gpu.triton_pairs import (
 )
 
 # Two elements of 16 bits, packed as in memory, in the steps of `_by_cutting`, which the interpreter takes;
-# tests/gpu/test_assembly.py compares both. Operands: result, h, gain, high and low of 1 / rho, each for two elements.
+# tests/gpu/assembly.py compares both. Operands: result, h, gain, high and low of 1 / rho, each for two elements.
 _REGISTERS: Final = "{ .reg .b32 h0, h1, g0, g1, c0, c1, s, k, z; .reg .b16 a, b; mov.b32 z, 0x80008000; "
 _BFLOAT16: Final = "shl.b32 h0, $1, 16; and.b32 h1, $1, 0xffff0000; "
 _FLOAT16: Final = "mov.b32 {a, b}, $1; cvt.f32.f16 h0, a; cvt.f32.f16 h1, b; "

@@ -238,6 +238,13 @@ def _rough_inverse_root(number):
 
 
 @triton.jit
+def _error_of(y, number, rest):
+    """1 - (number + rest) y^2, to 2^-104."""
+    square = y * y
+    return tl.fma(-rest, square, tl.fma(-number, tl.fma(y, y, -square), tl.fma(-number, square, 1.0)))
+
+
+@triton.jit
 def inverse_rho(total, share, size, eps, POSITION: tl.constexpr):
     """1 / rho rounded to odd in float64, and whether 1 / rho or rho is a number of at most 24 bits.
 
@@ -251,9 +258,8 @@ def inverse_rho(total, share, size, eps, POSITION: tl.constexpr):
         number, rest = two_sum(q, tl.zeros(q.shape, tl.float64) + eps)
         y = _rough_inverse_root(number)
         y = tl.fma(0.5 * y, tl.fma(-number * y, y, 1.0), y)
-        y = tl.fma(0.5 * y, tl.fma(-number * y, y, 1.0), y)
-        square = y * y
-        error = tl.fma(-rest, square, tl.fma(-number, tl.fma(y, y, -square), tl.fma(-number, square, 1.0)))
+        y = tl.fma(0.5 * y, _error_of(y, number, rest), y)
+        error = _error_of(y, number, rest)
         root = (number * y).to(tl.float32).to(tl.float64)
         is_short = (root * root == number) & (rest == 0)
     else:
