@@ -8,6 +8,8 @@ A kernel goes one of three ways, which WAY names (docs/gpu.md derives the bounds
     wide     x of 32 bits: float64
     pairs    all else: pairs of float32, rounded once wherever the variant rounds
 
+Unless FLOAT64, the sum and 1 / rho are pairs of float32, too, and no way is float64: for cards on which that is slow.
+
 A row that a way cannot compute is computed again in float64, in steps.
 Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
 """
@@ -25,12 +27,15 @@ from rmsnorm.gpu.triton_pairs import (
     MOST_RHO,
     STEP,
     cut,
+    divide_pairs,
     gains,
     group_of_program,
     inverse_rho,
+    inverse_rho_in_pairs,
     is_counted,
     is_in_statistic,
     is_outside,
+    join,
     lowered,
     multiply_off,
     rho_of,
@@ -41,6 +46,7 @@ from rmsnorm.gpu.triton_pairs import (
     split,
     split_off,
     sum_of_parts,
+    sum_of_products,
     to_format,
     two_sum,
     wide_gains,
@@ -113,7 +119,7 @@ def _guarded(h, gain, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def _by_cutting(h, gain, inverse, FORMAT: tl.constexpr, IS_NORMED: tl.constexpr):
+def _by_cutting(h, gain, high, low, FORMAT: tl.constexpr, IS_NORMED: tl.constexpr):
     """h gain / rho rounded once or, if IS_NORMED, h / rho rounded and its product with the gain: all in one format.
 
     A quotient that 24 bits do not have is cut off and its last bit set, which rounds it to odd; so the rounding that
@@ -121,8 +127,7 @@ def _by_cutting(h, gain, inverse, FORMAT: tl.constexpr, IS_NORMED: tl.constexpr)
     """
     IS_BFLOAT16: tl.constexpr = FORMAT == "bfloat16"
     if IS_BFLOAT16:
-        inverse *= 2.0**96 if IS_NORMED else 2.0**16
-    high, low = split_off(inverse)
+        high, low = high * (2.0**96 if IS_NORMED else 2.0**16), low * (2.0**96 if IS_NORMED else 2.0**16)
     if INTERPRETED:
         product = single(h)
         if not IS_NORMED:
@@ -207,11 +212,10 @@ def _is_extreme(t, h, gain):
 
 @triton.jit
 def _in_pairs(
-    h, scale, bias, columns, inside, inverse, OFFSET: tl.constexpr, NORM: tl.constexpr, PRODUCT: tl.constexpr,
+    h, scale, bias, columns, inside, high, low, OFFSET: tl.constexpr, NORM: tl.constexpr, PRODUCT: tl.constexpr,
     RESULT: tl.constexpr,
 ):  # fmt: skip
     """The result of h, a float32, in pairs of float32; and where it may be inexact or is not finite."""
-    high, low = split(inverse)
     if NORM != "":
         t = h * high
         bad = _is_extreme(t, h, 1.0)
@@ -262,7 +266,7 @@ def load_sum(x, residual, offsets, residual_offsets, inside, FORMAT: tl.constexp
 @triton.jit
 def sum_parts(
     x, residual, mask, parts, n, k, groups, x_step, mask_step, mask_stride, CHUNKS,
-    FORMAT: tl.constexpr, BLOCK: tl.constexpr,
+    FORMAT: tl.constexpr, BLOCK: tl.constexpr, FLOAT64: tl.constexpr,
 ):  # fmt: skip
     """Into ``parts``, of rows by CHUNKS: the squares in a chunk of a row; behind them, with a mask, how many count."""
     index, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -271,8 +275,14 @@ def sum_parts(
     counts = is_counted(mask, index, columns, mask_step, mask_stride, is_in_statistic(columns, k, columns < n))
     here = row.to(tl.int64) * x_step + group * n + columns
     h = load_sum(x, residual, here, index * n + columns, counts, FORMAT)
-    h = single(h).to(tl.float64)
-    tl.store(parts + index * CHUNKS + chunk, tl.sum(h * h, 0))
+    if FLOAT64:
+        h = single(h).to(tl.float64)
+        total = tl.sum(h * h, 0)
+    else:
+        v = single(h)
+        near, error = sum_of_products(v, v, v * v, 0, FORMAT != "float32")
+        total = near.to(tl.float64) + error.to(tl.float64)
+    tl.store(parts + index * CHUNKS + chunk, total)
     if mask is not None:
         size = tl.sum(counts.to(tl.int32), 0).to(tl.float64)
         tl.store(parts + (tl.num_programs(0) + index) * CHUNKS + chunk, size)
@@ -283,7 +293,7 @@ def forward(
     x, residual, scale, bias, mask, parts, y, h_out, inverse_rms, rows, n, k, groups, x_step, mask_step, mask_stride,
     CHUNKS, eps: tl.float64, share: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
     NORM: tl.constexpr, PRODUCT: tl.constexpr, RESULT: tl.constexpr, WAY: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, ALL: tl.constexpr,
+    BLOCK: tl.constexpr, ALL: tl.constexpr, FLOAT64: tl.constexpr,
 ):  # fmt: skip
     """A tile of y, h and 1 / rho, of rows of one group: program i has tile i // groups of group i % groups.
 
@@ -321,16 +331,21 @@ def forward(
                     v = _guarded(h, gain, FORMAT)
             if mask is not None or k is not None:  # rho is no bound of an element that does not count
                 v = tl.where(tl.abs(v) < MOST_GAIN, tl.where(counts, v, 0.0), float("nan"))
-            square = (v * v).to(tl.float64)  # exact, or too small to count
+            square = v * v  # exact, or too small to count
         else:
-            wide = single(h).to(tl.float64)
-            square = wide * wide
+            v = single(h)
             if mask is not None or k is not None:  # else an element outside is 0
-                square = tl.where(counts, square, 0.0)
-        total = tl.sum(square, 1)[:, None]
+                v = tl.where(counts, v, 0.0)
+            square = v.to(tl.float64) * v.to(tl.float64) if FLOAT64 else v * v
+        if FLOAT64:
+            total = tl.sum(square.to(tl.float64), 1)[:, None]
+        else:
+            near, error = sum_of_products(v, v, square, 1, FORMAT != "float32")
+            near, error = near[:, None], error[:, None]
     else:
         total = sum_of_parts(parts, index, CHUNKS, ALL)
-    alive, size = row < rows, tl.zeros(total.shape, tl.float64) + (n if k is None else k)
+        near, error = split(total)
+    alive, size = row < rows, tl.zeros((ROWS, 1), tl.float64) + (n if k is None else k)
     if mask is not None:
         if parts is None:
             size = tl.sum(counts.to(tl.int32), 1)[:, None].to(tl.float64)
@@ -338,10 +353,18 @@ def forward(
             size = sum_of_parts(parts, rows * count + index, CHUNKS, ALL)
         alive &= size > 0
         size = tl.where(size > 0, size, 1.0)
-        inverse, is_short = inverse_rho(total, 1 / size, size, eps, POSITION)
+    if FLOAT64:
+        inverse, is_short = inverse_rho(total, share if mask is None else 1 / size, size, eps, POSITION)
+        high, low = split_off(inverse) if WAY == "cut" else split(inverse)
     else:
-        inverse, is_short = inverse_rho(total, share, size, eps, POSITION)
-    if WAY == "wide":
+        part, part_error = split(tl.full((1, 1), share, tl.float64))
+        if mask is not None:
+            part, part_error = divide_pairs(1.0, 0.0, size.to(tl.float32), 0.0)
+        high, low, is_short = inverse_rho_in_pairs(near, error, part, part_error, eps, size, POSITION)
+        inverse = join(high, low)
+    if not FLOAT64:
+        special = is_short | (((high >= 1 / MOST_RHO) & (high <= 1 / LEAST_RHO)) == 0)
+    elif WAY == "wide":
         special = is_short | (((inverse >= LEAST_WIDE) & (inverse <= MOST_WIDE)) == 0)
     else:
         special = is_short | (((inverse >= 1 / MOST_RHO) & (inverse <= 1 / LEAST_RHO)) == 0)
@@ -354,13 +377,13 @@ def forward(
         if scale is not None and (OFFSET != 0 or gain.dtype == tl.float32):
             result = _by_cutting_wide(h, gain, inverse, OFFSET, FORMAT)
         else:
-            result = _by_cutting(h, gain, inverse, FORMAT, NORM != "")
+            result = _by_cutting(h, gain, high, low, FORMAT, NORM != "")
     elif WAY == "wide":
         result = _in_float64(
             h, scale, bias, columns, columns < n, inverse, None, None, OFFSET, NORM, PRODUCT, RESULT
         )
     else:
-        result, bad = _in_pairs(single(h), scale, bias, columns, columns < n, inverse, OFFSET, NORM, PRODUCT, RESULT)
+        result, bad = _in_pairs(single(h), scale, bias, columns, columns < n, high, low, OFFSET, NORM, PRODUCT, RESULT)
         special = special | bad
     special = special & alive
     if mask is not None:
@@ -377,6 +400,7 @@ def forward(
                 w = single(load_sum(x, residual, x_row + j, own_row + j, within, FORMAT)).to(tl.float64)
                 squares += w * w
             total = tl.sum(squares, 1)[:, None]
+        if parts is None or not FLOAT64:
             inverse, is_short = inverse_rho(total, 1 / size, size, eps, POSITION)
         rho = rho_of(total / size, size, eps, POSITION)
         is_known = (inverse >= LEAST_WIDE) & (inverse <= MOST_WIDE)

@@ -23,6 +23,7 @@ LEAST_RESULT: Final = tl.constexpr(2.0**-76)
 MOST: Final = tl.constexpr(2.0**90)
 LEAST_RHO: Final = tl.constexpr(2.0**-20)
 MOST_RHO: Final = tl.constexpr(2.0**20)
+NEAR: Final = tl.constexpr(2.0**-43)  # of a number of 24 bits: beyond the error of a pair
 
 
 @triton.jit
@@ -93,6 +94,35 @@ def split_off(number):
         high = tl.inline_asm_elementwise(text, "=r,d", [number], tl.float32, True, 1)
         rest = number - high.to(tl.float64)
         return high, tl.inline_asm_elementwise(text, "=r,d", [rest], tl.float32, True, 1)
+
+
+@triton.jit
+def cut_off(a, error):
+    """The same pair with a cut off: both positive."""
+    high = (a.to(tl.int32, bitcast=True) - (error < 0).to(tl.int32)).to(tl.float32, bitcast=True)
+    return high, (a - high) + error
+
+
+@triton.jit
+def join(high, low):
+    """A pair as a float64, which is made odd, as the pair is not exact."""
+    bits = (high.to(tl.float64) + low.to(tl.float64)).to(tl.int64, bitcast=True)
+    return (bits | 1).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _add_loosely(a, a_error, b, b_error):
+    total, error = two_sum(a, b)
+    return total, error + (a_error + b_error)
+
+
+@triton.jit
+def sum_of_products(a, b, product, AXIS: tl.constexpr, IS_EXACT: tl.constexpr):
+    """The sum of ``product``, a b rounded, as a pair of float32. IS_EXACT: it is not rounded, or 0."""
+    error = tl.full(product.shape, -0.0, tl.float32)  # which costs nothing to add
+    if not IS_EXACT:
+        error = tl.fma(a, b, -product)
+    return tl.reduce((product, error), AXIS, _add_loosely)
 
 
 @triton.jit
@@ -261,6 +291,41 @@ def inverse_rho(total, share, size, eps, POSITION: tl.constexpr):
     odd = (y.to(tl.int64, bitcast=True) - (error < 0).to(tl.int64)) | 1
     y = tl.where(error == 0, y, odd.to(tl.float64, bitcast=True))
     return y, is_short | (y.to(tl.float32).to(tl.float64) == y)
+
+
+@triton.jit
+def inverse_rho_in_pairs(total, total_error, share, share_error, eps, size, POSITION: tl.constexpr):
+    """1 / rho as a pair of float32, cut off, to 2^-45; and whether 1 / rho or rho may be a number of at most 24 bits.
+
+    It is right for rho from LEAST_RHO to MOST_RHO; else 1 / rho is out of this range, or NaN, or may be such a number.
+    """
+    q, q_error = multiply_pairs(total, total_error, share, share_error)
+    added, added_error = split(tl.full((1, 1), eps, tl.float64))
+    if POSITION == "inside":
+        q, q_error = add_pairs(q, q_error, added, added_error)
+    if INTERPRETED:
+        y = (1 / tl.sqrt(q.to(tl.float64))).to(tl.float32)
+    else:
+        y = tl.inline_asm_elementwise("rsqrt.approx.ftz.f32 $0, $1;", "=r,r", [q], tl.float32, True, 1)
+    square = y * y
+    near = q * square
+    rest = (1 - near) - tl.fma(q, square, -near)
+    rest = tl.fma(-q_error, square, tl.fma(-q, tl.fma(y, y, -square), rest))
+    y, y_error = add_pairs(y, 0.0, y * rest * tl.fma(rest, 0.375, 0.5), 0.0)
+    if POSITION == "inside":
+        root = q * y
+        is_short = tl.abs(tl.fma(root, root, -q) - q_error) <= 2 * NEAR * q
+    else:
+        rho, rho_error = multiply_pairs(q, q_error, y, y_error)
+        if POSITION == "outside":
+            rho, rho_error = add_pairs(rho, rho_error, added, added_error)
+        y, y_error = divide_pairs(1.0, 0.0, rho, rho_error)
+        y, y_error = add_pairs(y, 0.0, y_error, 0.0)
+        is_short = tl.abs(rho_error) <= NEAR * rho
+        if POSITION == "clamp":
+            is_short = is_short | (rho * (1 - 2.0**-20) <= added / tl.sqrt(size.to(tl.float32)))
+    high, low = cut_off(y, y_error)
+    return high, low, is_short | (tl.abs(y_error) <= NEAR * y)
 
 
 @triton.jit
