@@ -44,6 +44,7 @@ from rmsnorm.gpu.triton_pairs import (
     rounded_wide,
     single,
     split,
+    split_argument,
     split_off,
     sum_of_parts,
     sum_of_products,
@@ -357,7 +358,7 @@ def forward(
         inverse, is_short = inverse_rho(total, share if mask is None else 1 / size, size, eps, POSITION)
         high, low = split_off(inverse) if WAY == "cut" else split(inverse)
     else:
-        part, part_error = split(tl.full((1, 1), share, tl.float64))
+        part, part_error = split_argument(share)
         if mask is not None:
             part, part_error = divide_pairs(1.0, 0.0, size.to(tl.float32), 0.0)
         high, low, is_short = inverse_rho_in_pairs(near, error, part, part_error, eps, size, POSITION)

@@ -117,12 +117,21 @@ def _add_loosely(a, a_error, b, b_error):
 
 
 @triton.jit
-def sum_of_products(a, b, product, AXIS: tl.constexpr, IS_EXACT: tl.constexpr):
-    """The sum of ``product``, a b rounded, as a pair of float32. IS_EXACT: it is not rounded, or 0."""
+def sum_of_products(a, b, product, AXIS: tl.constexpr, IS_EXACT: tl.constexpr, a_error=None):
+    """The sum of ``product``, a b rounded, as a pair of float32. IS_EXACT: it is not rounded, or too small to count."""
     error = tl.full(product.shape, -0.0, tl.float32)  # which costs nothing to add
     if not IS_EXACT:
         error = tl.fma(a, b, -product)
-    return tl.reduce((product, error), AXIS, _add_loosely)
+    if a_error is not None:
+        error = tl.fma(a_error, b, error)
+    if INTERPRETED:  # where ``reduce`` goes from element to element
+        while product.shape[AXIS] > 1:
+            shape = (*product.shape[:AXIS], product.shape[AXIS] // 2, 2)
+            first, second = tl.split(tl.reshape(product, shape))
+            product, error = _add_loosely(first, error.reshape(shape).split()[0], second, error.reshape(shape).split()[1])
+        return tl.sum(product, AXIS), tl.sum(error, AXIS)
+    else:
+        return tl.reduce((product, error), AXIS, _add_loosely)
 
 
 @triton.jit
@@ -149,6 +158,12 @@ def split(number):
     """A float64 as a pair of float32."""
     high = number.to(tl.float32)
     return high, (number - high.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def split_argument(number):
+    """An argument of a kernel, which is a number of Python in the interpreter."""
+    return split(tl.full((1, 1), number, tl.float64))
 
 
 @triton.jit
@@ -300,7 +315,7 @@ def inverse_rho_in_pairs(total, total_error, share, share_error, eps, size, POSI
     It is right for rho from LEAST_RHO to MOST_RHO; else 1 / rho is out of this range, or NaN, or may be such a number.
     """
     q, q_error = multiply_pairs(total, total_error, share, share_error)
-    added, added_error = split(tl.full((1, 1), eps, tl.float64))
+    added, added_error = split_argument(eps)
     if POSITION == "inside":
         q, q_error = add_pairs(q, q_error, added, added_error)
     if INTERPRETED:
