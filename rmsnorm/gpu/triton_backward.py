@@ -364,7 +364,7 @@ def _gradient(
         margin = tl.abs(dx) - tl.abs(single(v) * (step * (CANCELS if FLOAT64 else CANCELS_IN_PAIRS)).to(tl.float32))
         if not FLOAT64:
             is_usual = (tl.abs(dx) >= 2 * LEAST_SIZE) & (tl.abs(dx) <= MOST_SIZE / 2)
-            margin = tl.where(is_usual | ((v == 0) & (cotangent == 0)), margin, -1.0)
+            margin = tl.where(is_usual | ((cotangent == 0) & (near == 0)), margin, -1.0)
         if other is not None:
             dx = _to_single(gradient + single(other).to(tl.float64), FORMAT)
         return to_format(dx, FORMAT), dscale_sum, margin
@@ -397,12 +397,12 @@ def _gradient_in_pairs(
     u, product = y * gain, h * y
     far = u * r
     far_error = tl.fma(u, r_error, tl.fma(u, r, -far))
+    if HAS_COUNTS:
+        h = tl.where(counts, h, 0.0)
     near = h * -step
     near_error = tl.fma(h, -step_error, tl.fma(h, -step, -near))
     if gain_error is not None:
         far_error = tl.fma(tl.fma(y, gain_error, tl.fma(y, gain, -u)), r, far_error)
-    if HAS_COUNTS:
-        near, near_error = tl.where(counts, near, 0.0), tl.where(counts, near_error, 0.0)
     total, error = two_sum(far, near)
     error += far_error + near_error
     total += 0.0  # a zero becomes +0
@@ -410,16 +410,17 @@ def _gradient_in_pairs(
     size = tl.abs(total)
     margin = size - tl.abs(h * (step * CANCELS_IN_PAIRS))
     is_usual = (size >= LEAST_SIZE) & (size <= MOST_SIZE)
-    margin = tl.where(is_usual | (tl.abs(u) + tl.abs(h) == 0), margin, -1.0)
+    is_zero = tl.fma(tl.abs(h), (step != 0).to(tl.float32), tl.abs(u)) == 0
+    margin = tl.where(is_usual | is_zero, margin, -1.0)
     if other is not None:
         total, rest = two_sum(total, single(other))
-        dx = rounded(total, rest + error, FORMAT)
+        dx = rounded(total, tl.where(tl.abs(total) < float("inf"), rest + error, 0.0), FORMAT)
     new = tl.fma(product, r, sums)
     t = new - sums
     sums_error += (sums - (new - t)) + tl.fma(product, r, -t)
     sums_error = tl.fma(product, r_error, sums_error)
     if FORMAT == "float32" or cotangent.dtype == tl.float32:
-        sums_error = tl.fma(tl.fma(h, y, -product), r, sums_error)
+        sums_error = tl.fma(tl.fma(single(v), y, -product), r, sums_error)
     return dx, new, sums_error, margin
 
 
@@ -443,9 +444,9 @@ def _finish(
     else:
         near, near_error = split(r)
         share, share_error = split_argument(share)
-        size = size.to(tl.float32)
+        size, size_error = split(size)
         if mask is not None:
-            share, share_error = divide_pairs(1.0, 0.0, size, 0.0)
+            share, share_error = divide_pairs(1.0, 0.0, size, size_error)
         step, step_error, special = _step_in_pairs(
             inner, inner_error, near, near_error, share, share_error, alive, size, eps, POSITION
         )

@@ -35,7 +35,6 @@ from rmsnorm.gpu.triton_pairs import (
     is_counted,
     is_in_statistic,
     is_outside,
-    join,
     lowered,
     multiply_off,
     rho_of,
@@ -124,11 +123,9 @@ def _by_cutting(h, gain, high, low, FORMAT: tl.constexpr, IS_NORMED: tl.constexp
     """h gain / rho rounded once or, if IS_NORMED, h / rho rounded and its product with the gain: all in one format.
 
     A quotient that 24 bits do not have is cut off and its last bit set, which rounds it to odd; so the rounding that
-    follows is that of the quotient. Multiplied by powers of two, bfloat16 stays out of float32's subnormal numbers.
+    follows is that of the quotient. Multiplied by powers of two, as 1 / rho is here, bfloat16 stays out of float32's subnormal numbers.
     """
     IS_BFLOAT16: tl.constexpr = FORMAT == "bfloat16"
-    if IS_BFLOAT16:
-        high, low = high * (2.0**96 if IS_NORMED else 2.0**16), low * (2.0**96 if IS_NORMED else 2.0**16)
     if INTERPRETED:
         product = single(h)
         if not IS_NORMED:
@@ -356,13 +353,13 @@ def forward(
         size = tl.where(size > 0, size, 1.0)
     if FLOAT64:
         inverse, is_short = inverse_rho(total, share if mask is None else 1 / size, size, eps, POSITION)
-        high, low = split_off(inverse) if WAY == "cut" else split(inverse)
     else:
         part, part_error = split_argument(share)
         if mask is not None:
-            part, part_error = divide_pairs(1.0, 0.0, size.to(tl.float32), 0.0)
+            part, part_error = split(size)
+            part, part_error = divide_pairs(1.0, 0.0, part, part_error)
         high, low, is_short = inverse_rho_in_pairs(near, error, part, part_error, eps, size, POSITION)
-        inverse = join(high, low)
+        inverse = ((high.to(tl.float64) + low.to(tl.float64)).to(tl.int64, bitcast=True) | 1).to(tl.float64, bitcast=True)
     if not FLOAT64:
         special = is_short | (((high >= 1 / MOST_RHO) & (high <= 1 / LEAST_RHO)) == 0)
     elif WAY == "wide":
@@ -378,12 +375,19 @@ def forward(
         if scale is not None and (OFFSET != 0 or gain.dtype == tl.float32):
             result = _by_cutting_wide(h, gain, inverse, OFFSET, FORMAT)
         else:
+            LIFT: tl.constexpr = 1.0 if FORMAT != "bfloat16" else 2.0**96 if NORM != "" else 2.0**16
+            if FLOAT64:
+                high, low = split_off(inverse * LIFT)
+            else:
+                high, low = high * LIFT, low * LIFT
             result = _by_cutting(h, gain, high, low, FORMAT, NORM != "")
     elif WAY == "wide":
         result = _in_float64(
             h, scale, bias, columns, columns < n, inverse, None, None, OFFSET, NORM, PRODUCT, RESULT
         )
     else:
+        if FLOAT64:
+            high, low = split(inverse)
         result, bad = _in_pairs(single(h), scale, bias, columns, columns < n, high, low, OFFSET, NORM, PRODUCT, RESULT)
         special = special | bad
     special = special & alive

@@ -97,20 +97,6 @@ def split_off(number):
 
 
 @triton.jit
-def cut_off(a, error):
-    """The same pair with a cut off: both positive."""
-    high = (a.to(tl.int32, bitcast=True) - (error < 0).to(tl.int32)).to(tl.float32, bitcast=True)
-    return high, (a - high) + error
-
-
-@triton.jit
-def join(high, low):
-    """A pair as a float64, which is made odd, as the pair is not exact."""
-    bits = (high.to(tl.float64) + low.to(tl.float64)).to(tl.int64, bitcast=True)
-    return (bits | 1).to(tl.float64, bitcast=True)
-
-
-@triton.jit
 def _add_loosely(a, a_error, b, b_error):
     total, error = two_sum(a, b)
     return total, error + (a_error + b_error)
@@ -128,7 +114,8 @@ def sum_of_products(a, b, product, AXIS: tl.constexpr, IS_EXACT: tl.constexpr, a
         while product.shape[AXIS] > 1:
             shape = (*product.shape[:AXIS], product.shape[AXIS] // 2, 2)
             first, second = tl.split(tl.reshape(product, shape))
-            product, error = _add_loosely(first, error.reshape(shape).split()[0], second, error.reshape(shape).split()[1])
+            first_error, second_error = tl.split(tl.reshape(error, shape))
+            product, error = _add_loosely(first, first_error, second, second_error)
         return tl.sum(product, AXIS), tl.sum(error, AXIS)
     else:
         return tl.reduce((product, error), AXIS, _add_loosely)
@@ -339,8 +326,8 @@ def inverse_rho_in_pairs(total, total_error, share, share_error, eps, size, POSI
         is_short = tl.abs(rho_error) <= NEAR * rho
         if POSITION == "clamp":
             is_short = is_short | (rho * (1 - 2.0**-20) <= added / tl.sqrt(size.to(tl.float32)))
-    high, low = cut_off(y, y_error)
-    return high, low, is_short | (tl.abs(y_error) <= NEAR * y)
+    high = (y.to(tl.int32, bitcast=True) - (y_error < 0).to(tl.int32)).to(tl.float32, bitcast=True)
+    return high, (y - high) + y_error, is_short | (tl.abs(y_error) <= NEAR * y)
 
 
 @triton.jit
