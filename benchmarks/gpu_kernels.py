@@ -52,10 +52,7 @@ _LOOSE = (
     r"\b(?:(?:mul|add|sub|fma|div|sqrt|rcp)\.(?!rn\.b?f)[\w.]*f(?:16|32|64)\w*|cvt\.(?!rn\.)r[\w.]*|"
     r"[\w.]*(?:ftz|approx)[\w.]*)"
 )
-ON_PURPOSE = {
-    "fma.rz.f32", "mul.rz.f32", "cvt.rz.f32.f64", "rsqrt.approx.ftz.f64", "rsqrt.approx.ftz.f32", "div.full.f32",
-    "sqrt.approx.ftz.f32",
-}  # fmt: skip
+ON_PURPOSE = {"fma.rz.f32", "mul.rz.f32", "cvt.rz.f32.f64", "rsqrt.approx.ftz.f64", "rsqrt.approx.ftz.f32"}
 
 # What the test of the machine code compares: kernel, format, width, arguments of the kernel.
 CASES: dict[str, tuple[str, str, int, dict[str, Any]]] = {

@@ -334,7 +334,7 @@ def _step_in_pairs(inner, inner_error, r, r_error, part, part_error, alive, size
         share, share_error = add_pairs(1.0, 0.0, -share, -share_error)
         step, step_error = divide_pairs(step, step_error, share, share_error)
     elif POSITION == "clamp":
-        special = special | (r * (added / tl.sqrt(size)) > 1 - 2.0**-19)
+        special = special | (r * added > tl.sqrt_rn(size) * (1 - 2.0**-19))
     special = special | ((step != 0) & (((tl.abs(step) >= 2 * LEAST_STEP) & (tl.abs(step) <= MOST / 2)) == 0))
     return step, step_error, special & alive
 

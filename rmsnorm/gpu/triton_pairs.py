@@ -78,9 +78,13 @@ def multiply_pairs(a, a_error, b, b_error):
 
 @triton.jit
 def divide_pairs(a, a_error, b, b_error):
-    quotient = a / b
-    rest = tl.fma(-quotient, b, a) + (a_error - quotient * b_error)
-    return quotient, rest / b
+    if b.dtype == tl.float32:  # else the compiler approximates
+        quotient = tl.div_rn(a + tl.zeros(b.shape, tl.float32), b)
+        return quotient, tl.div_rn(tl.fma(-quotient, b, a) + (a_error - quotient * b_error), b)
+    else:
+        quotient = a / b
+        rest = tl.fma(-quotient, b, a) + (a_error - quotient * b_error)
+        return quotient, rest / b
 
 
 @triton.jit
@@ -325,7 +329,7 @@ def inverse_rho_in_pairs(total, total_error, share, share_error, eps, size, POSI
         y, y_error = add_pairs(y, 0.0, y_error, 0.0)
         is_short = tl.abs(rho_error) <= NEAR * rho
         if POSITION == "clamp":
-            is_short = is_short | (rho * (1 - 2.0**-20) <= added / tl.sqrt(size.to(tl.float32)))
+            is_short = is_short | (rho * tl.sqrt_rn(size.to(tl.float32)) * (1 - 2.0**-20) <= added)
     high = (y.to(tl.int32, bitcast=True) - (y_error < 0).to(tl.int32)).to(tl.float32, bitcast=True)
     return high, (y - high) + y_error, is_short | (tl.abs(y_error) <= NEAR * y)
 
