@@ -396,7 +396,7 @@ def forward(
     tl.store(y + own_row + columns, result, mask=inside)
     if tl.max(special.to(tl.int32)) > 0:
         tl.debug_barrier()
-        if parts is None:
+        if parts is None or not FLOAT64:
             squares = tl.zeros((ROWS, STEP // ROWS), tl.float64)
             for start in range(0, n if k is None else k, STEP // ROWS):
                 j = start + tl.arange(0, STEP // ROWS)[None, :]
@@ -405,7 +405,6 @@ def forward(
                 w = single(load_sum(x, residual, x_row + j, own_row + j, within, FORMAT)).to(tl.float64)
                 squares += w * w
             total = tl.sum(squares, 1)[:, None]
-        if parts is None or not FLOAT64:
             inverse, is_short = inverse_rho(total, 1 / size, size, eps, POSITION)
         rho = rho_of(total / size, size, eps, POSITION)
         is_known = (inverse >= LEAST_WIDE) & (inverse <= MOST_WIDE)
