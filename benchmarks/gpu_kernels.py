@@ -32,7 +32,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from rmsnorm.gpu import triton_backward, triton_forward
-from rmsnorm.gpu.plan import Tiles, settings, sum_tiles, tiles
+from rmsnorm.gpu.plan import Tiles, has_fast_float64, settings, sum_tiles, tiles
 from rmsnorm.parity import screen
 from rmsnorm.specification.call import Spec, resolve
 from rmsnorm.specification.variants import Variant
@@ -52,7 +52,7 @@ _LOOSE = (
     r"\b(?:(?:mul|add|sub|fma|div|sqrt|rcp)\.(?!rn\.b?f)[\w.]*f(?:16|32|64)\w*|cvt\.(?!rn\.)r[\w.]*|"
     r"[\w.]*(?:ftz|approx)[\w.]*)"
 )
-ON_PURPOSE = {"fma.rz.f32", "mul.rz.f32", "cvt.rz.f32.f64", "rsqrt.approx.ftz.f64"}
+ON_PURPOSE = {"fma.rz.f32", "mul.rz.f32", "cvt.rz.f32.f64", "rsqrt.approx.ftz.f64", "rsqrt.approx.ftz.f32"}
 
 # What the test of the machine code compares: kernel, format, width, arguments of the kernel.
 CASES: dict[str, tuple[str, str, int, dict[str, Any]]] = {
@@ -146,7 +146,8 @@ def _compile(
     )  # fmt: skip
     names = {pointer: name for name, pointer in POINTERS.items()}
     formats = ("total", "second") if function is triton_backward.add_up else ("scale", "bias")
-    chosen = settings(function.__name__, call, tile, tuple(names.get(values[name]) for name in formats))
+    own_formats = tuple(names.get(values[name]) for name in formats)
+    chosen = settings(function.__name__, call, tile, own_formats, values.pop("FLOAT64", has_fast_float64(capability)))
     values = chosen.arguments | values
     signature, constants, attributes = {}, {}, {}
     for i, name in enumerate(function.arg_names):

@@ -22,7 +22,7 @@ from jax import ffi
 from rmsnorm import gpu
 from rmsnorm.flax_impl import private
 from rmsnorm.flax_impl.rounding import with_x64
-from rmsnorm.gpu.plan import Settings, Tiles, settings, sum_tiles, tiles
+from rmsnorm.gpu.plan import Settings, Tiles, has_fast_float64, settings, sum_tiles, tiles
 from rmsnorm.specification.call import Call
 
 _OLDEST: Final = 80  # the first compute capability that converts to bfloat16
@@ -61,7 +61,7 @@ def forward(call: Call, h: Any, scale: Any, bias: Any, mask: Any, steps: tuple[i
         values["parts"] = _sum_parts(kernels.sum_parts, call, tile, values)
     reduced = tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape))
     results = {"y": _array(call.shape, call.result), "inverse_rms": _array(reduced, "float64")}
-    chosen = settings("forward", call, tile, (_name(scale), _name(bias)))
+    chosen = _settings("forward", call, tile, (_name(scale), _name(bias)))
     return _start(kernels.forward, (tile.programs * (values["groups"] or 1), tile.chunks), chosen, values, results)
 
 
@@ -83,14 +83,14 @@ def backward(
         for name, dtype in zip(names, wanted[1:3], strict=True) if dtype is not None
     }  # fmt: skip
     results = {"dx": _array(h.shape, call.x), **sums}
-    chosen = settings("backward", call, tile)
+    chosen = _settings("backward", call, tile)
     dx, *totals = _start(kernels.backward, (tile.programs * groups, tile.chunks), chosen, values, results)
     features = tuple(call.shape[axis] for axis in call.feature_axes)
     added = [dx] if wanted[0] is not None else []
     for total, dtype in zip(totals, (name for name in wanted[1:3] if name is not None), strict=True):
         values = {"sums": total, "second": None, "programs": tile.programs, "n": width}
         division = sum_tiles(width)
-        chosen, grid = settings("add_up", call, division, (dtype, None)), (division.chunks, 1)
+        chosen, grid = _settings("add_up", call, division, (dtype, None)), (division.chunks, 1)
         added += _start(kernels.add_up, grid, chosen, values, {"total": _array(features, dtype)})
     return added
 
@@ -113,8 +113,13 @@ def _sum_parts(kernel: Any, call: Call, tile: Tiles, values: dict[str, Any]) -> 
     """Sums over parts of split rows: of products and, with a mask, of the elements that count."""
     rows = values["rows"] * (values["groups"] or 1)
     shape = 1 if values["mask"] is None else 2, rows, tile.chunks
-    chosen = settings("sum_parts", call, tile)
+    chosen = _settings("sum_parts", call, tile)
     return _start(kernel, (rows, tile.chunks), chosen, values, {"parts": _array(shape, "float64")})[0]
+
+
+def _settings(kernel: str, call: Call, tile: Tiles, formats: tuple[str | None, ...] = (None, None)) -> Settings:
+    """Those for this process's GPUs."""
+    return settings(kernel, call, tile, formats, has_fast_float64(capability() or 0))
 
 
 def _name(array: Any) -> str | None:

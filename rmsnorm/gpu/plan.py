@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from rmsnorm.specification import environment
 from rmsnorm.specification.call import Call
 
 
@@ -63,6 +64,7 @@ class Tiles(NamedTuple):
 
 
 OPTIONS: Final[dict[str, Any]] = {"enable_fp_fusion": False}  # of the compiler: the arithmetic is as it is written
+_FAST: Final = {80, 90, 100}  # compute capabilities of cards with half as many units for float64 as for float32
 _SUMS: Final = 2**11  # of a tile of add_up
 _SUM_PROGRAMS: Final = 2**7  # of add_up, where the width allows them: as many as the largest card has processors
 
@@ -112,12 +114,20 @@ def sum_tiles(width: int) -> Tiles:
     return Tiles(_SUMS // block, block, -(-width // block), 1, 4)
 
 
-def way(call: Call, scale: str | None, bias: str | None) -> str:
+def has_fast_float64(capability: int) -> bool:
+    """Whether float64 costs little on a card, of compute capability 90 for 9.0. Others compute 1/64 as fast in it."""
+    wanted = environment.read("RMSNORM_GPU_FP64")
+    return capability in _FAST if wanted is None else wanted == "1"
+
+
+def way(call: Call, scale: str | None, bias: str | None, float64: bool = True) -> str:
     """The way of the forward pass, with parameters of these dtypes: see triton_forward."""
     if call.x == "float32":
         return "wide"
     is_one_format = call.x == call.result and (not call.norm or (call.product == call.x and scale in (None, call.x)))
     has_one_way = bias is None and not (call.norm and call.variant.scale_offset) and scale in (None, call.x, "float32")
+    if not float64:
+        has_one_way = has_one_way and scale in (None, call.x) and not call.variant.scale_offset
     return "cut" if is_one_format and has_one_way and call.n <= _LIMITS["forward"].widest else "pairs"
 
 
@@ -133,10 +143,13 @@ class Settings(NamedTuple):
     options: dict[str, Any]
 
 
-def settings(kernel: str, call: Call, tile: Tiles, formats: tuple[str | None, ...] = (None, None)) -> Settings:
+def settings(
+    kernel: str, call: Call, tile: Tiles, formats: tuple[str | None, ...] = (None, None), float64: bool = True
+) -> Settings:
     """The settings of a kernel: forward, backward, the sum_parts of either, or add_up, of ``sum_tiles``.
 
     ``formats``: the dtypes of scale and bias for forward, those of its one or two totals for add_up.
+    ``float64``: of the card, see ``has_fast_float64``. x of 32 bits is computed in float64 on every card.
 
     Example:
         >>> from rmsnorm.specification.call import Spec, resolve
@@ -149,13 +162,14 @@ def settings(kernel: str, call: Call, tile: Tiles, formats: tuple[str | None, ..
     division = {"ROWS": tile.rows, "BLOCK": tile.block}
     if kernel == "add_up":
         return Settings({"FORMAT": formats[0], "SECOND": formats[1], **division}, options)
+    float64 = float64 or call.x == "float32"
     arguments: dict[str, Any] = {
         "eps": float(call.eps), "share": 1 / call.k, "POSITION": call.variant.eps_position,
-        "OFFSET": call.variant.scale_offset, "FORMAT": call.x, **division,
+        "OFFSET": call.variant.scale_offset, "FORMAT": call.x, **division, "FLOAT64": float64,
     }  # fmt: skip
     if kernel == "forward":
         roundings = {"NORM": call.norm or "", "PRODUCT": call.product, "RESULT": call.result}
-        arguments |= {**roundings, "WAY": way(call, *formats)}
+        arguments |= {**roundings, "WAY": way(call, *formats, float64)}
     elif kernel == "backward":
         read_ahead = 4 * tile.rows * tile.block * (4 if call.x == "float32" else 2)  # bytes of h and dy, of two tiles
         is_ahead = tile.chunks == 1 and read_ahead <= _SHARED[call.x == "float32"]

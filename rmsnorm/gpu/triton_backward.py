@@ -12,7 +12,6 @@ import triton.language as tl
 
 from rmsnorm.gpu.triton_pairs import (
     INTERPRETED,
-    LEAST,
     LEAST_RHO,
     MOST,
     MOST_RHO,
@@ -20,6 +19,7 @@ from rmsnorm.gpu.triton_pairs import (
     add_pairs,
     cut,
     divide_pairs,
+    gains,
     group_of_program,
     is_counted,
     is_in_statistic,
@@ -27,15 +27,24 @@ from rmsnorm.gpu.triton_pairs import (
     multiply_pairs,
     over_rho,
     rho_of,
+    rounded,
+    rounded_near,
     rounded_wide,
     single,
+    split,
+    split_argument,
+    sum_of_pairs,
     sum_of_parts,
     to_format,
+    two_sum,
     wide_gains,
 )
 
 CANCELS: tl.constexpr = tl.constexpr(2.0**-26)  # of h B, what dx must have at least: 53 bits leave it 26
 CANCELS_TOGETHER: tl.constexpr = tl.constexpr(2.0**-12)  # the same of neighbours in float32
+CANCELS_IN_PAIRS: tl.constexpr = tl.constexpr(2.0**-19)  # of h B, where pairs of float32 are subtracted
+LEAST_SIZE: tl.constexpr = tl.constexpr(2.0**-80)  # of inner products and results in pairs of float32, and the most
+MOST_SIZE: tl.constexpr = tl.constexpr(2.0**80)
 LEAST_STEP: tl.constexpr = tl.constexpr(2.0**-60)  # of B: below it products that float32 loses would count
 _ZERO: tl.constexpr = tl.constexpr(2.0**-95)  # of the terms of a difference of pairs of float64
 
@@ -85,19 +94,25 @@ STEPS_F, SUM_F = (tl.constexpr(_steps("float16", has_sum)) for has_sum in (False
 @triton.jit
 def sum_parts(
     dy, h, scale, mask, parts, n, k, groups, h_step, mask_step, mask_stride, CHUNKS,
-    OFFSET: tl.constexpr, BLOCK: tl.constexpr,
+    OFFSET: tl.constexpr, BLOCK: tl.constexpr, FLOAT64: tl.constexpr,
 ):  # fmt: skip
     """Into ``parts``, of rows by CHUNKS: <u, h> in a chunk of a row; behind them, with a mask, how many count."""
     index, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, group, _ = group_of_program(groups)
     columns = chunk * BLOCK + tl.arange(0, BLOCK)
     live = is_counted(mask, index, columns, mask_step, mask_stride, columns < n)
-    u = single(tl.load(dy + index * n + columns, mask=live, other=0.0)).to(tl.float64)
-    if scale is not None:
-        u *= wide_gains(scale + group * n, columns, columns < n, OFFSET)
-    here = row.to(tl.int64) * h_step + group * n + columns
-    v = single(tl.load(h + here, mask=live, other=0.0)).to(tl.float64)
-    tl.store(parts + index * CHUNKS + chunk, tl.sum(u * v, 0))
+    cotangent = tl.load(dy + index * n + columns, mask=live, other=0.0)
+    v = tl.load(h + row.to(tl.int64) * h_step + group * n + columns, mask=live, other=0.0)
+    if FLOAT64:
+        u = single(cotangent).to(tl.float64)
+        if scale is not None:
+            u *= wide_gains(scale + group * n, columns, columns < n, OFFSET)
+        total = tl.sum(u * single(v).to(tl.float64), 0)
+    else:
+        gain, gain_error = _gains_in_pairs(scale if scale is None else scale + group * n, columns, n, dy, OFFSET)
+        near, error = _inner_in_pairs(v, cotangent, gain, gain_error, 0)
+        total = near.to(tl.float64) + error.to(tl.float64)
+    tl.store(parts + index * CHUNKS + chunk, total)
     if mask is not None:
         size = tl.sum(is_in_statistic(columns, k, live).to(tl.int32), 0).to(tl.float64)
         tl.store(parts + (tl.num_programs(0) + index) * CHUNKS + chunk, size)
@@ -262,8 +277,34 @@ def _product(v, cotangent, gain, SAFE: tl.constexpr):
 
 
 @triton.jit
-def _step(inner, r, alive, size, part, eps, POSITION: tl.constexpr):
-    """B of dx = u / rho - h B, and in which rows dx must be computed in another way."""
+def _gains_in_pairs(scale, columns, n, dy, OFFSET: tl.constexpr):
+    """o + scale as a pair of float32; the second is None if all products with dy are exact."""
+    if scale is None:
+        return tl.full(columns.shape, 1.0, tl.float32), None
+    else:
+        gain, error = gains(scale, columns, columns < n, OFFSET)
+        if OFFSET == 0 and scale.dtype.element_ty != tl.float32 and dy.dtype.element_ty != tl.float32:
+            return gain, None
+        else:
+            return gain, error
+
+
+@triton.jit
+def _inner_in_pairs(v, cotangent, gain, gain_error, AXIS: tl.constexpr):
+    """The sum of u h as a pair of float32. gain_error: None if u is exact."""
+    h, y, error = single(v), single(cotangent), None
+    u = y * gain
+    product = u * h
+    if gain_error is not None:
+        error = tl.fma(tl.fma(y, gain_error, tl.fma(y, gain, -u)), h, tl.fma(u, h, -product))
+    elif v.dtype == tl.float16 or cotangent.dtype == tl.float16:
+        error = tl.fma(u, h, -product)
+    return sum_of_pairs(product, error, AXIS)
+
+
+@triton.jit
+def _step(inner, r, alive, size, part, eps, POSITION: tl.constexpr, FLOAT64: tl.constexpr):
+    """B of dx = u / rho - h B, and in which rows dx must be computed in another way; unless FLOAT64, in more."""
     special = ((r >= 1 / MOST_RHO) & (r <= 1 / LEAST_RHO)) == 0
     step = inner * (r * r * r * part)
     if POSITION == "outside":
@@ -272,13 +313,38 @@ def _step(inner, r, alive, size, part, eps, POSITION: tl.constexpr):
     elif POSITION == "clamp":
         step *= tl.where(r * (eps / tl.sqrt(size)) < 1 - 2.0**-50, 1.0, 0.0)  # 1 / rho is rounded
     special = special | ((step != 0) & (((tl.abs(step) >= LEAST_STEP) & (tl.abs(step) <= MOST)) == 0))
+    if not FLOAT64:
+        special = special | ((inner != 0) & ((tl.abs(inner) <= 2 * LEAST_SIZE) | (tl.abs(inner) >= MOST_SIZE / 2)))
+        if POSITION == "clamp":
+            special = special | (r * (eps / tl.sqrt(size)) > 1 - 2.0**-18)
     return step, special & alive
+
+
+@triton.jit
+def _step_in_pairs(inner, inner_error, r, r_error, part, part_error, alive, size, eps, POSITION: tl.constexpr):
+    """The same as a pair of float32."""
+    special = ((r >= 1 / MOST_RHO) & (r <= 1 / LEAST_RHO)) == 0
+    special = special | ((inner != 0) & (((tl.abs(inner) >= LEAST_SIZE) & (tl.abs(inner) <= MOST_SIZE)) == 0))
+    square, square_error = multiply_pairs(r, r_error, r, r_error)
+    part, part_error = multiply_pairs(part, part_error, r, r_error)
+    part, part_error = multiply_pairs(part, part_error, square, square_error)
+    step, step_error = multiply_pairs(inner, inner_error, part, part_error)
+    added, added_error = split_argument(eps)
+    if POSITION == "outside":
+        share, share_error = multiply_pairs(r, r_error, added, added_error)
+        special = special | (share > 0.5)
+        share, share_error = add_pairs(1.0, 0.0, -share, -share_error)
+        step, step_error = divide_pairs(step, step_error, share, share_error)
+    elif POSITION == "clamp":
+        special = special | (r * added > tl.sqrt_rn(size) * (1 - 2.0**-19))
+    special = special | ((step != 0) & (((tl.abs(step) >= 2 * LEAST_STEP) & (tl.abs(step) <= MOST / 2)) == 0))
+    return step, step_error, special & alive
 
 
 @triton.jit
 def _gradient(
     v, cotangent, gain, step, r, other, dscale_sum, counts, HAS_COUNTS: tl.constexpr, FORMAT: tl.constexpr,
-    SAFE: tl.constexpr,
+    SAFE: tl.constexpr, FLOAT64: tl.constexpr = True,
 ):  # fmt: skip
     """dx + other, the sums for the gain, and numbers that are negative where dx is inexact.
 
@@ -297,7 +363,10 @@ def _gradient(
         else:
             dscale_sum = tl.fma(wide, pulled, dscale_sum)
         dx = _to_single(gradient, FORMAT)
-        margin = tl.abs(dx) - tl.abs(single(v) * (step * CANCELS).to(tl.float32))
+        margin = tl.abs(dx) - tl.abs(single(v) * (step * (CANCELS if FLOAT64 else CANCELS_IN_PAIRS)).to(tl.float32))
+        if not FLOAT64:
+            is_usual = (tl.abs(dx) >= 2 * LEAST_SIZE) & (tl.abs(dx) <= MOST_SIZE / 2)
+            margin = tl.where(is_usual | ((cotangent == 0) & (near == 0)), margin, -1.0)
         if other is not None:
             dx = _to_single(gradient + single(other).to(tl.float64), FORMAT)
         return to_format(dx, FORMAT), dscale_sum, margin
@@ -335,29 +404,86 @@ def _is_inexact(margin, v, step, FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK
 
 
 @triton.jit
+def _gradient_in_pairs(
+    v, cotangent, gain, gain_error, step, step_error, r, r_error, other, sums, sums_error, counts,
+    HAS_COUNTS: tl.constexpr, FORMAT: tl.constexpr,
+):  # fmt: skip
+    """The same of pairs of float32."""
+    h, y = single(v), single(cotangent)
+    u, product = y * gain, h * y
+    far = u * r
+    far_error = tl.fma(u, r_error, tl.fma(u, r, -far))
+    if HAS_COUNTS:
+        h = tl.where(counts, h, 0.0)
+    near = h * -step
+    near_error = tl.fma(h, -step_error, tl.fma(h, -step, -near))
+    if gain_error is not None:
+        far_error = tl.fma(tl.fma(y, gain_error, tl.fma(y, gain, -u)), r, far_error)
+    total, error = two_sum(far, near)
+    error += far_error + near_error
+    total += 0.0  # a zero becomes +0
+    dx = rounded_near(total, -error, FORMAT)
+    size = tl.abs(total)
+    margin = size - tl.abs(h * (step * CANCELS_IN_PAIRS))
+    is_usual = (size >= LEAST_SIZE) & (size <= MOST_SIZE)
+    is_zero = tl.fma(tl.abs(h), (step != 0).to(tl.float32), tl.abs(u)) == 0
+    margin = tl.where(is_usual | is_zero, margin, -1.0)
+    if other is not None:
+        total, rest = two_sum(total, single(other))
+        dx = rounded(total, tl.where(tl.abs(total) < float("inf"), rest + error, 0.0), FORMAT)
+    new = tl.fma(product, r, sums)
+    t = new - sums
+    sums_error += (sums - (new - t)) + tl.fma(product, r, -t)
+    sums_error = tl.fma(product, r_error, sums_error)
+    if cotangent.dtype == tl.float32:
+        sums_error = tl.fma(tl.fma(single(v), y, -product), r, sums_error)
+    return dx, new, sums_error, margin
+
+
+@triton.jit
 def _finish(
-    v, cotangent, gain, inner, r, alive, live, counts, size, part, index, dh, dx, dscale_sum, dbias_sum, first, last,
-    has_special, tile, rows, count, n, columns, eps, mask, POSITION: tl.constexpr, HAS_COUNTS: tl.constexpr, HAS_SCALE: tl.constexpr,
-    HAS_BIAS: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    v, cotangent, gain, gain_error, inner, inner_error, r, alive, live, counts, size, share, part, index, dh, dx,
+    dscale_sum, dscale_error, dbias_sum, dbias_error, first, last, has_special, tile, rows, count, n, columns, eps,
+    mask, POSITION: tl.constexpr, HAS_COUNTS: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, FLOAT64: tl.constexpr,
 ):  # fmt: skip
     """Writes a tile of dx. Returns the sums, the first and last tile that is inexact, and whether a row is special."""
-    step, special = _step(inner, r, alive, size, part, eps, POSITION)
     offsets, inside, other = index * n + columns, (index < tl.cast(rows, tl.int64) * count) & (columns < n), None
     if dh is not None:
         other = tl.load(dh + offsets, mask=inside, other=0.0)
-    result, total, margin = _gradient(
-        _again(v), _again(cotangent), gain, step, r, other, dscale_sum, counts, HAS_COUNTS, FORMAT, False
-    )
-    if HAS_SCALE:
-        dscale_sum = total
+    if FLOAT64:
+        step, special = _step(inner, r, alive, size, part, eps, POSITION, True)
+        result, total, margin = _gradient(
+            _again(v), _again(cotangent), gain, step, r, other, dscale_sum, counts, HAS_COUNTS, FORMAT, False
+        )
+        error = dscale_error
+    else:
+        near, near_error = split(r)
+        share, share_error = split_argument(share)
+        size, size_error = split(size)
         if mask is not None:
-            dscale_sum = tl.where(live, total, dscale_sum)  # r may be infinite
+            share, share_error = divide_pairs(1.0, 0.0, size, size_error)
+        step, step_error, special = _step_in_pairs(
+            inner, inner_error, near, near_error, share, share_error, alive, size, eps, POSITION
+        )
+        result, total, error, margin = _gradient_in_pairs(
+            v, cotangent, gain, gain_error, step, step_error, near, near_error, other, dscale_sum, dscale_error, counts,
+            HAS_COUNTS, FORMAT,
+        )  # fmt: skip
+    if HAS_SCALE:
+        if mask is not None:  # r may be infinite
+            total, error = tl.where(live, total, dscale_sum), tl.where(live, error, dscale_error)
+        dscale_sum, dscale_error = total, error
     if HAS_BIAS:
-        dbias_sum += single(cotangent).to(tl.float64)
+        if FLOAT64:
+            dbias_sum += single(cotangent).to(tl.float64)
+        else:
+            dbias_sum, error = two_sum(dbias_sum, single(cotangent))
+            dbias_error += error
     tl.store(dx + offsets, result, mask=inside)
     is_inexact = _is_inexact(margin, v, step, FORMAT, ROWS, BLOCK)
     first, last = tl.where(is_inexact, tl.minimum(first, tile), first), tl.where(is_inexact, tile, last)
-    return dscale_sum, dbias_sum, first, last, has_special | special.to(tl.int32)
+    return dscale_sum, dscale_error, dbias_sum, dbias_error, first, last, has_special | special.to(tl.int32)
 
 
 @triton.jit
@@ -365,6 +491,7 @@ def backward(
     h, dy, dh, scale, mask, parts, inverse_rms, dx, dscale, dbias, rows, n, k, groups, h_step, mask_step, mask_stride,
     PROGRAMS, CHUNKS, eps: tl.float64, share: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr,
     FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    FLOAT64: tl.constexpr,
 ):  # fmt: skip
     """Tiles i, i + PROGRAMS ... of a group of dx, and the sums over these rows in float64, for dscale and dbias.
 
@@ -379,37 +506,54 @@ def backward(
     columns = chunk * BLOCK + tl.arange(0, BLOCK)[None, :]
     first = tl.full((ROWS, BLOCK // (4 if FORMAT == "float32" else 8), 1), 2**31 - 1, tl.int32)
     last, has_special = tl.zeros(first.shape, tl.int32) - 1, tl.zeros((ROWS, 1), tl.int32)
-    gain = tl.full(columns.shape, 2.0**-896, tl.float64)
-    if scale is not None:
+    gain, gain_error = tl.full(columns.shape, 2.0**-896, tl.float64), None
+    if not FLOAT64:
+        gain, gain_error = _gains_in_pairs(scale, columns, n, dy, OFFSET)
+    elif scale is not None:
         own = tl.load(scale + columns, mask=columns < n, other=0.0)
         gain = lowered(own) + OFFSET * 2.0**-896
         is_finite = tl.abs(single(own)) < float("inf")  # which ``lowered`` asks
         has_special += 1 - tl.min(is_finite.to(tl.int32))
     HAS_COUNTS: tl.constexpr = mask is not None or k is not None
-    dscale_sum = tl.zeros((ROWS, BLOCK), tl.float64)
-    dbias_sum = tl.zeros((ROWS, BLOCK), tl.float64)
+    dscale_sum = tl.zeros((ROWS, BLOCK), tl.float64 if FLOAT64 else tl.float32)
+    dscale_error = tl.zeros((ROWS, BLOCK), tl.float32)
+    dbias_sum, dbias_error = dscale_sum, dscale_error
     tiles = tl.cdiv(rows, ROWS)
     for tile in tl.range(program, tiles, PROGRAMS, num_stages=STAGES):
         v, cotangent, r, alive, live, counts, size, part, index = _read(
             h, dy, mask, parts, inverse_rms, rows, n, k, groups, tile, group, count, columns, h_step, mask_step,
             mask_stride, CHUNKS, share, ROWS, BLOCK,
         )  # fmt: skip
-        if parts is None:
+        inner_error = None
+        if parts is not None:
+            inner = sum_of_parts(parts, index, CHUNKS, BLOCK)
+            if not FLOAT64:
+                inner, inner_error = split(inner)
+        elif FLOAT64:
             inner = tl.sum(_product(v, cotangent, gain, False), 1)[:, None] * 2.0**896
         else:
-            inner = sum_of_parts(parts, index, CHUNKS, BLOCK)
-        dscale_sum, dbias_sum, first, last, has_special = _finish(
-            v, cotangent, gain, inner, r, alive, live, counts, size, part, index, dh, dx, dscale_sum, dbias_sum, first,
-            last, has_special, tile, rows, count, n, columns, eps, mask, POSITION, HAS_COUNTS, dscale is not None, dbias is not None, FORMAT,
-            ROWS, BLOCK,
+            inner, inner_error = _inner_in_pairs(v, cotangent, gain, gain_error, 1)
+            inner, inner_error = inner[:, None], inner_error[:, None]
+        dscale_sum, dscale_error, dbias_sum, dbias_error, first, last, has_special = _finish(
+            v, cotangent, gain, gain_error, inner, inner_error, r, alive, live, counts, size, share, part, index, dh,
+            dx, dscale_sum, dscale_error, dbias_sum, dbias_error, first, last, has_special, tile, rows, count, n,
+            columns, eps, mask, POSITION, HAS_COUNTS, dscale is not None, dbias is not None, FORMAT, ROWS, BLOCK,
+            FLOAT64,
         )  # fmt: skip
+    if not FLOAT64:
+        extent = tl.abs(dscale_sum)
+        is_usual = (extent == 0) | ((extent >= LEAST_SIZE) & (extent <= MOST_SIZE)) | (dscale is None)
+        has_special += 1 - tl.min(is_usual.to(tl.int32))
+        dscale_sum = dscale_sum.to(tl.float64) + dscale_error.to(tl.float64)
+        error = tl.where(dbias_error == dbias_error, dbias_error, 0.0)  # of an infinite sum it is NaN
+        dbias_sum = dbias_sum.to(tl.float64) + error.to(tl.float64)
     begin, end, again = tl.min(first), tl.max(last) + 1, tl.max(has_special) > 0
     if again:
         begin, end = program, tiles
     if begin < end:
-        gain = tl.full(columns.shape, 1.0, tl.float64)
+        wide_gain = tl.full(columns.shape, 1.0, tl.float64)
         if scale is not None:
-            gain = wide_gains(scale, columns, columns < n, OFFSET)
+            wide_gain = wide_gains(scale, columns, columns < n, OFFSET)
         if again:
             dscale_sum = tl.zeros((ROWS, BLOCK), tl.float64)
         for tile in range(begin, end, PROGRAMS):
@@ -418,12 +562,12 @@ def backward(
                 mask_stride, CHUNKS, share, ROWS, BLOCK,
             )  # fmt: skip
             if parts is None:
-                inner = tl.sum(_product(v, cotangent, gain, True), 1)[:, None]
+                inner = tl.sum(_product(v, cotangent, wide_gain, True), 1)[:, None]
             else:
                 inner = sum_of_parts(parts, index, CHUNKS, BLOCK)
-            step, special = _step(inner, r, alive, size, part, eps, POSITION)
+            step, special = _step(inner, r, alive, size, part, eps, POSITION, FLOAT64)
             _, total, margin = _gradient(
-                v, cotangent, gain, step, r, None, dscale_sum, counts, HAS_COUNTS, FORMAT, True
+                v, cotangent, wide_gain, step, r, None, dscale_sum, counts, HAS_COUNTS, FORMAT, True, FLOAT64
             )
             dscale_sum = tl.where(live & again, total, dscale_sum)
             is_inexact = _is_inexact(margin, v, step, FORMAT, ROWS, BLOCK)

@@ -8,6 +8,8 @@ A kernel goes one of three ways, which WAY names (docs/gpu-arithmetic.md derives
     wide     x of 32 bits: float64
     pairs    all else: pairs of float32, rounded once wherever the variant rounds
 
+Unless FLOAT64, the sum and 1 / rho of x of 16 bits are pairs of float32, too: for cards on which float64 is slow.
+
 A row that a way cannot compute is computed again in float64, in steps.
 Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
 """
@@ -25,9 +27,11 @@ from rmsnorm.gpu.triton_pairs import (
     MOST_RHO,
     STEP,
     cut,
+    divide_pairs,
     gains,
     group_of_program,
     inverse_rho,
+    inverse_rho_in_pairs,
     is_counted,
     is_in_statistic,
     is_outside,
@@ -40,7 +44,9 @@ from rmsnorm.gpu.triton_pairs import (
     rounded_wide,
     single,
     split,
+    split_argument,
     split_off,
+    sum_of_pairs,
     sum_of_parts,
     to_format,
     two_sum,
@@ -114,16 +120,19 @@ def _guarded(h, gain, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def _by_cutting(h, gain, inverse, FORMAT: tl.constexpr, IS_NORMED: tl.constexpr):
+def _by_cutting(h, gain, inverse, FORMAT: tl.constexpr, IS_NORMED: tl.constexpr, low=None):
     """h gain / rho rounded once or, if IS_NORMED, h / rho rounded and its product with the gain: all in one format.
 
     A quotient that 24 bits do not have is cut off and its last bit set, which rounds it to odd; so the rounding that
     follows is that of the quotient. Multiplied by powers of two, bfloat16 stays out of float32's subnormal numbers.
+    low: what is behind ``inverse``, if that is a float32.
     """
     IS_BFLOAT16: tl.constexpr = FORMAT == "bfloat16"
-    if IS_BFLOAT16:
-        inverse *= 2.0**96 if IS_NORMED else 2.0**16
-    high, low = split_off(inverse)
+    LIFT: tl.constexpr = 1.0 if not IS_BFLOAT16 else 2.0**96 if IS_NORMED else 2.0**16
+    if low is None:
+        high, low = split_off(inverse * LIFT)
+    else:
+        high, low = inverse * LIFT, low * LIFT
     if INTERPRETED:
         product = single(h)
         if not IS_NORMED:
@@ -194,11 +203,10 @@ def _is_extreme(t, h, gain):
 
 @triton.jit
 def _in_pairs(
-    h, scale, bias, columns, inside, inverse, OFFSET: tl.constexpr, NORM: tl.constexpr, PRODUCT: tl.constexpr,
+    h, scale, bias, columns, inside, high, low, OFFSET: tl.constexpr, NORM: tl.constexpr, PRODUCT: tl.constexpr,
     RESULT: tl.constexpr,
 ):  # fmt: skip
     """The result of h, a float32, in pairs of float32; and where it may be inexact or is not finite."""
-    high, low = split(inverse)
     if NORM != "":
         t = h * high
         bad = _is_extreme(t, h, 1.0)
@@ -249,7 +257,7 @@ def load_sum(x, residual, offsets, residual_offsets, inside, FORMAT: tl.constexp
 @triton.jit
 def sum_parts(
     x, residual, mask, parts, n, k, groups, x_step, mask_step, mask_stride, CHUNKS,
-    FORMAT: tl.constexpr, BLOCK: tl.constexpr,
+    FORMAT: tl.constexpr, BLOCK: tl.constexpr, FLOAT64: tl.constexpr,
 ):  # fmt: skip
     """Into ``parts``, of rows by CHUNKS: the squares in a chunk of a row; behind them, with a mask, how many count."""
     index, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -258,8 +266,13 @@ def sum_parts(
     counts = is_counted(mask, index, columns, mask_step, mask_stride, is_in_statistic(columns, k, columns < n))
     here = row.to(tl.int64) * x_step + group * n + columns
     h = load_sum(x, residual, here, index * n + columns, counts, FORMAT)
-    h = single(h).to(tl.float64)
-    tl.store(parts + index * CHUNKS + chunk, tl.sum(h * h, 0))
+    if FLOAT64:
+        h = single(h).to(tl.float64)
+        total = tl.sum(h * h, 0)
+    else:
+        near, error = sum_of_pairs(single(h) * single(h), None, 0)
+        total = near.to(tl.float64) + error.to(tl.float64)
+    tl.store(parts + index * CHUNKS + chunk, total)
     if mask is not None:
         size = tl.sum(counts.to(tl.int32), 0).to(tl.float64)
         tl.store(parts + (tl.num_programs(0) + index) * CHUNKS + chunk, size)
@@ -270,7 +283,7 @@ def forward(
     x, residual, scale, bias, mask, parts, y, h_out, inverse_rms, rows, n, k, groups, x_step, mask_step, mask_stride,
     CHUNKS, eps: tl.float64, share: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
     NORM: tl.constexpr, PRODUCT: tl.constexpr, RESULT: tl.constexpr, WAY: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, FLOAT64: tl.constexpr,
 ):  # fmt: skip
     """A tile of y, h and 1 / rho, of rows of one group: program i has tile i // groups of group i % groups.
 
@@ -308,16 +321,21 @@ def forward(
                     v = _guarded(h, gain, FORMAT)
             if mask is not None or k is not None:  # rho is no bound of an element that does not count
                 v = tl.where(tl.abs(v) < MOST_GAIN, tl.where(counts, v, 0.0), float("nan"))
-            square = (v * v).to(tl.float64)  # exact, or too small to count
+            square = v * v  # exact, or too small to count
         else:
-            wide = single(h).to(tl.float64)
-            square = wide * wide
+            v = single(h)
             if mask is not None or k is not None:  # else an element outside is 0
-                square = tl.where(counts, square, 0.0)
-        total = tl.sum(square, 1)[:, None]
+                v = tl.where(counts, v, 0.0)
+            square = v.to(tl.float64) * v.to(tl.float64) if FLOAT64 else v * v
+        if FLOAT64:
+            total = tl.sum(square.to(tl.float64), 1)[:, None]
+        else:
+            near, error = sum_of_pairs(square, None, 1)
+            near, error = near[:, None], error[:, None]
     else:
         total = sum_of_parts(parts, index, CHUNKS, BLOCK)
-    alive, size = row < rows, tl.zeros(total.shape, tl.float64) + (n if k is None else k)
+        near, error = split(total)
+    alive, size = row < rows, tl.zeros((ROWS, 1), tl.float64) + (n if k is None else k)
     if mask is not None:
         if parts is None:
             size = tl.sum(counts.to(tl.int32), 1)[:, None].to(tl.float64)
@@ -325,12 +343,20 @@ def forward(
             size = sum_of_parts(parts, rows * count + index, CHUNKS, BLOCK)
         alive &= size > 0
         size = tl.where(size > 0, size, 1.0)
-        inverse, is_short = inverse_rho(total, 1 / size, size, eps, POSITION)
+    if FLOAT64:
+        inverse, is_short = inverse_rho(total, share if mask is None else 1 / size, size, eps, POSITION)
     else:
-        inverse, is_short = inverse_rho(total, share, size, eps, POSITION)
+        part, part_error = split_argument(share)
+        if mask is not None:
+            part, part_error = split(size)
+            part, part_error = divide_pairs(1.0, 0.0, part, part_error)
+        high, low, is_short = inverse_rho_in_pairs(near, error, part, part_error, eps, size, POSITION)
+        inverse = (high.to(tl.float64) + low.to(tl.float64)).to(tl.int64, bitcast=True) | 1
+        inverse = inverse.to(tl.float64, bitcast=True)
+        special = is_short | (((high >= 1 / MOST_RHO) & (high <= 1 / LEAST_RHO)) == 0)
     if WAY == "wide":
         special = is_short | (((inverse >= LEAST_WIDE) & (inverse <= MOST_WIDE)) == 0)
-    else:
+    elif FLOAT64:
         special = is_short | (((inverse >= 1 / MOST_RHO) & (inverse <= 1 / LEAST_RHO)) == 0)
     if mask is not None:
         inverse = tl.where(alive, inverse, 0.0)
@@ -341,13 +367,16 @@ def forward(
         if scale is not None and (OFFSET != 0 or gain.dtype == tl.float32):
             result = _by_cutting_wide(h, gain, inverse, OFFSET, FORMAT)
         else:
-            result = _by_cutting(h, gain, inverse, FORMAT, NORM != "")
+            pair = (inverse, None) if FLOAT64 else (high, low)
+            result = _by_cutting(h, gain, pair[0], FORMAT, NORM != "", pair[1])
     elif WAY == "wide":
         result = _in_float64(
             h, scale, bias, columns, columns < n, inverse, None, None, OFFSET, NORM, PRODUCT, RESULT
         )
     else:
-        result, bad = _in_pairs(single(h), scale, bias, columns, columns < n, inverse, OFFSET, NORM, PRODUCT, RESULT)
+        if FLOAT64:
+            high, low = split(inverse)
+        result, bad = _in_pairs(single(h), scale, bias, columns, columns < n, high, low, OFFSET, NORM, PRODUCT, RESULT)
         special = special | bad
     special = special & alive
     if mask is not None:
@@ -355,7 +384,7 @@ def forward(
     tl.store(y + own_row + columns, result, mask=inside)
     if tl.max(special.to(tl.int32)) > 0:
         tl.debug_barrier()
-        if parts is None:
+        if parts is None or not FLOAT64:
             squares = tl.zeros((ROWS, STEP // ROWS), tl.float64)
             for start in range(0, n if k is None else k, STEP // ROWS):
                 j = start + tl.arange(0, STEP // ROWS)[None, :]

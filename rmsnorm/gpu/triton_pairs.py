@@ -23,6 +23,7 @@ LEAST_RESULT: Final = tl.constexpr(2.0**-76)
 MOST: Final = tl.constexpr(2.0**90)
 LEAST_RHO: Final = tl.constexpr(2.0**-20)
 MOST_RHO: Final = tl.constexpr(2.0**20)
+NEAR: Final = tl.constexpr(2.0**-43)  # of a number of 24 bits: beyond the error of a pair
 
 
 @triton.jit
@@ -80,9 +81,13 @@ def multiply_pairs(a, a_error, b, b_error):
 
 @triton.jit
 def divide_pairs(a, a_error, b, b_error):
-    quotient = a / b
-    rest = tl.fma(-quotient, b, a) + (a_error - quotient * b_error)
-    return quotient, rest / b
+    if b.dtype == tl.float32:  # else the compiler approximates
+        quotient = tl.div_rn(a + tl.zeros(b.shape, tl.float32), b)
+        return quotient, tl.div_rn(tl.fma(-quotient, b, a) + (a_error - quotient * b_error), b)
+    else:
+        quotient = a / b
+        rest = tl.fma(-quotient, b, a) + (a_error - quotient * b_error)
+        return quotient, rest / b
 
 
 @triton.jit
@@ -96,6 +101,28 @@ def split_off(number):
         high = tl.inline_asm_elementwise(text, "=r,d", [number], tl.float32, True, 1)
         rest = number - high.to(tl.float64)
         return high, tl.inline_asm_elementwise(text, "=r,d", [rest], tl.float32, True, 1)
+
+
+@triton.jit
+def _add_loosely(a, a_error, b, b_error):
+    total, error = two_sum(a, b)
+    return total, error + (a_error + b_error)
+
+
+@triton.jit
+def sum_of_pairs(product, error, AXIS: tl.constexpr):
+    """The sum of pairs of float32 as a pair. error: None if there is none, or it is too small to count."""
+    if error is None:
+        error = tl.full(product.shape, -0.0, tl.float32)  # which costs nothing to add
+    if INTERPRETED:  # where ``reduce`` goes from element to element
+        while product.shape[AXIS] > 1:
+            shape = (*product.shape[:AXIS], product.shape[AXIS] // 2, 2)
+            first, second = tl.split(tl.reshape(product, shape))
+            first_error, second_error = tl.split(tl.reshape(error, shape))
+            product, error = _add_loosely(first, first_error, second, second_error)
+        return tl.sum(product, AXIS), tl.sum(error, AXIS)
+    else:
+        return tl.reduce((product, error), AXIS, _add_loosely)
 
 
 @triton.jit
@@ -122,6 +149,12 @@ def split(number):
     """A float64 as a pair of float32."""
     high = number.to(tl.float32)
     return high, (number - high.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def split_argument(number):
+    """An argument of a kernel, which is a number of Python in the interpreter."""
+    return split(tl.full((1, 1), number, tl.float64))
 
 
 @triton.jit
@@ -270,6 +303,41 @@ def inverse_rho(total, share, size, eps, POSITION: tl.constexpr):
     odd = (y.to(tl.int64, bitcast=True) - (error < 0).to(tl.int64)) | 1
     y = tl.where(error == 0, y, odd.to(tl.float64, bitcast=True))
     return y, is_short | (y.to(tl.float32).to(tl.float64) == y)
+
+
+@triton.jit
+def inverse_rho_in_pairs(total, total_error, share, share_error, eps, size, POSITION: tl.constexpr):
+    """1 / rho as a pair of float32, cut off, to 2^-45; and whether 1 / rho or rho may be a number of at most 24 bits.
+
+    It is right for rho from LEAST_RHO to MOST_RHO; else 1 / rho is out of this range, or NaN, or may be such a number.
+    """
+    q, q_error = multiply_pairs(total, total_error, share, share_error)
+    added, added_error = split_argument(eps)
+    if POSITION == "inside":
+        q, q_error = add_pairs(q, q_error, added, added_error)
+    if INTERPRETED:
+        y = (1 / tl.sqrt(q.to(tl.float64))).to(tl.float32)
+    else:
+        y = tl.inline_asm_elementwise("rsqrt.approx.ftz.f32 $0, $1;", "=r,r", [q], tl.float32, True, 1)
+    square = y * y
+    near = q * square
+    rest = (1 - near) - tl.fma(q, square, -near)
+    rest = tl.fma(-q_error, square, tl.fma(-q, tl.fma(y, y, -square), rest))
+    y, y_error = add_pairs(y, 0.0, y * rest * tl.fma(rest, 0.375, 0.5), 0.0)
+    if POSITION == "inside":
+        root = q * y
+        is_short = tl.abs(tl.fma(root, root, -q) - q_error) <= 2 * NEAR * q
+    else:
+        rho, rho_error = multiply_pairs(q, q_error, y, y_error)
+        if POSITION == "outside":
+            rho, rho_error = add_pairs(rho, rho_error, added, added_error)
+        y, y_error = divide_pairs(1.0, 0.0, rho, rho_error)
+        y, y_error = add_pairs(y, 0.0, y_error, 0.0)
+        is_short = tl.abs(rho_error) <= NEAR * rho
+        if POSITION == "clamp":
+            is_short = is_short | (rho * tl.sqrt_rn(size.to(tl.float32)) * (1 - 2.0**-20) <= added)
+    high = (y.to(tl.int32, bitcast=True) - (y_error < 0).to(tl.int32)).to(tl.float32, bitcast=True)
+    return high, (y - high) + y_error, is_short | (tl.abs(y_error) <= NEAR * y)
 
 
 @triton.jit

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rmsnorm import gpu
-from rmsnorm.gpu.plan import Tiles, settings, sum_tiles, tiles
+from rmsnorm.gpu.plan import Tiles, has_fast_float64, settings, sum_tiles, tiles
 from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl.memory import gapless, mask_rows, rows_of
 from rmsnorm.torch_impl.private import allocator, current_device, starter
@@ -184,7 +184,9 @@ def _compiled(plan: Plan, kind: str, name: str, sizes: Sizes, tensors: tuple[Any
     else:
         grid = tile.programs * plan.groups, tile.chunks, 1
         numbers = plan.rows, *sizes, *((tile.programs,) if kind == "backward" else ()), tile.chunks
-    chosen = settings(name, plan.call, tile, formats)
+    device = next(t.device for t in tensors if t is not None)
+    capability = (9, 0) if device.type == "cpu" else torch.cuda.get_device_capability(device)  # as interpreted
+    chosen = settings(name, plan.call, tile, formats, has_fast_float64(10 * capability[0] + capability[1]))
     arguments = {name: chosen.arguments[name] for name in kernel.arg_names[len(tensors) + len(numbers) :]}
     compiled = kernel[grid](*tensors, *numbers, **arguments, **chosen.options)
     start = starter(compiled, grid, [*numbers, *arguments.values()])

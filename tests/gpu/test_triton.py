@@ -27,10 +27,11 @@ def has_triton() -> bool:
 pytestmark = pytest.mark.skipif(not has_triton(), reason="it needs Triton 3.9, which is for Linux alone")
 
 
-def run(tests, *options, package=ROOT, kernels="interpret", limit=230):
+def run(tests, *options, package=ROOT, kernels="interpret", limit=230, float64="1"):
     """Tests in a process of its own: Triton reads its options when it is imported, and aborts after TensorFlow."""
     environment = {
         **os.environ,
+        "RMSNORM_GPU_FP64": float64,
         "RMSNORM_GPU_KERNELS": kernels,
         "TRITON_INTERPRET": str(int(kernels == "interpret")),
         "PYTHONPATH": os.pathsep.join([str(package), str(TRITON), os.environ.get("PYTHONPATH", "")]),
@@ -50,6 +51,15 @@ def test_assembly_has_the_bits_of_the_steps_in_triton():
     done = run("tests/gpu/assembly.py")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
     assert "skipped" not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is tested where there is no GPU")
+def test_without_float64_the_kernels_compute_the_same_numbers():
+    wanted = "(goldens or middle or ends or mask) and not float32"  # whose kernels are the same
+    done = run("tests/gpu/torch_kernels.py", "-k", wanted, limit=480, float64="0")
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is tested where there is no GPU")

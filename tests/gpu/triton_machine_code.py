@@ -53,13 +53,22 @@ def test_what_the_compiler_makes_of_a_kernel(case):
     assert version in COUNTED, f"add what gpu_kernels.py --limits prints with Triton {version}"
     kernel, dtype, n, options = CASES[case]
     for capability, most in COUNTED[version][case].items():
-        made = compiled(kernel, dtype, n, capability, **options)
+        made = compiled(kernel, dtype, n, capability, FLOAT64=True, **options)
         assert made.loose == ()
         assert made.counts.unknown == ()
         assert made.access == 16
         numbers = made.counts.issue, made.registers, made.spills
         for number, counted in zip(numbers, most, strict=True):
             assert number <= MORE * counted, (capability, numbers, most)
+
+
+@pytest.mark.parametrize("capability", [89, 120])
+@pytest.mark.parametrize(("kernel", "issue", "fp64"), [("forward", 34, 0.1), ("backward", 78, 0.2)])
+def test_cards_with_slow_float64_compute_little_in_it(kernel, issue, fp64, capability):
+    """An SM issues 128 lanes a clock, of which 2 may be float64: so 0.2 of these take as long as 13 others."""
+    made = compiled(kernel, "bfloat16", 8192, capability)
+    assert made.counts.issue <= issue
+    assert made.counts.fp64 <= fp64
 
 
 def test_only_what_is_written_on_purpose_may_be_loose():
@@ -93,9 +102,10 @@ OPTIONS = [  # each branch of a kernel, which the interpreter does not compile
 ]
 
 
+@pytest.mark.parametrize("float64", [True, False])
 @pytest.mark.parametrize(("kernel", "dtype", "n", "options"), OPTIONS)
-def test_every_branch_is_machine_code(kernel, dtype, n, options):
-    made = compiled(kernel, dtype, n, **options)
+def test_every_branch_is_machine_code(kernel, dtype, n, options, float64):
+    made = compiled(kernel, dtype, n, FLOAT64=float64, **options)
     assert made.spills <= FEW
     assert made.loose == ()
 
