@@ -108,11 +108,12 @@ def compiled(
 def compiled_sums(dtype: str, n: int, capability: int = 90, rows: int = 4096, **options: Any) -> list[Any]:
     """The kernels that add up: parts of a row, forward and backward, and what programs have summed for the gain."""
     forward, backward = tiles("forward", rows, n), tiles("backward", rows, n)
+    both = {**options, "second": POINTERS[dtype]}
     return [
         _compile(triton_forward.sum_parts, dtype, n, capability, rows, forward, options)[0],
         _compile(triton_backward.sum_parts, dtype, n, capability, rows, backward, options)[0],
         _compile(triton_backward.add_up, dtype, n, capability, rows, sum_tiles(n), options)[0],
-        _compile(triton_backward.add_up, dtype, n, capability, rows, sum_tiles(n), {**options, "second": POINTERS[dtype]})[0],
+        _compile(triton_backward.add_up, dtype, n, capability, rows, sum_tiles(n), both)[0],
     ]
 
 
