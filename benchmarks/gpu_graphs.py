@@ -3,8 +3,8 @@
     python benchmarks/gpu_graphs.py                # needs a GPU; two minutes, most of which is compilation
 
 A CUDA graph holds twelve calls, and is replayed. Beside ours are a copy, the kernels of torch.nn.functional.rms_norm
-and, where they are installed, of Liger and of cuDNN's frontend. Backward includes the sums for the gain; its dy is never
-its x. Inputs that would stay in the card's cache are six, in turn. The second table has our forward of other variants.
+and, where they are installed, of Liger and of cuDNN's frontend. Backward includes the sums for the gain, and its dy is
+never its x. Inputs that would stay in the card's cache are six, in turn. A second table has other variants.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _of_cudnn(x: Tensor, gain: Tensor) -> Iterator[tuple[str, str, Callable[[Ten
         import cudnn.ops.norm.rmsnorm  # noqa: F401  (it registers the operators)
 
         n, scale = x.shape[1], gain.view(1, -1, 1, 1)
-        y, inverse_rms = torch.ops.cudnn.rmsnorm(x.view(-1, n, 1, 1), scale, EPS)
+        _, inverse_rms = torch.ops.cudnn.rmsnorm(x.view(-1, n, 1, 1), scale, EPS)
     except (ImportError, AttributeError, RuntimeError, TypeError) as error:
         print(f"cuDNN is left out: {str(error)[:100]}")
         return
@@ -132,7 +132,8 @@ def main() -> None:
         )
         gain = torch.rand(n, device="cuda").to(x.dtype) + 0.5
         times = {(name, kind): milliseconds(run, inputs) for name, kind, run in candidates(x, gain)}
-        measured += [{"rows": rows, "n": n, "dtype": dtype, "name": a, "pass": b, "ms": t} for (a, b), t in times.items()]
+        shape = {"rows": rows, "n": n, "dtype": dtype}
+        measured += [{**shape, "name": name, "pass": kind, "ms": time} for (name, kind), time in times.items()]
         for kind in ("forward", "backward"):
             cells = (f"{times[name, kind]:.4f}" if (name, kind) in times else "-" for name in NAMES)
             table.add_row(kind, f"{rows}x{n}", dtype, *cells)

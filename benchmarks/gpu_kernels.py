@@ -52,7 +52,9 @@ _LOOSE = (
     r"\b(?:(?:mul|add|sub|fma|div|sqrt|rcp)\.(?!rn\.b?f)[\w.]*f(?:16|32|64)\w*|cvt\.(?!rn\.)r[\w.]*|"
     r"[\w.]*(?:ftz|approx)[\w.]*)"
 )
-ON_PURPOSE = {"fma.rz.f32", "mul.rz.f32", "cvt.rz.f32.f64", "rsqrt.approx.ftz.f64", "rsqrt.approx.ftz.f32"}
+ON_PURPOSE = {
+    "fma.rz.f32", "mul.rz.f32", "mul.rz.f64", "cvt.rz.f32.f64", "rsqrt.approx.ftz.f64", "rsqrt.approx.ftz.f32",
+}  # fmt: skip
 
 # What the test of the machine code compares: kernel, format, width, arguments of the kernel.
 CASES: dict[str, tuple[str, str, int, dict[str, Any]]] = {
@@ -60,9 +62,14 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any]]] = {
     "forward bf16 4096": ("forward", "bfloat16", 4096, {}),
     "forward bf16 128": ("forward", "bfloat16", 128, {}),
     "forward bf16 8192 LLaMA": ("forward", "bfloat16", 8192, LLAMA),
+    "forward bf16 8192 Gemma": ("forward", "bfloat16", 8192, {"OFFSET": 1.0}),
+    "forward bf16 256": ("forward", "bfloat16", 256, {}),
+    "forward bf16 65536": ("forward", "bfloat16", 65536, {}),
     "forward f16 8192": ("forward", "float16", 8192, {}),
     "forward f32 8192": ("forward", "float32", 8192, {}),
     "backward bf16 8192": ("backward", "bfloat16", 8192, {}),
+    "backward bf16 256": ("backward", "bfloat16", 256, {}),
+    "backward bf16 16384": ("backward", "bfloat16", 16384, {}),
     "backward bf16 1024": ("backward", "bfloat16", 1024, {}),
     "backward f32 8192": ("backward", "float32", 8192, {}),
 }
@@ -108,11 +115,12 @@ def compiled(
 def compiled_sums(dtype: str, n: int, capability: int = 90, rows: int = 4096, **options: Any) -> list[Any]:
     """The kernels that add up: parts of a row, forward and backward, and what programs have summed for the gain."""
     forward, backward = tiles("forward", rows, n), tiles("backward", rows, n)
+    both = {**options, "second": POINTERS[dtype]}
     return [
         _compile(triton_forward.sum_parts, dtype, n, capability, rows, forward, options)[0],
         _compile(triton_backward.sum_parts, dtype, n, capability, rows, backward, options)[0],
         _compile(triton_backward.add_up, dtype, n, capability, rows, sum_tiles(n), options)[0],
-        _compile(triton_backward.add_up, dtype, n, capability, rows, sum_tiles(n), {**options, "second": POINTERS[dtype]})[0],
+        _compile(triton_backward.add_up, dtype, n, capability, rows, sum_tiles(n), both)[0],
     ]
 
 

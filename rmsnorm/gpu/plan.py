@@ -31,7 +31,10 @@ class _Limits(NamedTuple):
     narrow: int  # elements of a tile of several rows, which eight warps compute
 
 
-_LIMITS: Final = {"forward": _Limits(32, 2**14, 2**13, 1, 2**10, 2**12), "backward": _Limits(16, 2**13, 2**13, 4, 2**9, 2**11)}
+_LIMITS: Final = {
+    "forward": _Limits(32, 2**14, 2**13, 1, 2**10, 2**12),
+    "backward": _Limits(16, 2**13, 2**13, 4, 2**9, 2**11),
+}
 _WARP: Final = 32  # threads
 _NARROW: Final = 2**7  # elements of a row that shares a tile of several warps
 _NARROW_WARPS: Final = 8
@@ -107,8 +110,8 @@ def sum_tiles(width: int) -> Tiles:
     """The division of what programs have summed, of rows of so many elements: a row is what a program summed.
 
     Example:
-        >>> sum_tiles(768), sum_tiles(8192)
-        (Tiles(rows=256, block=8, chunks=96, programs=1, warps=4), Tiles(rows=32, block=64, chunks=128, programs=1, warps=4))
+        >>> sum_tiles(768)
+        Tiles(rows=256, block=8, chunks=96, programs=1, warps=4)
     """
     block = min(64, max(8, power_of_two(width) // _SUM_PROGRAMS))
     return Tiles(_SUMS // block, block, -(-width // block), 1, 4)
@@ -169,7 +172,8 @@ def settings(
     }  # fmt: skip
     if kernel == "forward":
         roundings = {"NORM": call.norm or "", "PRODUCT": call.product, "RESULT": call.result}
-        arguments |= {**roundings, "WAY": way(call, *formats, float64)}
+        scale, bias = formats
+        arguments |= {**roundings, "WAY": way(call, scale, bias, float64)}
     elif kernel == "backward":
         read_ahead = 4 * tile.rows * tile.block * (4 if call.x == "float32" else 2)  # bytes of h and dy, of two tiles
         is_ahead = tile.chunks == 1 and read_ahead <= _SHARED[call.x == "float32"]

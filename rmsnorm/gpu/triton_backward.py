@@ -2,9 +2,9 @@
 
     dx = (u - h / s <u, h / rho> / k) / rho + dh,    u = (o + scale) dy
 
-with drho / dh = h / (k s), in float64 (docs/gpu-arithmetic.md derives the bounds). A tile with a number out of its range,
-or with a difference that cancels too much, is computed again in pairs of float64, in steps, as cpu/native/cancelled.h
-does. Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
+with drho / dh = h / (k s), in float64 (docs/gpu-arithmetic.md derives the bounds). A tile with a number out of its
+range, or with a difference that cancels too much, is computed again in pairs of float64, in steps, as
+cpu/native/cancelled.h does. Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
 """
 
 import triton
@@ -55,11 +55,13 @@ def _steps(name: str, has_sum: bool) -> str:
     Operands: dx, sums, margins; h, dy, the gain, sums, 1 / rho, B, a part of B, and what is added to dx.
     """
     each = 1 if name == "float32" else 2
-    operands = [f"${i}" for i in range(2 + 8 * each + 2)] if each == 2 else [f"${i}" for i in range(11)]
-    take = iter(operands)
-    dx, out, margin, h, dy = next(take), [next(take) for _ in range(each)], [next(take) for _ in range(each)], next(take), next(take)
-    gain, sums, inverse, step, part = ([next(take) for _ in range(each)] for _ in range(5))
-    sources = {"x": h, "y": dy} | ({"o": next(take)} if has_sum else {})
+    operands = (f"${i}" for i in range(18))
+    dx, *results = (next(operands) for _ in range(1 + 2 * each))
+    out, margin = results[:each], results[each:]
+    sources = {"x": next(operands), "y": next(operands)}
+    gain, sums, inverse, step, part = ([next(operands) for _ in range(each)] for _ in range(5))
+    if has_sum:
+        sources["o"] = next(operands)
     text = "{ .reg .b32 x0, x1, y0, y1, o0, o1, s0, s1, e, f, lo, hi, a; .reg .b16 p, q; .reg .pred odd; "
     text += ".reg .b64 w, u, t; "
     for own, source in sources.items():
@@ -82,8 +84,8 @@ def _steps(name: str, has_sum: bool) -> str:
         )
         if has_sum:
             text += f"cvt.f64.f32 u, o{i}; add.rn.f64 t, t, u; {to_single}"
-    packs = {"float32": "mov.b32 {0}, s0; ", "bfloat16": "cvt.rn.bf16x2.f32 {0}, s1, s0; ", "float16": "cvt.rn.f16x2.f32 {0}, s1, s0; "}
-    return text + packs[name].format(dx) + "}"
+    packs = {"bfloat16": f"cvt.rn.bf16x2.f32 {dx}, s1, s0; ", "float16": f"cvt.rn.f16x2.f32 {dx}, s1, s0; "}
+    return text + packs.get(name, f"mov.b32 {dx}, s0; ") + "}"
 
 
 STEPS_32, SUM_32 = (tl.constexpr(_steps("float32", has_sum)) for has_sum in (False, True))
@@ -214,9 +216,14 @@ def _odd_single(number):
         return odd.to(tl.float32, bitcast=True)
     else:
         return tl.inline_asm_elementwise(
-            "{ .reg .b32 lo, hi; .reg .pred p; mov.b64 {lo, hi}, $1; cvt.rz.f32.f64 $0, $1; and.b32 lo, lo, 0x1fffffff; "
-            "setp.ne.u32 p, lo, 0; @p or.b32 $0, $0, 1; }",
-            "=r,d", [number], tl.float32, True, 1)
+            "{ .reg .b32 lo, hi; .reg .pred p; mov.b64 {lo, hi}, $1; cvt.rz.f32.f64 $0, $1; "
+            "and.b32 lo, lo, 0x1fffffff; setp.ne.u32 p, lo, 0; @p or.b32 $0, $0, 1; }",
+            "=r,d",
+            [number],
+            tl.float32,
+            True,
+            1,
+        )
 
 
 @triton.jit
@@ -372,19 +379,18 @@ def _gradient(
         return to_format(dx, FORMAT), dscale_sum, margin
     else:
         PACK: tl.constexpr = 1 if FORMAT == "float32" else 2
+        SLOTS: tl.constexpr = "=r,=d,=r,r,r,d,d,d,d,r" if PACK == 1 else "=r,=d,=d,=r,=r,r,r,d,d,d,d,d,d,d,d,r,r"
         lifted, lifted_step, part = r * LIFT, step * -LIFT, (step * CANCELS).to(tl.float32)
         if other is None:
             TEXT: tl.constexpr = STEPS_32 if FORMAT == "float32" else STEPS_B if FORMAT == "bfloat16" else STEPS_F
-            SLOTS: tl.constexpr = "=r,=d,=r,r,r,d,d,d,d,r" if PACK == 1 else "=r,=d,=d,=r,=r,r,r,d,d,d,d,d,d,d,d,r,r"
             return tl.inline_asm_elementwise(
                 TEXT, SLOTS, [v, cotangent, gain, dscale_sum, lifted, lifted_step, part],
                 (v.dtype, tl.float64, tl.float32), True, PACK,
             )  # fmt: skip
         else:
-            TEXT: tl.constexpr = SUM_32 if FORMAT == "float32" else SUM_B if FORMAT == "bfloat16" else SUM_F
-            SLOTS: tl.constexpr = "=r,=d,=r,r,r,d,d,d,d,r,r" if PACK == 1 else "=r,=d,=d,=r,=r,r,r,d,d,d,d,d,d,d,d,r,r,r"
+            SUM: tl.constexpr = SUM_32 if FORMAT == "float32" else SUM_B if FORMAT == "bfloat16" else SUM_F
             return tl.inline_asm_elementwise(
-                TEXT, SLOTS, [v, cotangent, gain, dscale_sum, lifted, lifted_step, part, other],
+                SUM, SLOTS + ",r", [v, cotangent, gain, dscale_sum, lifted, lifted_step, part, other],
                 (v.dtype, tl.float64, tl.float32), True, PACK,
             )  # fmt: skip
 

@@ -86,7 +86,10 @@ def _wide_steps(unpack: str, gain: str, pack: str) -> str:
 
 
 _ENDS: Final = "cvt.rn.bf16x2.f32 $0, h1, h0; }", "cvt.rn.f16x2.f32 $0, h1, h0; }"
-_GAINS: Final = "shl.b32 g0, $2, 16; and.b32 g1, $2, 0xffff0000; ", "mov.b32 {a, b}, $2; cvt.f32.f16 g0, a; cvt.f32.f16 g1, b; "
+_GAINS: Final = (
+    "shl.b32 g0, $2, 16; and.b32 g1, $2, 0xffff0000; ",
+    "mov.b32 {a, b}, $2; cvt.f32.f16 g0, a; cvt.f32.f16 g1, b; ",
+)
 WIDE_BFLOAT16: Final = tl.constexpr(_wide_steps(_BFLOAT16, _GAINS[0], _ENDS[0]))
 WIDE_FLOAT16: Final = tl.constexpr(_wide_steps(_FLOAT16, _GAINS[1], _ENDS[1]))
 WIDE_BFLOAT16_32: Final = tl.constexpr(_wide_steps(_BFLOAT16, "mov.b32 g0, $2; mov.b32 g1, $3; ", _ENDS[0]))
@@ -147,11 +150,10 @@ def _by_cutting(h, gain, inverse, FORMAT: tl.constexpr, IS_NORMED: tl.constexpr,
         if IS_NORMED:
             result = to_format(single(result) * single(gain), FORMAT)  # which float32 has
         return result
-    elif IS_BFLOAT16:
-        STEPS: tl.constexpr = NORMED_BFLOAT16 if IS_NORMED else SCALED_BFLOAT16
-        return tl.inline_asm_elementwise(STEPS, "=r,r,r,r,r,r,r", [h, gain, high, low], h.dtype, True, 2)
     else:
-        STEPS: tl.constexpr = NORMED_FLOAT16 if IS_NORMED else SCALED_FLOAT16
+        OF_BFLOAT16: tl.constexpr = NORMED_BFLOAT16 if IS_NORMED else SCALED_BFLOAT16
+        OF_FLOAT16: tl.constexpr = NORMED_FLOAT16 if IS_NORMED else SCALED_FLOAT16
+        STEPS: tl.constexpr = OF_BFLOAT16 if IS_BFLOAT16 else OF_FLOAT16
         return tl.inline_asm_elementwise(STEPS, "=r,r,r,r,r,r,r", [h, gain, high, low], h.dtype, True, 2)
 
 
@@ -163,12 +165,13 @@ def _by_cutting_wide(h, gain, inverse, OFFSET: tl.constexpr, FORMAT: tl.constexp
         factor = multiply_off(single(gain).to(tl.float64) + offset, lifted)
         quotient = cut(multiply_off(lowered(h), factor), 0.0)
         return to_format((quotient.to(tl.int32, bitcast=True) | 1).to(tl.float32, bitcast=True), FORMAT)
-    elif gain.dtype == tl.float32:
-        STEPS: tl.constexpr = WIDE_BFLOAT16_32 if FORMAT == "bfloat16" else WIDE_FLOAT16_32
-        return tl.inline_asm_elementwise(STEPS, "=r,r,r,r,d,d,d,d", [h, gain, offset, lifted], h.dtype, True, 2)
     else:
-        STEPS: tl.constexpr = WIDE_BFLOAT16 if FORMAT == "bfloat16" else WIDE_FLOAT16
-        return tl.inline_asm_elementwise(STEPS, "=r,r,r,d,d,d,d", [h, gain, offset, lifted], h.dtype, True, 2)
+        IS_SINGLE: tl.constexpr = gain.dtype == tl.float32
+        OF_BFLOAT16: tl.constexpr = WIDE_BFLOAT16_32 if IS_SINGLE else WIDE_BFLOAT16
+        OF_FLOAT16: tl.constexpr = WIDE_FLOAT16_32 if IS_SINGLE else WIDE_FLOAT16
+        STEPS: tl.constexpr = OF_BFLOAT16 if FORMAT == "bfloat16" else OF_FLOAT16
+        SLOTS: tl.constexpr = "=r,r,r,r,d,d,d,d" if IS_SINGLE else "=r,r,r,d,d,d,d"
+        return tl.inline_asm_elementwise(STEPS, SLOTS, [h, gain, offset, lifted], h.dtype, True, 2)
 
 
 @triton.jit
@@ -370,9 +373,7 @@ def forward(
             pair = (inverse, None) if FLOAT64 else (high, low)
             result = _by_cutting(h, gain, pair[0], FORMAT, NORM != "", pair[1])
     elif WAY == "wide":
-        result = _in_float64(
-            h, scale, bias, columns, columns < n, inverse, None, None, OFFSET, NORM, PRODUCT, RESULT
-        )
+        result = _in_float64(h, scale, bias, columns, columns < n, inverse, None, None, OFFSET, NORM, PRODUCT, RESULT)
     else:
         if FLOAT64:
             high, low = split(inverse)
@@ -404,9 +405,7 @@ def forward(
             j = start + tl.arange(0, STEP // ROWS)[None, :]
             within = (row < rows) & (j < n)
             own = load_sum(x, residual, x_row + j, own_row + j, within, FORMAT)
-            repaired = _in_float64(
-                own, scale, bias, j, j < n, inverse, rho, is_short, OFFSET, NORM, PRODUCT, RESULT
-            )
+            repaired = _in_float64(own, scale, bias, j, j < n, inverse, rho, is_short, OFFSET, NORM, PRODUCT, RESULT)
             if mask is not None:
                 repaired = tl.where(alive, repaired, tl.zeros(repaired.shape, repaired.dtype))
             tl.store(y + own_row + j, repaired, mask=within)

@@ -254,7 +254,7 @@ def rounded_wide(number, FORMAT: tl.constexpr):
 
 @triton.jit
 def cut(number, rest):
-    """The float32 towards 0 from number + rest, of float64, |rest| being at most half a last bit: for the interpreter."""
+    """The float32 towards 0 from number + rest, of float64, |rest| at most half a last bit: for the interpreter."""
     nearest = number.to(tl.float32)
     wide = nearest.to(tl.float64)
     is_beyond = (tl.abs(wide) > tl.abs(number)) | ((wide == number) & (rest * number < 0))
