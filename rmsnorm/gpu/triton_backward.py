@@ -111,7 +111,11 @@ def sum_parts(
             u *= wide_gains(scale + group * n, columns, columns < n, OFFSET)
         total = tl.sum(u * single(v).to(tl.float64), 0)
     else:
-        gain, gain_error = _gains_in_pairs(scale if scale is None else scale + group * n, columns, n, dy, OFFSET)
+        gain, rest = _gains_in_pairs(scale if scale is None else scale + group * n, columns, n, OFFSET)
+        gain_error = None
+        if scale is not None:  # noqa: SIM102  (the compiler would read the dtype of None)
+            if OFFSET != 0 or scale.dtype.element_ty == tl.float32 or dy.dtype.element_ty == tl.float32:
+                gain_error = rest  # else u is exact
         near, error = _inner_in_pairs(v, cotangent, gain, gain_error, 0)
         total = near.to(tl.float64) + error.to(tl.float64)
     tl.store(parts + index * CHUNKS + chunk, total)
@@ -284,16 +288,12 @@ def _product(v, cotangent, gain, SAFE: tl.constexpr):
 
 
 @triton.jit
-def _gains_in_pairs(scale, columns, n, dy, OFFSET: tl.constexpr):
-    """o + scale as a pair of float32; the second is None if all products with dy are exact."""
+def _gains_in_pairs(scale, columns, n, OFFSET: tl.constexpr):
+    """o + scale as a pair of float32."""
     if scale is None:
-        return tl.full(columns.shape, 1.0, tl.float32), None
+        return tl.full(columns.shape, 1.0, tl.float32), tl.zeros(columns.shape, tl.float32)
     else:
-        gain, error = gains(scale, columns, columns < n, OFFSET)
-        if OFFSET == 0 and scale.dtype.element_ty != tl.float32 and dy.dtype.element_ty != tl.float32:
-            return gain, None
-        else:
-            return gain, error
+        return gains(scale, columns, columns < n, OFFSET)
 
 
 @triton.jit
@@ -514,7 +514,10 @@ def backward(
     last, has_special = tl.zeros(first.shape, tl.int32) - 1, tl.zeros((ROWS, 1), tl.int32)
     gain, gain_error = tl.full(columns.shape, 2.0**-896, tl.float64), None
     if not FLOAT64:
-        gain, gain_error = _gains_in_pairs(scale, columns, n, dy, OFFSET)
+        gain, rest = _gains_in_pairs(scale, columns, n, OFFSET)
+        if scale is not None:  # noqa: SIM102  (the compiler would read the dtype of None)
+            if OFFSET != 0 or scale.dtype.element_ty == tl.float32 or dy.dtype.element_ty == tl.float32:
+                gain_error = rest  # else u is exact
     elif scale is not None:
         own = tl.load(scale + columns, mask=columns < n, other=0.0)
         gain = lowered(own) + OFFSET * 2.0**-896
