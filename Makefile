@@ -7,6 +7,8 @@ DOCS_VENV ?= .venv-docs
 BIN := $(VENV)/bin
 # In a folder of its own, for processes of its own: imported after TensorFlow it ends the process.
 TRITON := 'triton==3.9.0; sys_platform == "linux"'
+# The oldest whose kernels are used (rmsnorm/gpu/__init__.py): every branch must compile with it.
+OLDEST_TRITON := 'triton==3.4.0; sys_platform == "linux"'
 
 .PHONY: check quick test test-all versions times mutants native experiments gpu-check gpu-rehearsal fuzz sanitize levels lint types docs docs-serve wheel format clean
 
@@ -102,6 +104,8 @@ gpu-check: $(VENV)/ready
 		--backend torch --dtype float16 --dtype bfloat16 --dtype float32
 	$(BIN)/python -m pytest -q tests/gpu
 	PYTHONPATH=$(VENV)/triton $(BIN)/python benchmarks/gpu_kernels.py
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/triton-oldest $(OLDEST_TRITON)
+	PYTHONPATH=$(VENV)/triton-oldest $(BIN)/python -P -m pytest -q --all tests/gpu/triton_machine_code.py -k "branch or add_up"
 
 # benchmarks/gpu.sh on a pretended card, in an environment like that of a machine with a GPU, where this package is not
 # installed: `python tests/versions/run.py gpu` makes .venv-gpu. Ten minutes at most.

@@ -125,11 +125,12 @@ def sum_parts(
 
 
 @triton.jit
-def _gain_and_cotangent(dy, scale, offsets, columns, inside, OFFSET: tl.constexpr):
+def _gain_and_cotangent(dy, scale, offsets, columns, n, inside, OFFSET: tl.constexpr):
+    """Both of a tile in float64, the gain 0 where it takes no part: it may be infinite there."""
     v = single(tl.load(dy + offsets, mask=inside, other=0.0)).to(tl.float64)
     gain = tl.full(v.shape, 1.0, tl.float64)
     if scale is not None:
-        gain = wide_gains(scale, columns, inside, OFFSET)
+        gain = tl.where(inside, wide_gains(scale, columns, columns < n, OFFSET), 0.0)
     return gain, v
 
 
@@ -147,7 +148,7 @@ def _recompute(
         columns = start + j
         live = is_counted(mask, mask_row, columns, 1, mask_stride, alive & (columns < n))
         v = single(tl.load(h + h_row + columns, mask=live, other=0.0)).to(tl.float64)
-        gain, cotangent = _gain_and_cotangent(dy, scale, own_row + columns, columns, live, OFFSET)
+        gain, cotangent = _gain_and_cotangent(dy, scale, own_row + columns, columns, n, live, OFFSET)
         u = cotangent * gain
         plain += u * v  # in which an infinite number stays one
         product, error = multiply_pairs(u, tl.fma(cotangent, gain, -u), v, 0.0)
@@ -181,7 +182,7 @@ def _recompute(
         inside = inside_rows & (columns < last)
         live = is_counted(mask, mask_row, columns, 1, mask_stride, alive & (columns < last))
         v = single(tl.load(h + h_row + columns, mask=live, other=0.0)).to(tl.float64)
-        gain, cotangent = _gain_and_cotangent(dy, scale, own_row + columns, columns, live, OFFSET)
+        gain, cotangent = _gain_and_cotangent(dy, scale, own_row + columns, columns, n, live, OFFSET)
         u = cotangent * gain
         near, near_error = multiply_pairs(v, 0.0, along, along_error)
         beside = tl.where(is_large, 0.0, share * near)
