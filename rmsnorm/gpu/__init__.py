@@ -2,6 +2,7 @@
 
     plan                            how an array is divided between the programs of a GPU
     triton_pairs                    arithmetic: pairs of numbers, numbers cut off, 1 / rho
+    triton_quotient, _gradient      y and dx of a tile; triton_cancelled: dx of a row that cancels
     triton_forward, _backward       the kernels
 
 On a machine without a GPU an interpreter runs the kernels on arrays of the CPU: RMSNORM_GPU_KERNELS=interpret and

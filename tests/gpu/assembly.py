@@ -17,10 +17,10 @@ import triton.language as tl
 from ptx import execute
 from triton.runtime import interpreter
 
-from rmsnorm.gpu import triton_backward, triton_forward, triton_pairs
-from rmsnorm.gpu.triton_backward import _again, _gradient, _negative, _odd_single
-from rmsnorm.gpu.triton_forward import _by_cutting, _by_cutting_wide, _guarded
+from rmsnorm.gpu import triton_gradient, triton_pairs, triton_quotient
+from rmsnorm.gpu.triton_gradient import _negative, _odd_single, anew, gradient_of
 from rmsnorm.gpu.triton_pairs import inverse_rho, lowered, single, split_off
+from rmsnorm.gpu.triton_quotient import by_cutting, by_cutting_wide, guarded
 
 # NumPy warns of infinite numbers and NaN. All cases are fast.
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.sample(1000)]
@@ -166,21 +166,21 @@ def inverses(random, product, dtype):
 @triton.jit
 def cutting(h, gain, inverse, out, FORMAT: tl.constexpr, IS_NORMED: tl.constexpr, COUNT: tl.constexpr):
     i = tl.arange(0, COUNT)
-    result = _by_cutting(tl.load(h + i), tl.load(gain + i), tl.load(inverse + i), FORMAT, IS_NORMED)
+    result = by_cutting(tl.load(h + i), tl.load(gain + i), tl.load(inverse + i), FORMAT, IS_NORMED)
     tl.store(out + i, result)
 
 
 @triton.jit
 def cutting_wide(h, gain, inverse, out, OFFSET: tl.constexpr, FORMAT: tl.constexpr, COUNT: tl.constexpr):
     i = tl.arange(0, COUNT)
-    result = _by_cutting_wide(tl.load(h + i), tl.load(gain + i), tl.load(inverse + i), OFFSET, FORMAT)
+    result = by_cutting_wide(tl.load(h + i), tl.load(gain + i), tl.load(inverse + i), OFFSET, FORMAT)
     tl.store(out + i, result)
 
 
 @triton.jit
 def guarded_squares(h, gain, out, FORMAT: tl.constexpr, COUNT: tl.constexpr):
     i = tl.arange(0, COUNT)
-    v = _guarded(tl.load(h + i), tl.load(gain + i), FORMAT)
+    v = guarded(tl.load(h + i), tl.load(gain + i), FORMAT)
     tl.store(out + i, v * v)  # what a kernel needs of it: a zero may have the other sign
 
 
@@ -194,7 +194,7 @@ def gradients(
     if HAS_SUM:
         other = tl.load(dh + i)
     lifted = lowered(tl.load(gain + i)) + OFFSET * 2.0**-896
-    dx, total, margin = _gradient(
+    dx, total, margin = gradient_of(
         tl.load(h + i), tl.load(dy + i), lifted, tl.load(step + i), tl.load(r + i), other, tl.load(sums + i), None,
         False, FORMAT, False,
     )  # fmt: skip
@@ -217,7 +217,7 @@ def singles(number, narrow, odd_out, negative_out, again_out, COUNT: tl.constexp
     tl.store(odd_out + i, _odd_single(tl.load(number + i)))
     v = tl.load(narrow + i)
     tl.store(negative_out + i, _negative(single(v)))
-    tl.store(again_out + i, _again(v))
+    tl.store(again_out + i, anew(v))
 
 
 @triton.jit
@@ -239,7 +239,7 @@ def test_a_quotient_that_is_cut_off(dtype, is_normed, as_on_a_card):
     product = h.astype(float) * (1 if is_normed else gain.astype(float))
     inputs = h, gain, inverses(random, product, kind)
     options = {"FORMAT": dtype, "IS_NORMED": is_normed}
-    compare(cutting, inputs, [getattr(torch, dtype)], as_on_a_card, [triton_forward], **options)
+    compare(cutting, inputs, [getattr(torch, dtype)], as_on_a_card, [triton_quotient], **options)
 
 
 @pytest.mark.parametrize("offset", [0, 1])
@@ -253,7 +253,7 @@ def test_a_quotient_in_float64_that_is_cut_off(dtype, gain_dtype, offset, as_on_
     product = h.astype(float) * (gain.astype(float) + offset)
     inputs = h, gain, inverses(random, product, kind)
     options = {"FORMAT": dtype, "OFFSET": float(offset)}
-    compare(cutting_wide, inputs, [getattr(torch, dtype)], as_on_a_card, [triton_forward], **options)
+    compare(cutting_wide, inputs, [getattr(torch, dtype)], as_on_a_card, [triton_quotient], **options)
 
 
 @pytest.mark.parametrize("dtype", BOTH)
@@ -263,7 +263,7 @@ def test_a_gain_that_is_too_large_makes_nan_of_h(dtype, as_on_a_card):
     edge = np.array([2.0**40, 2.0**40 * (1 - 2.0**-8), -(2.0**40), 2.0**39]) if dtype == "bfloat16" else [65504.0]
     gain = np.where(random.random(COUNT) < 0.2, random.choice(edge, COUNT), gain).astype(kind)
     inputs = numbers(random, kind), gain
-    compare(guarded_squares, inputs, [torch.float32], as_on_a_card, [triton_forward], FORMAT=dtype)
+    compare(guarded_squares, inputs, [torch.float32], as_on_a_card, [triton_quotient], FORMAT=dtype)
 
 
 @pytest.mark.parametrize("has_sum", [False, True])
@@ -287,7 +287,7 @@ def test_the_steps_of_a_gradient(dtype, has_sum, as_on_a_card):
     outputs = [getattr(torch, dtype), torch.float64, torch.float32]
     options = {"HAS_SUM": has_sum, "OFFSET": offset, "FORMAT": dtype}
     inputs = h, dy, gain, step, r, dh, sums
-    compare(gradients, inputs, outputs, as_on_a_card, [triton_backward], **options)
+    compare(gradients, inputs, outputs, as_on_a_card, [triton_gradient], **options)
 
 
 def wide_numbers(random):
@@ -311,7 +311,7 @@ def test_a_float64_split_in_two(as_on_a_card):
 def test_conversions_of_the_backward_pass(dtype, as_on_a_card):
     random = np.random.default_rng(6)
     inputs, outputs = [wide_numbers(random), numbers(random, DTYPES[dtype])], [torch.float32, torch.float64]
-    compare(singles, inputs, [*outputs, getattr(torch, dtype)], as_on_a_card, [triton_backward], texts=3)
+    compare(singles, inputs, [*outputs, getattr(torch, dtype)], as_on_a_card, [triton_gradient], texts=3)
 
 
 def rows(random):

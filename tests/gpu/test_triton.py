@@ -87,15 +87,15 @@ MUTANTS = {
         "torch_kernels.py test_parameters_at_the_ends_of_the_range[16",
     ),
     "a quotient is rounded to nearest": (
-        "triton_forward", "fma.rz.f32 h1, h1, $4, c1", "fma.rn.f32 h1, h1, $4, c1",
+        "triton_quotient", "fma.rz.f32 h1, h1, $4, c1", "fma.rn.f32 h1, h1, $4, c1",
         "assembly.py test_a_quotient_that_is_cut_off[bfloat16-False]",
     ),
     "the last bit is not set": (
-        "triton_forward", "or.b32 h{i}, h{i}, 1; ", "",
+        "triton_quotient", "or.b32 h{i}, h{i}, 1; ", "",
         "assembly.py test_a_quotient_in_float64_that_is_cut_off[float16-float32-1]",
     ),
     "two gradients are swapped": (
-        "triton_backward", "cvt.rn.bf16x2.f32 {0}, s1, s0", "cvt.rn.bf16x2.f32 {0}, s0, s1",
+        "triton_gradient", "cvt.rn.bf16x2.f32 {dx}, s1, s0", "cvt.rn.bf16x2.f32 {dx}, s0, s1",
         "assembly.py test_the_steps_of_a_gradient[bfloat16-False]",
     ),
 }  # fmt: skip

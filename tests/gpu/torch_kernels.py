@@ -18,7 +18,7 @@ import triton
 
 import rmsnorm.gpu
 from rmsnorm import numpy_impl
-from rmsnorm.gpu import plan, triton_backward
+from rmsnorm.gpu import plan, triton_cancelled
 from rmsnorm.torch_impl import RMSNorm, engines, gpu, kernels, private, rms_norm, rms_norm_vjp
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of infinite numbers in the interpreter
@@ -242,7 +242,7 @@ def test_rows_of_all_kinds_have_the_goldens_bits(dtype, used, monkeypatch):
     The sums of float32 for the gain, whose order counts, may be four ulps away, as in the test above.
     """
     # The interpreter adds pairs one after the other, in Python: a narrower step has fewer such sums at once.
-    monkeypatch.setattr(triton_backward, "STEP", triton.language.constexpr(64))
+    monkeypatch.setattr(triton_cancelled, "STEP", triton.language.constexpr(64))
     kind, random = DTYPES[dtype], np.random.default_rng(list(DTYPES).index(dtype))
     count = 0
     for i, (variant, eps) in enumerate(itertools.product(("paper", "llama", "gemma"), (1e-6, 0.0))):
