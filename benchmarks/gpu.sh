@@ -71,8 +71,8 @@ if [ $torch = 1 ]; then
     parity torch bfloat16 60 --variant $first_variant --dtype bfloat16
     parity torch float32 50 --variant $first_variant --dtype float32
     if "$python" -c "import pytest" 2>/dev/null; then
-        step "tests of the kernels" 110 -m pytest -q -p no:cacheprovider tests/gpu/torch_kernels.py "${some[@]}" \
-            --junitxml "$out/tests.xml"
+        step "tests of the kernels" 110 -m pytest -q -p no:cacheprovider tests/gpu/torch_kernels.py \
+            tests/gpu/torch_calls.py "${some[@]}" --junitxml "$out/tests.xml"
     else
         echo "== the tests are left out: pytest is not installed" | tee -a "$out/steps.txt"
     fi

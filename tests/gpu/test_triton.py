@@ -40,9 +40,10 @@ def run(tests, *options, package=ROOT, kernels="interpret", limit=230, float64="
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="torch_kernels.py runs on the GPU")
-def test_the_kernels_compute_the_goldens_numbers_in_the_interpreter():
-    done = run("tests/gpu/torch_kernels.py")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="both run on the GPU")
+@pytest.mark.parametrize("tests", ["torch_kernels.py", "torch_calls.py"])
+def test_the_kernels_compute_the_goldens_numbers_in_the_interpreter(tests):
+    done = run(f"tests/gpu/{tests}")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
     assert "skipped" not in done.stdout
 
