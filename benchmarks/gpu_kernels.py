@@ -64,11 +64,15 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any]]] = {
     "forward bf16 8192 LLaMA": ("forward", "bfloat16", 8192, LLAMA),
     "forward bf16 8192 Gemma": ("forward", "bfloat16", 8192, {"OFFSET": 1.0}),
     "forward bf16 256": ("forward", "bfloat16", 256, {}),
+    "forward bf16 72": ("forward", "bfloat16", 72, {}),
+    "forward bf16 127": ("forward", "bfloat16", 127, {}),
     "forward bf16 65536": ("forward", "bfloat16", 65536, {}),
     "forward f16 8192": ("forward", "float16", 8192, {}),
     "forward f32 8192": ("forward", "float32", 8192, {}),
     "backward bf16 8192": ("backward", "bfloat16", 8192, {}),
     "backward bf16 256": ("backward", "bfloat16", 256, {}),
+    "backward bf16 72": ("backward", "bfloat16", 72, {}),
+    "backward bf16 127": ("backward", "bfloat16", 127, {}),
     "backward bf16 16384": ("backward", "bfloat16", 16384, {}),
     "backward bf16 1024": ("backward", "bfloat16", 1024, {}),
     "backward f32 8192": ("backward", "float32", 8192, {}),
@@ -97,12 +101,12 @@ def compiled(
     tile = tiles(kernel, rows, n)
     tile = tile._replace(programs=programs or tile.programs)
     function = getattr({"forward": triton_forward, "backward": triton_backward}[kernel], kernel)
-    made, values = _compile(function, dtype, n, capability, rows, tile, options)
+    made = _compile(function, dtype, n, capability, rows, tile, options)
     cubin, ptx = made.asm["cubin"], made.asm["ptx"]
     registers, stack = resources(cubin)
     has_loop = kernel == "backward" and rows > tile.rows  # over rows; else there is one turn at most
     path = [one for block in usual_blocks(instructions(cubin), has_loop) for one in block.instructions]
-    elements = tile.rows * n // tile.chunks * (2 if values.get("PAIRED") else 1)
+    elements = tile.rows * n // tile.chunks
     words = re.findall(r"[ls][dt]\.global(?:\.v(\d))?\.b(\d+)", ptx)
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global .*?\], (0x\w+|\d+)", ptx)
     return Compiled(
@@ -117,10 +121,10 @@ def compiled_sums(dtype: str, n: int, capability: int = 90, rows: int = 4096, **
     forward, backward = tiles("forward", rows, n), tiles("backward", rows, n)
     both = {**options, "second": POINTERS[dtype]}
     return [
-        _compile(triton_forward.sum_parts, dtype, n, capability, rows, forward, options)[0],
-        _compile(triton_backward.sum_parts, dtype, n, capability, rows, backward, options)[0],
-        _compile(triton_backward.add_up, dtype, n, capability, rows, sum_tiles(n), options)[0],
-        _compile(triton_backward.add_up, dtype, n, capability, rows, sum_tiles(n), both)[0],
+        _compile(triton_forward.sum_parts, dtype, n, capability, rows, forward, options),
+        _compile(triton_backward.sum_parts, dtype, n, capability, rows, backward, options),
+        _compile(triton_backward.add_up, dtype, n, capability, rows, sum_tiles(n), options),
+        _compile(triton_backward.add_up, dtype, n, capability, rows, sum_tiles(n), both),
     ]
 
 
@@ -130,8 +134,8 @@ def loose(ptx: str) -> tuple[str, ...]:
 
 def _compile(
     function: Any, dtype: str, n: int, capability: int, rows: int, tile: Tiles, options: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """With the arguments that torch_impl/gpu.py passes, specialised as Triton does it; and these arguments.
+) -> Any:
+    """With the arguments that torch_impl/gpu.py passes, specialised as Triton does it.
 
     Options are arguments by their names: POSITION, OFFSET, NORM, PRODUCT and RESULT are of the call.
     """
@@ -174,7 +178,7 @@ def _compile(
     options = chosen.options
     if "maxnreg" in options and options["maxnreg"] is None:
         options = options | {"maxnreg": REGISTERS}
-    return triton.compile(source, target=target, options=options), values
+    return triton.compile(source, target=target, options=options)
 
 
 def predicted(made: Compiled, rows: int, card: Card) -> tuple[dict[str, float], str]:
@@ -253,7 +257,7 @@ def print_limits() -> None:
     """Issue slots an element, registers and spills of each case, as tests/gpu/triton_machine_code.py has them."""
     print(f'    "{".".join(triton.__version__.split(".")[:2])}": {{')
     for name, (kernel, dtype, n, options) in _progress(CASES.items()):
-        made = (compiled(kernel, dtype, n, capability, **options) for capability in CAPABILITIES)
+        made = (compiled(kernel, dtype, n, capability, FLOAT64=True, **options) for capability in CAPABILITIES)
         numbers = (f"{one.capability}: ({one.counts.issue:.1f}, {one.registers}, {one.spills})" for one in made)
         print(f'        "{name}": {{{", ".join(numbers)}}},')
     print("    },")

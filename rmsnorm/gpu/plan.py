@@ -4,14 +4,15 @@ So every card adds in the same order, and gives the same bits in every run. A pr
 threads. It computes a tile of some rows by ``block`` elements in registers, and then the next one:
 
     rows     n up to                   elements of a tile    of a thread
-    several  128                       4096; 2048            16; 8, as backward keeps sums
+    several  128, a multiple of 8      4096; 2048            16; 8, as backward keeps sums
     several  1024; 512                 1024; 512             32; 16, of one warp
     one      16384; backward 8192      a row, in registers   32; 16, or 8 up to 1024
     split    more                      8192                  as with one; programs share a row: one kernel adds up,
                                                              the next reads x again
 
-Source of the sizes: times on an H200 (docs/gpu.md) and, from 256 to 512, the machine code: where eight warps share few
-rows, the compiler gives each thread elements of many rows, and computes 1 / rho for all of them.
+Source of the sizes: times on an H200 (docs/gpu.md) and, from 256 to 512 and for widths that 8 does not divide, the
+machine code: where eight warps share few rows, or elements are read one by one, the compiler gives each thread elements
+of many rows, and computes 1 / rho for all of them.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ class _Limits(NamedTuple):
     chunk: int  # elements of a tile where a row is wider
     fewest_warps: int  # of a program with one row that one warp does not compute
     a_warp: int  # elements of a tile that one warp computes
+    a_warp_one_by_one: int  # where 8 does not divide the width, so elements are not read in words of 16 bytes
     narrow: int  # elements of a tile of several rows, which eight warps compute
 
 
 _LIMITS: Final = {
-    "forward": _Limits(32, 2**14, 2**13, 1, 2**10, 2**12),
-    "backward": _Limits(16, 2**13, 2**13, 4, 2**9, 2**11),
+    "forward": _Limits(32, 2**14, 2**13, 1, 2**10, 2**10, 2**12),
+    "backward": _Limits(16, 2**13, 2**13, 4, 2**9, 2**8, 2**11),
 }
 _WARP: Final = 32  # threads
 _NARROW: Final = 2**7  # elements of a row that shares a tile of several warps
@@ -90,18 +92,22 @@ def tiles(kind: str, rows: int, n: int, groups: int = 1) -> Tiles:
     limits = _LIMITS[kind]
     whole = power_of_two(n)
     block = whole if whole <= limits.widest else limits.chunk
-    if block > _NARROW:
-        rows_each, warps = max(1, limits.a_warp // block), max(1, block // (limits.a_thread * _WARP))
+    is_read_in_words = n % 8 == 0
+    is_shared = block <= _NARROW and is_read_in_words
+    if is_shared:
+        rows_each = limits.narrow // block
+        warps = _NARROW_WARPS * min(_MOST_ROWS, rows_each) * block // limits.narrow
+    else:
+        a_warp = limits.a_warp if is_read_in_words else limits.a_warp_one_by_one
+        rows_each, warps = a_warp // block, block // (limits.a_thread * _WARP)
         if block > limits.a_warp:
             warps = max(limits.fewest_warps, warps)
-    else:
-        rows_each = max(1, min(_MOST_ROWS, limits.narrow // block))
-        warps = max(1, _NARROW_WARPS * rows_each * block // limits.narrow)
+    rows_each, warps = max(1, min(_MOST_ROWS, rows_each)), max(1, warps)
     tiles_of_rows = -(-rows // rows_each)
     programs = tiles_of_rows
     every = tiles_of_rows * groups
     if kind == "backward" and every > _ALL_AT_ONCE:
-        most = next(number for width, number in _PROGRAMS if block <= width)
+        most = next(number for width, number in _PROGRAMS if block <= width and (is_shared or width > _NARROW))
         programs = -(-min(most, max(_ALL_AT_ONCE, every // _TILES_EACH)) // groups)
     return Tiles(rows_each, block, -(-n // block), programs, warps)
 
@@ -147,12 +153,14 @@ class Settings(NamedTuple):
 
 
 def settings(
-    kernel: str, call: Call, tile: Tiles, formats: tuple[str | None, ...] = (None, None), float64: bool = True
-) -> Settings:
+    kernel: str, call: Call, tile: Tiles, formats: tuple[str | None, ...] = (None, None), float64: bool = True,
+    step: int = 0,
+) -> Settings:  # fmt: skip
     """The settings of a kernel: forward, backward, the sum_parts of either, or add_up, of ``sum_tiles``.
 
     ``formats``: the dtypes of scale and bias for forward, those of its one or two totals for add_up.
-    ``float64``: of the card, see ``has_fast_float64``. x of 32 bits is computed in float64 on every card.
+    ``float64``: of the card, see ``has_fast_float64``. x of 32 bits is computed in float64 on every card. ``step``: from
+    one row of x to the next, if there is a gap between them.
 
     Example:
         >>> from rmsnorm.specification.call import Spec, resolve
@@ -170,6 +178,8 @@ def settings(
         "eps": float(call.eps), "share": 1 / call.k, "POSITION": call.variant.eps_position,
         "OFFSET": call.variant.scale_offset, "FORMAT": call.x, **division, "FLOAT64": float64,
     }  # fmt: skip
+    if kernel in ("forward", "backward"):
+        arguments["EIGHTS"] = call.n % 16 == 8 and step % 8 == 0
     if kernel == "forward":
         roundings = {"NORM": call.norm or "", "PRODUCT": call.product, "RESULT": call.result}
         scale, bias = formats

@@ -151,14 +151,16 @@ def backward(
     h, dy, dh, scale, mask, parts, inverse_rms, dx, dscale, dbias, rows, n, k, groups, h_step, mask_step, mask_stride,
     PROGRAMS, CHUNKS, eps: tl.float64, share: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr,
     FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    FLOAT64: tl.constexpr,
+    FLOAT64: tl.constexpr, EIGHTS: tl.constexpr,
 ):  # fmt: skip
     """Tiles i, i + PROGRAMS ... of a group of dx, and the sums over these rows in float64, for dscale and dbias.
 
     Those are PROGRAMS by n times the number of groups. ``parts``: what sum_parts has written, if rows are split; a
     tile then is a chunk of one row. The loop over tiles has no branch, so that the compiler reads ahead. Tiles in
-    which some element was not exact are computed again behind it, and the sums, if a row was special.
+    which some element was not exact are computed again behind it, and the sums, if a row was special. EIGHTS: as forward.
     """
+    if EIGHTS:
+        n, h_step = n // 8 * 8, h_step // 8 * 8
     program, group, count = group_of_program(groups)
     chunk = tl.program_id(1)
     if scale is not None:

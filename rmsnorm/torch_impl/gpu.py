@@ -186,7 +186,8 @@ def _compiled(plan: Plan, kind: str, name: str, sizes: Sizes, tensors: tuple[Any
         numbers = plan.rows, *sizes, *((tile.programs,) if kind == "backward" else ()), tile.chunks
     device = next(t.device for t in tensors if t is not None)
     capability = (9, 0) if device.type == "cpu" else torch.cuda.get_device_capability(device)  # as interpreted
-    chosen = settings(name, plan.call, tile, formats, has_fast_float64(10 * capability[0] + capability[1]))
+    step = 0 if name == "add_up" else sizes[3]
+    chosen = settings(name, plan.call, tile, formats, has_fast_float64(10 * capability[0] + capability[1]), step)
     arguments = {name: chosen.arguments[name] for name in kernel.arg_names[len(tensors) + len(numbers) :]}
     compiled = kernel[grid](*tensors, *numbers, **arguments, **chosen.options)
     start = starter(compiled, grid, [*numbers, *arguments.values()])
