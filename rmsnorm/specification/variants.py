@@ -56,7 +56,7 @@ ResidualRounding = Literal["before", "after"]
 # Below so much of eps / sqrt(k) a root is clamped, and rho has no derivative. A row of norm eps that was computed, such
 # as one that was normalised before, has a root within a few 2^-53 of eps / sqrt(k): on one side for everybody.
 CLAMPED: Final = 1 - 2.0**-48
-_CHOICES: Final = {
+CHOICES: Final = {
     "eps_position": get_args(EpsPosition),
     "statistic": get_args(Statistic),
     "rounding": get_args(Rounding),
@@ -128,7 +128,7 @@ class Variant:
     source: str = ""
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
+        for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise errors.not_a_choice("Variant", name, getattr(self, name), choices)
         if self.eps is not None:
