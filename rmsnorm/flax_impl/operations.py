@@ -169,13 +169,11 @@ def _along_x(
     normalised = _over_rho(zero_outside(mask, h), inverse_rms, wide)
     dh = _over_rho(zero_outside(mask, convert(dh, wide)), inverse_rms, wide)
     along = normalised  # what the statistic squares, over rho
-    if may_leave_range(call):  # a mean is taken of h, as XLA may contract h / rho with it
+    if may_leave_range(call) or call.variant.statistic == "variance":  # XLA may contract h / rho with its mean
         along = _over_rho(_centred(call, zero_outside(counted, double(h)), counted, k, across), inverse_rms, wide)
-    else:
-        if counted is not None:
-            x, inverse = lax.optimization_barrier((h, inverse_rms))
-            along = _over_rho(zero_outside(counted, x), inverse, wide)
-        along = _centred(call, along, counted, k, across)
+    elif counted is not None:
+        x, inverse = lax.optimization_barrier((h, inverse_rms))
+        along = _over_rho(zero_outside(counted, x), inverse, wide)
     along = along * _slope(call, h, counted, k, inverse_rms, wide, across)
     # outside 0 times an infinite sum would be NaN in the transpose, below 0 times an infinite or NaN 1 / rho
     inner = _sum(call, zero_outside(counted, along * dh), across) / number_as(k, wide)
