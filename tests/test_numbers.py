@@ -257,7 +257,7 @@ def test_plain_operations_have_the_slope_of_the_root_at_the_clamp(name, dtype):
     variant = PRESETS["x_transformers"].replace(eps=1.0)
     want = numpy_impl.rms_norm_vjp(dy, x, scale, variant=variant)[0].astype(float)
     call = resolve("test", Spec(x.shape, dtype), Spec(scale.shape, dtype), variant=variant)
-    got = PLAIN[name](call, *map(bridge(name).send, (dy, x, scale)))
+    got = PLAIN[name](call, dy, x, scale)
     for dx in map(bridge(name).fetch, got):
         bound = 4 * dtypes.unit_roundoff(dtype)
         assert np.allclose(dx.astype(float), want, rtol=bound, atol=2 * bound)
@@ -268,6 +268,7 @@ def _plain_of_torch(call, dy, x, scale):
 
     from rmsnorm.torch_impl import operations
 
+    dy, x, scale = map(bridge("torch").send, (dy, x, scale))
     leaf = x.clone().requires_grad_()
     y = operations.forward(call, leaf, scale, None, None)[0]
     dx = operations.gradients(call, dy, x, scale, None, None, None)[0].to(x.dtype)
@@ -279,6 +280,7 @@ def _plain_of_tf(call, dy, x, scale):
 
     from rmsnorm.tf_impl import operations
 
+    dy, x, scale = map(bridge("tf").send, (dy, x, scale))
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = operations.forward(call, x, scale, None, None)[0]
@@ -291,6 +293,7 @@ def _plain_of_flax(call, dy, x, scale):
     from rmsnorm.flax_impl import operations, private
 
     with private.enable_x64(True):
+        dy, x, scale = map(jax.numpy.asarray, (dy, x, scale))
         inverse_rms = operations.statistic(call, x, None).inverse_rms
 
         def along(dh):
