@@ -75,7 +75,8 @@ def write(
     if quantisations and (variants or cases):
         want, fix = "none, as quantisations have cases of their own", "write them into another folder"
         raise errors.out_of_domain("rmsnorm vectors write", "variants and cases", [*variants, *cases], want, fix)
-    named = [pair for pair in select(tuple(variants), tuple(types)) if not cases or pair[0].name in cases]
+    presets = [pair for pair in select(tuple(variants), tuple(types)) if not pair[0].fields]
+    named = [pair for pair in presets if not cases or pair[0].name in cases]
     chosen = named if cases else [pair for pair in named if not pair[0].is_large]
     total = 0 if quantisations else len(chosen)  # of exact cases the number is not known before
     made = not folder.exists()
