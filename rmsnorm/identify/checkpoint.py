@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -49,8 +49,15 @@ _BIASES: Final = {
 
 Fit = Literal["w", "1 + w", "bias", "unclear"]
 _NAMES: Final = 8  # in a sentence; the table has all
-_IN_FOLDERS: Final = {".safetensors": tensors.safetensors, ".gguf": gguf}
-_ALONE: Final = {".npz": tensors.npz, ".keras": tensors.keras, ".weights.h5": tensors.keras}
+_IN_FOLDERS: Final[dict[str, Callable[[str, Path], tensors.Tensors]]] = {
+    ".safetensors": tensors.safetensors,
+    ".gguf": gguf,
+}
+_ALONE: Final[dict[str, Callable[[str, Path], tensors.Tensors]]] = {
+    ".npz": tensors.npz,
+    ".keras": tensors.keras,
+    ".weights.h5": tensors.keras,
+}
 _OFFSETS: Final[Mapping[str, float]] = {"w": 0.0, "1 + w": 1.0}
 _UNTOLD: Final[Mapping[str, str]] = {
     "unclear": "whether they are w or 1 + w cannot be told", "bias": "they have a bias beside them, as in a LayerNorm",
@@ -252,8 +259,9 @@ def _summary(name: str, values: np.ndarray[Any, Any], shapes: Mapping[str, Any])
         raise errors.InputValueError(
             f"{_OP}: {name} has NaN or infinity, expected finite gains; take another checkpoint"
         )
-    numbers = map(float, (values.sum(), values.min(), values.max()))
-    return _Summary(values.size, *numbers, int((values < 0).sum()), _speaks_for(values), _has_bias(name, shapes))
+    total, least, most = float(values.sum()), float(values.min()), float(values.max())
+    negative, fits, has_bias = int((values < 0).sum()), _speaks_for(values), _has_bias(name, shapes)
+    return _Summary(values.size, total, least, most, negative, fits, has_bias)
 
 
 def _kind(name: str, members: list[_Summary]) -> Kind:
