@@ -95,8 +95,12 @@ Backend = Annotated[
     _computed_by(help=f"Backend: {BACKEND_NAMES}.", show_default="torch if it is installed, else numpy"),
 ]
 Alpha = Annotated[
-    float | None, typer.Option(help="Scores are divided by length^ALPHA.", show_default="0, in zero its option")
-]
+    float | None,
+    typer.Option(
+        "--alpha", "--normalization-alpha", help="Scores are divided by length^ALPHA.",
+        show_default="0, in zero its option",
+    ),
+]  # fmt: skip
 Batch = Annotated[
     int | None,
     _computed_by(help="Sentences at once.", min=1, show_default="80, in zero its option"),
@@ -216,6 +220,7 @@ def verify(
 
     model = load(folder, None, None)
     key = backend_key("rmsnorm port verify", backend)
+    name = backend or key
     with stderr_kept():
         verdict = proof.verify(folder, key, model.config, model.parameters)
     console = screen.console(highlight=False)
@@ -225,9 +230,9 @@ def verify(
     scores = ", ".join(f"{score:.10g}" for score in verdict.expected.scores)
     numbers = f"{words}; -log p {scores}: max error {verdict.error:.2g}, at most {verdict.bound:.2g} is rounding"
     if verdict.is_held:
-        console.print(f"held in {key}: {numbers}", soft_wrap=True)
+        console.print(f"held in {name}: {numbers}", soft_wrap=True)
         return
-    console.print(Text(f"not held in {key}: {numbers}", style="red"), soft_wrap=True)
+    console.print(Text(f"not held in {name}: {numbers}", style="red"), soft_wrap=True)
     console.print(f"expected {verdict.expected.output}, now {verdict.now.output}; the model is another one than that "
                   "which was converted, or the backend has a mistake", soft_wrap=True)  # fmt: skip
     raise typer.Exit(DIFFERS)
