@@ -67,6 +67,7 @@ Where = Annotated[
         metavar="MODEL", help="A folder, the prefix of a checkpoint, an .npz, .safetensors, .keras or .orbax."
     ),
 ]
+Others = Annotated[list[str] | None, typer.Argument(metavar="", hidden=True)]
 Options = Annotated[
     Path | None,
     _read_from(help="The model's options as JSON.", dir_okay=False, show_default="the file beside the model"),
@@ -97,7 +98,7 @@ Backend = Annotated[
 Alpha = Annotated[
     float | None,
     typer.Option(
-        "--alpha", "--normalization-alpha", help="Scores are divided by length^ALPHA.",
+        "--alpha", "--normalization-alpha", "--normalization_alpha", help="Scores are divided by length^ALPHA.",
         show_default="0, in zero its option",
     ),
 ]  # fmt: skip
@@ -241,6 +242,8 @@ def verify(
 @app.command(epilog=TRANSLATE_EPILOG)
 def translate(
     model: Where,
+    others: Others = None,
+    *,
     source: Source,
     beam: Annotated[
         int | None,
@@ -277,6 +280,7 @@ def translate(
     from rmsnorm.nematus.translate import translate
 
     command = "rmsnorm port translate"
+    _require_one(command, model, others)
     options = {
         "beam_size": beam, "max_length": max_length, "alpha": alpha, "seed": seed, "n_best": n_best, "batch_size": batch
     }  # fmt: skip
@@ -287,6 +291,8 @@ def translate(
 @app.command(epilog=SCORE_EPILOG)
 def score(
     model: Where,
+    others: Others = None,
+    *,
     source: Source,
     target: Target,
     output: Output = None,
@@ -302,6 +308,7 @@ def score(
     from rmsnorm.nematus.translate import score
 
     command = "rmsnorm port score"
+    _require_one(command, model, others)
     if source == target == STDIN:
         raise errors.out_of_domain(command, "target", "-", "another file than the source", "name one of the two")
     options = {"alpha": alpha or 0.0, "batch_size": batch}
@@ -355,6 +362,14 @@ def norms(
         raise typer.Exit(DIFFERS)
     console.print(f"{_NORMS[norm]} is better in {better} of {len(differences)} sentences: the model was trained with "
                   f"it. Add --source-norm {norm} to the next command.")  # fmt: skip
+
+
+def _require_one(command: str, model: Path, others: list[str] | None) -> None:
+    if others:
+        raise errors.out_of_domain(
+            command, "MODEL", [str(model), *others], "one model, as ensembles are not ported",
+            "name one of them, or let Nematus average them: rmsnorm port nematus MODEL DIR --to tf writes its form",
+        )  # fmt: skip
 
 
 def _run(
