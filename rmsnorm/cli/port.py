@@ -59,6 +59,7 @@ VERIFY_EPILOG: Final = (
     "Examples:\n\n    rmsnorm port verify ported/ --backend numpy\n\n"
     "Exit status: 0 held, 1 not held, 2 bad usage, or files that are damaged or missing."
 )
+_MORE: Final = {"allow_extra_args": True}  # the other models of an ensemble, which the command refuses by name
 _NORMS: Final = {"none": "no norm", "layer": "LayerNorm", "rms": "RMSNorm", "prms": "pRMSNorm"}
 
 Where = Annotated[
@@ -67,7 +68,6 @@ Where = Annotated[
         metavar="MODEL", help="A folder, the prefix of a checkpoint, an .npz, .safetensors, .keras or .orbax."
     ),
 ]
-Others = Annotated[list[str] | None, typer.Argument(metavar="", hidden=True)]
 Options = Annotated[
     Path | None,
     _read_from(help="The model's options as JSON.", dir_okay=False, show_default="the file beside the model"),
@@ -239,11 +239,10 @@ def verify(
     raise typer.Exit(DIFFERS)
 
 
-@app.command(epilog=TRANSLATE_EPILOG)
+@app.command(epilog=TRANSLATE_EPILOG, context_settings=_MORE)
 def translate(
+    context: typer.Context,
     model: Where,
-    others: Others = None,
-    *,
     source: Source,
     beam: Annotated[
         int | None,
@@ -280,7 +279,7 @@ def translate(
     from rmsnorm.nematus.translate import translate
 
     command = "rmsnorm port translate"
-    _require_one(command, model, others)
+    _require_one(command, model, context.args)
     options = {
         "beam_size": beam, "max_length": max_length, "alpha": alpha, "seed": seed, "n_best": n_best, "batch_size": batch
     }  # fmt: skip
@@ -288,11 +287,10 @@ def translate(
     _run(command, loaded, backend, dictionary, output, translate, [lines_of(command, source)], options)
 
 
-@app.command(epilog=SCORE_EPILOG)
+@app.command(epilog=SCORE_EPILOG, context_settings=_MORE)
 def score(
+    context: typer.Context,
     model: Where,
-    others: Others = None,
-    *,
     source: Source,
     target: Target,
     output: Output = None,
@@ -308,7 +306,7 @@ def score(
     from rmsnorm.nematus.translate import score
 
     command = "rmsnorm port score"
-    _require_one(command, model, others)
+    _require_one(command, model, context.args)
     if source == target == STDIN:
         raise errors.out_of_domain(command, "target", "-", "another file than the source", "name one of the two")
     options = {"alpha": alpha or 0.0, "batch_size": batch}
@@ -364,7 +362,7 @@ def norms(
                   f"it. Add --source-norm {norm} to the next command.")  # fmt: skip
 
 
-def _require_one(command: str, model: Path, others: list[str] | None) -> None:
+def _require_one(command: str, model: Path, others: list[str]) -> None:
     if others:
         raise errors.out_of_domain(
             command, "MODEL", [str(model), *others], "one model, as ensembles are not ported",
