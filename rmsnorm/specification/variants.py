@@ -133,11 +133,13 @@ class Variant:
                 raise errors.not_a_choice("Variant", name, getattr(self, name), choices)
         if self.eps is not None:
             check_eps("Variant", self.eps)
+            object.__setattr__(self, "eps", _plain("eps", self.eps))
         if self.partial is not None:
             check_partial("Variant", self.partial)
             object.__setattr__(self, "partial", Fraction(str(self.partial)))  # 0.07 is 7/100, not a binary number
         if not is_real(self.scale_offset) or not -math.inf < self.scale_offset < math.inf:
             raise errors.out_of_domain("Variant", "scale_offset", self.scale_offset, "a finite number", "use 0 or 1")
+        object.__setattr__(self, "scale_offset", _plain("scale_offset", self.scale_offset))
         if not isinstance(self.bias, bool):
             raise errors.wrong_type("Variant", "bias", self.bias, "a bool", "use True or False")
         # made once: a compiler that traces a call then has one text to compare, not every field
@@ -222,6 +224,16 @@ class Variant:
         up = p.denominator - 1 if self.partial_rounding == "ceil" else 0
         k = (n * p.numerator + up) // p.denominator  # of numbers >= 0: in ONNX, // of others rounds towards 0
         return min(n, max(1, k))
+
+
+def _plain(name: str, value: Any) -> float:
+    """A number of any library as one of Python, which compilers and JSON know."""
+    if type(value) is float:  # what a compiler traces
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        raise errors.out_of_domain("Variant", name, value, "a number that float64 holds", "pass a float") from None
 
 
 def is_real(value: object) -> bool:

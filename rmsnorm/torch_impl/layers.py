@@ -79,11 +79,11 @@ class RMSNorm(torch.nn.RMSNorm):
         if dtype is not None:
             dtype = getattr(torch, errors.dtype_named("RMSNorm", "dtype", dtype))
         super(torch.nn.RMSNorm, self).__init__()  # the parameters are made here, where there may be two
-        derive("RMSNorm", variant, eps, None)
+        eps = derive("RMSNorm", variant, eps, None).eps
         self.variant = derive("RMSNorm", variant, None, partial)
         self.normalized_shape = _sizes(normalized_shape)
         self._axes = tuple(range(-len(self.normalized_shape), 0))
-        self.eps = self.variant.eps if eps is None else eps
+        self.eps = eps
         self.elementwise_affine = elementwise_affine
         has_bias = self.variant.bias if bias is None else bias
         for name, exists in (("weight", elementwise_affine), ("bias", elementwise_affine and has_bias)):

@@ -12,7 +12,7 @@ from rmsnorm.specification.variants import PRESETS, GateFunction, GatePosition, 
 REASONS: Final = {
     "none": "it computes something else",
     "layernorm": "it computes LayerNorm",
-    "rms_scaling": "it divides by the variance",
+    "rms_scaling": "it divides by the root of the variance, not by that of the mean square",
     "rmsnorm": "it has a gate or groups that replace does not support there",
 }
 
