@@ -60,6 +60,12 @@ rounding point moves a quarter of the elements, most of them by less than any bo
 sees it. The share is an expectation over values anywhere between the borders. In a row whose elements are alike, all
 of them cross a border or none does: there it does not bound what another program computes.
 
+Intervals: the static vectors say of every element which numbers are right, without a share. A kernel with a float32
+statistic computes 1/rho times 1 + e, and what it adds or multiplies after that, with |e| <= operations * 2^-24, where
+operations are those of the quantity in the table. Each rounding that the variant names is monotone. So y lies between
+the y of 1 - e and the y of 1 + e, with all its roundings: in 16 bits mostly one number, and two beside a tie. dx and
+dscale are sums, which may cancel: they lie within operations * 2^-24 * terms of the real number, then rounded.
+
 ``identify``, ``replace`` and ``to_rms_norm`` compare formulas before anything is known of roundings. Their thresholds,
 ``FORM`` and those after it, lie between what roundings do and what the nearest other formula does.
 """
@@ -140,6 +146,32 @@ def bound(
         >>> bound("y", call, "float32")
         Bound(ratio=15.0, identical=0.0)
     """
+    operations = operations_of(quantity, call)
+    free = call.variant.rounding == "input_dtype"
+    arithmetic = call.sum if free else dtypes.arithmetic(dtypes.promote(call.x, call.product, call.result, call.gate))
+    w = dtypes.unit_roundoff(arithmetic) / dtypes.unit_roundoff(dtype)
+    roundings: float = 2 * _named_roundings(call) if quantity == "y" else 2
+    if quantity == "dgate" and not call.is_gated_before:
+        roundings += 2 * _named_roundings(call)
+    if residual and quantity in ("dx", "dresidual"):
+        roundings += 1
+    if automatic and call.norm is not None:
+        extra = {"dx": 1, "dresidual": 1, "dscale": 2}.get(quantity, 0)
+        if call.gate is not None:
+            extra += quantity == "dgate" if call.is_gated_before else quantity in ("dx", "dresidual", "dscale", "dbias")
+        roundings += extra * dtypes.unit_roundoff(call.norm) / dtypes.unit_roundoff(dtype)
+    exact_bits = quantity == "y" and dtype in dtypes.HALF and not free and not (automatic and alike)
+    return Bound(roundings + w * operations, 1 - w * operations / 2 if exact_bits else 0.0)
+
+
+def operations_of(quantity: str, call: Call) -> float:
+    """How many roundings of the arithmetic reach a quantity, in units of its terms: the last column of the table.
+
+    >>> from rmsnorm.specification.call import Spec, resolve
+    >>> from rmsnorm.specification.variants import Variant
+    >>> operations_of("y", resolve("rms_norm", Spec((4, 64), "float32"), variant=Variant.get("standard")))
+    13.0
+    """
     n, k = call.n or 0, call.k or 0
     size = math.prod(s or 0 for s in call.shape)
     rows = size / max(1, math.prod(s for s in call.feature_shape if s))
@@ -159,21 +191,7 @@ def bound(
         operations += _SUM_OF_GATE[call.variant.gate_position] if is_of_gate else _SUM.get(quantity, 0)
     if call.gate is not None:
         operations += _GATE[call.variant.gate_position].get(quantity, 0)
-    free = call.variant.rounding == "input_dtype"
-    arithmetic = call.sum if free else dtypes.arithmetic(dtypes.promote(call.x, call.product, call.result, call.gate))
-    w = dtypes.unit_roundoff(arithmetic) / dtypes.unit_roundoff(dtype)
-    roundings: float = 2 * _named_roundings(call) if quantity == "y" else 2
-    if quantity == "dgate" and not call.is_gated_before:
-        roundings += 2 * _named_roundings(call)
-    if residual and quantity in ("dx", "dresidual"):
-        roundings += 1
-    if automatic and call.norm is not None:
-        extra = {"dx": 1, "dresidual": 1, "dscale": 2}.get(quantity, 0)
-        if call.gate is not None:
-            extra += quantity == "dgate" if call.is_gated_before else quantity in ("dx", "dresidual", "dscale", "dbias")
-        roundings += extra * dtypes.unit_roundoff(call.norm) / dtypes.unit_roundoff(dtype)
-    exact_bits = quantity == "y" and dtype in dtypes.HALF and not free and not (automatic and alike)
-    return Bound(roundings + w * operations, 1 - w * operations / 2 if exact_bits else 0.0)
+    return operations
 
 
 def within(noise: float, least: float = 1e-6, most: float = 0.02) -> float:
