@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from rmsnorm.accuracy.bounds import operations_of
@@ -218,14 +219,16 @@ def hexadecimal(array: Array) -> str:
     return " ".join(f"{number:0{2 * array.dtype.itemsize}x}" for number in bits.tolist())
 
 
-def sums(array: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """The least and the greatest of sum (j + 1) a_j over each block of 256, one term after the other in float64."""
+def sums(low: Array, high: Array) -> list[Array]:
+    """sum (j + 1) a_j over each block of the least and of the greatest: float64 in this order, outwards to float32."""
     ends = []
-    for end in (low, high):
-        terms = np.zeros((-(-array.size // BLOCK), BLOCK))
-        terms.ravel()[: array.size] = end.astype(np.float64).ravel()
-        ends.append(np.cumsum(terms * np.arange(1, BLOCK + 1), axis=1)[:, -1])
-    return ends[0], ends[1]
+    for end, outwards in ((low, -np.inf), (high, np.inf)):
+        terms = end.astype(np.float64).reshape(-1, BLOCK) * np.arange(1, BLOCK + 1)
+        total = np.cumsum(terms, axis=1)[:, -1]
+        narrow = total.astype(np.float32)
+        is_inside = narrow.astype(np.float64) > total if outwards < 0 else narrow.astype(np.float64) < total
+        ends.append(np.where(is_inside, np.nextafter(narrow, np.float32(outwards)), narrow))
+    return ends
 
 
 def array_of(array: Array, **fields: Any) -> dict[str, Any]:
@@ -233,8 +236,8 @@ def array_of(array: Array, **fields: Any) -> dict[str, Any]:
 
 
 def output_of(output: Output, *, summed: bool = False) -> dict[str, Any]:
-    if summed:
-        low, high = sums(output.value, output.low, output.high)
+    if summed and output.value.size >= BLOCK:
+        low, high = sums(output.low, output.high)
         return array_of(output.value, block=BLOCK, lo=hexadecimal(low), hi=hexadecimal(high))
     texts = {"bits": output.value, "lo": output.low, "hi": output.high}
     return array_of(output.value, block=1, **{name: hexadecimal(array) for name, array in texts.items()})
@@ -243,7 +246,7 @@ def output_of(output: Output, *, summed: bool = False) -> dict[str, Any]:
 def _document(variant: str, dtype: str) -> dict[str, Any]:
     preset, tests = Variant.get(variant), []
     for number, test in enumerate(TESTS, start=1):
-        if test.parameters in ("", dtype) and test.parameters == dtype:  # the same as an ordinary gain
+        if test.parameters == dtype:  # the same as an ordinary gain
             continue
         data = data_of(test, number, preset, dtype)
         inputs = {}
@@ -269,22 +272,41 @@ def document(algorithm: str, variant: str, dtype: str, tests: list[dict[str, Any
 
 
 def flat(document: Mapping[str, Any]) -> str:
-    """The same for a reader without a library: words with spaces between them."""
-    names = ("format", "variant", "dtype", "numberOfTests")
-    lines = ["rmsnorm vectors {} {} {} tests {}".format(*(document[name] for name in names))]
-    for dtype, table in document.get("codes", {}).items():
-        lines.append(f"codes {dtype} {len(table['numbers'].split())} {table['numbers']}")
+    """The same for a reader without a library: words with spaces between them, each number as the bits of a float32."""
+    lines = ["rmsnorm vectors {format} {variant}.{dtype} {numberOfTests}".format(**document)]
     for test in document["tests"]:
-        head = "test {id} {flag} rows {rows} n {n} eps {eps}".format(flag=",".join(test["flags"]), **test)
-        lines.append(head + ("" if "codes" in document else " offset {offset} norm {norm}".format(**test)))
+        norm = _bits(test["norm"]) if "norm" in test else 0
+        eps, flag = float(_numbers("float64", test["eps"])[0]), ",".join(test["flags"])
+        lines.append(f"test {test['id']} {flag} {test['rows']} {test['n']} {eps!r} {test.get('offset', 0)} {norm}")
         for name, entry in test["inputs"].items():
-            size = math.prod(entry["shape"])
-            own = f"hash {{}} {{}} {{}} {entry['seed']} {entry['exponent']}" if "seed" in entry else "in {} {} {} {bits}"
-            lines.append(own.format(name, entry["dtype"], size, **entry))
+            head, size = f"{name} {_bits(entry['dtype'])} {math.prod(entry['shape'])}", math.prod(entry["shape"])
+            is_hash = "seed" in entry
+            lines.append(f"hash {head} {entry['seed']} {entry['exponent']}" if is_hash else
+                         f"in {head} 1 {size} {_in_float32(entry, 'bits')}")  # fmt: skip
         for name, entry in test["outputs"].items():
-            lines.append("out {} {} {} {block} {lo} {hi}".format(name, entry["dtype"], math.prod(entry["shape"]), **entry))
+            size, block = math.prod(entry["shape"]), entry["block"]
+            ends = " ".join(_in_float32(entry, end) for end in ("lo", "hi"))
+            lines.append(f"out {name} {_bits(entry['dtype'])} {size} {block} {size // block} {ends}")
         lines.append("end")
     return "\n".join(lines) + "\n"
+
+
+def _in_float32(entry: Mapping[str, Any], name: str) -> str:
+    dtype = "float32" if entry.get("block", 1) > 1 else entry["dtype"]
+    return hexadecimal(_numbers(dtype, entry[name]).astype(np.float32))
+
+
+def _numbers(dtype: str, text: str) -> Array:
+    kind = np.dtype(dtype)  # ml_dtypes registers those that NumPy lacks
+    bits = np.array([int(word, 16) for word in text.split()], f"u{kind.itemsize}")
+    return bits.view(kind)
+
+
+def _bits(dtype: str) -> int:
+    """The bits of a significand; 0 for no dtype."""
+    if dtype == "none":
+        return 0
+    return int(ml_dtypes.finfo(dtype).nmant) + 1
 
 
 def documents() -> Iterator[tuple[str, dict[str, Any]]]:
