@@ -178,7 +178,7 @@ def outputs_of(data: Data) -> dict[str, Output]:
     outputs = {}
     with np.errstate(all="ignore"):
         for name, want in expect(data, _QUANTITIES).items():
-            dtype, error = want.value.dtype.name, operations_of(name, data.call) * _F32
+            dtype, error = want.value.dtype.name, operations_of(name, data.call, worst=True) * _F32
             if name in ("y", "inverse_rms"):
                 ends = [_end(data, name, dtype, 1 + sign * error) for sign in (-1, 1)]
             else:
