@@ -1,4 +1,4 @@
-"""Static vectors: JSON, and the same as flat text for languages without a library, that need no package to be read.
+"""Static vectors of norms: what a program that has no other part of this package can be judged by.
 
 docs/own-repository.md describes the files. Every input is made by a hash of integers, so that the bytes are the same on
 every machine, and a reader in any language can make the inputs of a large test itself.
@@ -6,16 +6,11 @@ every machine, and a reader in any language can make the inputs of a large test 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.resources import files
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from rmsnorm.accuracy.bounds import operations_of
@@ -53,7 +48,7 @@ FLAGS: Final = {
 
 
 class Test(NamedTuple):
-    """One call; ``exponents`` are those of the rows of x, repeated, and ``change`` makes something else of the arrays."""
+    """One call; ``exponents`` are those of the rows of x, repeated, and ``change`` makes other arrays of them."""
 
     comment: str
     flag: str
@@ -150,10 +145,9 @@ def data_of(test: Test, number: int, variant: Variant, dtype: str) -> Data:
     arrays = {}
     for i, name in enumerate(types if test.residual else ("x", "scale", "dy")):
         kind = call.result if name == "dy" else types[name]
-        own = exponents if name in ("x", "residual") else np.zeros((1, 1), np.int64)
-        own = np.zeros(1, np.int64) if name == "scale" else np.broadcast_to(own, shape).ravel()
-        values = hashed(16 * number + i, shape[1] if name == "scale" else math.prod(shape), kind, own)
-        arrays[name] = values if name == "scale" else values.reshape(shape)
+        own = np.broadcast_to(exponents, shape).ravel() if name in ("x", "residual") else 0
+        sizes = shape[1:] if name == "scale" else shape
+        arrays[name] = hashed(16 * number + i, math.prod(sizes), kind, own).reshape(sizes)
     if test.change is not None:
         test.change(arrays, chosen.scale_offset)
     case = Case(test.comment, shape, (chosen.name,), "", residual=test.residual)
@@ -257,7 +251,7 @@ def _document(variant: str, dtype: str) -> dict[str, Any]:
         outputs = {name: output_of(output, summed=test.hashed) for name, output in outputs_of(data).items()}
         tests.append({
             "id": number, "comment": test.comment, "flags": [test.flag], "rows": test.shape[0], "n": test.shape[1],
-            "eps": hexadecimal(np.float64([data.call.eps])), "offset": int(preset.scale_offset),
+            "eps": hexadecimal(np.array([data.call.eps])), "offset": int(preset.scale_offset),
             "norm": data.call.norm or "none", "inputs": inputs, "outputs": outputs,
         })  # fmt: skip
     return document("RMSNorm", variant, dtype, tests, source=preset.source)
@@ -271,67 +265,8 @@ def document(algorithm: str, variant: str, dtype: str, tests: list[dict[str, Any
     return {**head, **fields, "numberOfTests": len(tests), "notes": notes, "tests": tests}
 
 
-def flat(document: Mapping[str, Any]) -> str:
-    """The same for a reader without a library: words with spaces between them, each number as the bits of a float32."""
-    lines = ["rmsnorm vectors {format} {variant}.{dtype} {numberOfTests}".format(**document)]
-    for test in document["tests"]:
-        norm = _bits(test["norm"]) if "norm" in test else 0
-        eps, flag = float(_numbers("float64", test["eps"])[0]), ",".join(test["flags"])
-        lines.append(f"test {test['id']} {flag} {test['rows']} {test['n']} {eps!r} {test.get('offset', 0)} {norm}")
-        for name, entry in test["inputs"].items():
-            head, size = f"{name} {_bits(entry['dtype'])} {math.prod(entry['shape'])}", math.prod(entry["shape"])
-            is_hash = "seed" in entry
-            lines.append(f"hash {head} {entry['seed']} {entry['exponent']}" if is_hash else
-                         f"in {head} 1 {size} {_in_float32(entry, 'bits')}")  # fmt: skip
-        for name, entry in test["outputs"].items():
-            size, block = math.prod(entry["shape"]), entry["block"]
-            ends = " ".join(_in_float32(entry, end) for end in ("lo", "hi"))
-            lines.append(f"out {name} {_bits(entry['dtype'])} {size} {block} {size // block} {ends}")
-        lines.append("end")
-    return "\n".join(lines) + "\n"
-
-
-def _in_float32(entry: Mapping[str, Any], name: str) -> str:
-    dtype = "float32" if entry.get("block", 1) > 1 else entry["dtype"]
-    return hexadecimal(_numbers(dtype, entry[name]).astype(np.float32))
-
-
-def _numbers(dtype: str, text: str) -> Array:
-    kind = np.dtype(dtype)  # ml_dtypes registers those that NumPy lacks
-    bits = np.array([int(word, 16) for word in text.split()], f"u{kind.itemsize}")
-    return bits.view(kind)
-
-
-def _bits(dtype: str) -> int:
-    """The bits of a significand; 0 for no dtype."""
-    if dtype == "none":
-        return 0
-    return int(ml_dtypes.finfo(dtype).nmant) + 1
-
-
 def documents() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every file, by its name without an ending."""
-    from rmsnorm.parity.static_quantised import quantised_documents  # which is made of the functions above
-
+    """A file of each variant and dtype, by its name without an ending."""
     for variant in VARIANTS:
         for dtype in TYPES:
             yield f"{variant}.{dtype}", _document(variant, dtype)
-    yield from quantised_documents()
-
-
-def write_static(folder: Path, on_progress: Callable[[int, int], None]) -> int:
-    """Writes all files and returns how many tests they have; the manifest comes last, with the digests."""
-    contents = {"schema.json": files("rmsnorm.parity").joinpath("static.schema.json").read_text(encoding="utf-8")}
-    counts = {}
-    for done, (name, content) in enumerate(documents(), start=1):
-        counts[f"{name}.json"] = content["numberOfTests"]
-        contents |= {f"{name}.json": json.dumps(content, indent=1) + "\n", f"{name}.txt": flat(content)}
-        on_progress(done, max(done, len(VARIANTS) * len(TYPES)))
-    entries = []
-    for name, text in contents.items():
-        (folder / name).write_bytes(text.encode())
-        own = {"numberOfTests": counts[name]} if name in counts else {}
-        entries.append({"file": name, "sha256": hashlib.sha256(text.encode()).hexdigest(), **own})
-    manifest = {"kind": "rmsnorm static vectors", "format": FORMAT, "numberOfTests": sum(counts.values()), "files": entries}
-    (folder / "manifest.json").write_bytes((json.dumps(manifest, indent=1) + "\n").encode())
-    return sum(counts.values())
