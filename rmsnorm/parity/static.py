@@ -237,7 +237,7 @@ def output_of(output: Output, *, summed: bool = False) -> dict[str, Any]:
     return array_of(output.value, block=1, **{name: hexadecimal(array) for name, array in texts.items()})
 
 
-def _document(variant: str, dtype: str) -> dict[str, Any]:
+def document_of(variant: str, dtype: str) -> dict[str, Any]:
     preset, tests = Variant.get(variant), []
     for number, test in enumerate(TESTS, start=1):
         if test.parameters == dtype:  # the same as an ordinary gain
@@ -269,4 +269,4 @@ def documents() -> Iterator[tuple[str, dict[str, Any]]]:
     """A file of each variant and dtype, by its name without an ending."""
     for variant in VARIANTS:
         for dtype in TYPES:
-            yield f"{variant}.{dtype}", _document(variant, dtype)
+            yield f"{variant}.{dtype}", document_of(variant, dtype)

@@ -67,7 +67,7 @@ def _outputs(preset: Quantisation, case: Case) -> dict[str, Output] | None:
     known: dict[str, Any] = {"eps": case.eps, "quantisation": preset}
     q, scales, *rest = rms_norm_quantised(case.x, case.gain, **known | case.options)
     g = float(rest[0]) if rest else case.options.get("global_scale")
-    for error in (-case.slack, case.slack):
+    for error in (-case.slack, case.slack) if case.slack else ():
         with np.errstate(all="ignore"):
             amax = largest(preset, case, case.x, error)
             own_g = [scales_of(preset, np.fmax.reduce(amax, None), None)[1]] if rest else []
