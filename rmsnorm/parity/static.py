@@ -84,6 +84,10 @@ def _one_sign(arrays: dict[str, Array], offset: float) -> None:
     arrays |= {"x": np.abs(arrays["x"]), "dy": np.abs(arrays["dy"])}
 
 
+def _outlier(arrays: dict[str, Array], offset: float) -> None:
+    arrays["x"][0, 7] = 512
+
+
 def _zero_gain(arrays: dict[str, Array], offset: float) -> None:
     arrays["scale"][::3] = -offset
     arrays["x"][1] = 0
@@ -116,7 +120,7 @@ def _non_finite(arrays: dict[str, Array], offset: float) -> None:
 
 TESTS: Final = (
     Test("rows of very different size", "Ordinary", (6, 16), (0, 3, -5, -10, 1, -3)),
-    Test("rows of 64", "Ordinary", (2, 64), (0, -7)),
+    Test("rows of 64, one with an outlier", "Ordinary", (2, 64), (0, -7), _outlier),
     Test("rows of 13", "OddWidth", (3, 13), (0, -9, 2)),
     Test("rows of 1", "OddWidth", (3, 1), (0, -10, 1)),
     Test("no element is negative", "OneSign", (8, 8), (0, -2), _one_sign),

@@ -21,9 +21,11 @@ _N: Final = 64  # two blocks of 32, four of 16
 _GLOBAL: Final = 371.25  # g, where a call has one
 _F32: Final = 2.0**-24  # unit roundoff
 _UNIT: Final = (1.0, -1.0, 1.0, 0.0)  # mean(x^2) is 3/4: with an eps of 1/4 y is x times the gain
+_NEAR: Final = "1/rho is 1, y / s is near halfway between two codes, and s no power of two"
 TESTS: Final = (
     Test("rows of very different size", "Ordinary", (4, _N), (0, 3, -6, -1)),
     Test("1/rho is 1, and y / s is halfway between two codes, or next to that", "Tie", (2, _N), eps=0.25),
+    Test(_NEAR, "Tie", (2, _N), eps=0.25),
     Test("gains of zero, a block of zeros, a row of zeros", "ZeroGain", (2, _N)),
     Test("1/rho is 1, blocks of tiny and of huge y", "LargeValues", (2, _N), eps=0.25),
     Test("1/rho is 1, one gain of infinity", "Saturates", (2, _N), eps=0.25),
@@ -40,7 +42,9 @@ def _case(test: Test, seed: int, dtype: str, preset: Quantisation) -> Case:
     if test.eps is not None:
         x[:] = np.resize(_UNIT, shape)
         x[1] *= np.asarray(-1, dtype)
-    if test.flag == "Tie":
+    if test.comment == _NEAR:
+        gain = _near_borders(preset, x, gain.dtype)
+    elif test.flag == "Tie":
         numbers = np.unique(np.abs(numbers_of(preset.element)))
         numbers = numbers[numbers <= preset.qmax]
         middles = (numbers[1:] + numbers[:-1]) / 2
@@ -60,6 +64,20 @@ def _case(test: Test, seed: int, dtype: str, preset: Quantisation) -> Case:
     options = {"global_scale": 1.0 if test.eps else _GLOBAL} if preset.global_scale == "given" else {}
     slack = 0.0 if test.eps else ((_N + 3) / 2 + 8) * _F32  # as that of the random rows of quantised_cases
     return Case(test.comment, x, gain, None, test.eps or 1e-6, options, slack)
+
+
+def _near_borders(preset: Quantisation, x: Array, dtype: Any) -> Array:
+    """Gains beside a largest one of 3.0625, where kernels were reported to differ: those nearest to a border."""
+    values = np.outer(2.0 ** -np.arange(5), 1 + np.arange(128) / 128).ravel()
+    known: dict[str, Any] = {"global_scale": 1.0} if preset.global_scale == "given" else {}
+    _, scales, *g = rms_norm_quantised(x, np.full(_N, 3.0625, dtype), eps=0.25, quantisation=preset, **known)
+    quotient = values * (float(g[0]) if g else 1.0) / float(scales.astype(np.float64).ravel()[0])
+    low, high = quotients(preset)
+    borders = np.unique([*low[np.isfinite(low) & (low > 0)], *high[np.isfinite(high) & (high > 0)]])
+    distance = np.abs(quotient[:, None] / borders - 1).min(1)
+    gain = values[np.argsort(distance, kind="stable")[:_N]].astype(dtype)
+    gain[::16] = 3.0625
+    return gain
 
 
 def _outputs(preset: Quantisation, case: Case) -> dict[str, Output] | None:

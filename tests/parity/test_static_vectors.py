@@ -116,6 +116,7 @@ def test_the_schema_accepts_every_file_and_refuses_others():
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.sample(37)
 def test_the_right_number_is_in_its_interval_which_is_narrow(name):
+    is_wide = []
     for test in document(name)["tests"]:
         for quantity, entry in test["outputs"].items():
             if entry["block"] > 1:
@@ -128,7 +129,9 @@ def test_the_right_number_is_in_its_interval_which_is_narrow(name):
             assert np.all(is_nan == np.isnan(high)), (test["comment"], quantity)
             assert np.all(is_nan | ((low <= value) & (value <= high))), (test["comment"], quantity)
             if quantity == "y" and entry["dtype"] in ("bfloat16", "float16") and test["flags"] != ["Tie"]:
-                assert np.mean(low != high) < 0.02, test["comment"]
+                is_wide += (low != high)[~is_nan].tolist()
+    # 1/rho errs by (64/2 + 9) 2^-24 at most, to both sides, and borders are 2^-11 apart or more: one element in 100.
+    assert not is_wide or np.mean(is_wide) < 0.01
 
 
 def test_the_hash_is_that_of_other_programs():
