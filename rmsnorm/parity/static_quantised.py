@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from rmsnorm.numpy_impl import allowed, rms_norm_quantised
+from rmsnorm.parity.cases import Array
 from rmsnorm.parity.quantised import largest, scales_of
 from rmsnorm.parity.quantised_cases import Case, kind_of, numbers_of, quotients
 from rmsnorm.parity.static import Output, Test, array_of, document, hashed, hexadecimal, output_of
