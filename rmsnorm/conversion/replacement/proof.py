@@ -15,7 +15,7 @@ from rmsnorm.accuracy.bounds import of_replacement
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.conversion.replacement.layout import Norm, find_layout, size_of_gain
-from rmsnorm.conversion.replacement.report import REASONS, NoNorm, Roundings, Unproven, recognised
+from rmsnorm.conversion.replacement.report import UNSUPPORTED, NoNorm, Roundings, Unproven, recognised
 from rmsnorm.identify import Identity, Target, TargetError
 from rmsnorm.identify.layout import Layout, parameters
 from rmsnorm.identify.solve import identify_opened
@@ -61,7 +61,7 @@ def decide(
     """
     x, gate = first_parameter(call), _gate_parameter(call)
     if "gate_vector" in target.arguments or ("gate" in target.arguments and gate is None):
-        raise Unproven(REASONS["rmsnorm"])
+        raise Unproven(UNSUPPORTED)
     with target.evaluating():
         norm, identity = _identified(target, asked or target, x, gate)
     try:
