@@ -140,25 +140,7 @@ def bound(
         >>> bound("y", call, "float32")
         Bound(ratio=15.0, identical=0.0)
     """
-    n, k = call.n or 0, call.k or 0
-    size = math.prod(s or 0 for s in call.shape)
-    rows = size / max(1, math.prod(s for s in call.feature_shape if s))
-    inverse = math.sqrt(k) / 2 + 5
-    operations = {
-        "inverse_rms": inverse,
-        "y": inverse + 4,
-        "dx": 2 * inverse + math.sqrt(n) + 8,
-        "dresidual": 2 * inverse + math.sqrt(n) + 8,
-        "jvp": 2 * inverse + math.sqrt(n) + 12,
-        "dscale": inverse + math.sqrt(rows) + 2,
-        "dbias": math.sqrt(rows),
-        "dgate": (2 * inverse + math.sqrt(n) + 8 if call.is_gated_before else inverse + 4) + 14,
-    }[quantity]
-    if call.exact_sum:
-        is_of_gate = quantity == "dgate"
-        operations += _SUM_OF_GATE[call.variant.gate_position] if is_of_gate else _SUM.get(quantity, 0)
-    if call.gate is not None:
-        operations += _GATE[call.variant.gate_position].get(quantity, 0)
+    operations = _operations(quantity, call)
     free = call.variant.rounding == "input_dtype"
     arithmetic = call.sum if free else dtypes.arithmetic(dtypes.promote(call.x, call.product, call.result, call.gate))
     w = dtypes.unit_roundoff(arithmetic) / dtypes.unit_roundoff(dtype)
@@ -189,12 +171,42 @@ def of_row(n: int, dtype: str) -> float:
     return (16 + math.sqrt(n)) * dtypes.unit_roundoff(dtype)
 
 
-def of_replacement(size: int, dtype: str) -> float:
-    """The largest difference of a layer and its replacement, as a share of the largest of so many elements.
+def of_replacement(quantity: str, call: Call, dtype: str) -> float:
+    """The largest parity ratio for the difference of another program and of ours, as above: both compute it.
 
-    It has sqrt(size) roundings for the sums of both, with random signs, and 32 for all else.
+    Each has the operations of the table, ours in float32 at least. Where a variant allows all arithmetic in 16 bits,
+    the sums of every framework still are in float32, and the rounding of each square is averaged over a row.
     """
-    return (math.sqrt(size) + 32) * dtypes.unit_roundoff(dtype)
+    w = dtypes.unit_roundoff("float32") / dtypes.unit_roundoff(dtype) if dtype in dtypes.HALF else 1.0
+    theirs = bound(quantity, call, dtype, automatic=True).ratio
+    if call.variant.rounding == "input_dtype" and dtype in dtypes.HALF:
+        theirs -= (1 - w) * (_operations(quantity, call) - _operations(quantity, call, sums=0.0))
+    return theirs + w * _operations(quantity, call)
+
+
+def _operations(quantity: str, call: Call, sums: float = 1.0) -> float:
+    """Roundings of the arithmetic that reach a result; ``sums`` multiplies those of the sums."""
+    n, k = call.n or 0, call.k or 0
+    size = math.prod(s or 0 for s in call.shape)
+    rows = size / max(1, math.prod(s for s in call.feature_shape if s))
+    inverse = sums * math.sqrt(k) / 2 + 5
+    derivative = 2 * inverse + sums * math.sqrt(n)
+    operations = {
+        "inverse_rms": inverse,
+        "y": inverse + 4,
+        "dx": derivative + 8,
+        "dresidual": derivative + 8,
+        "jvp": derivative + 12,
+        "dscale": inverse + sums * math.sqrt(rows) + 2,
+        "dbias": sums * math.sqrt(rows),
+        "dgate": (derivative + 8 if call.is_gated_before else inverse + 4) + 14,
+    }[quantity]
+    if call.exact_sum:
+        is_of_gate = quantity == "dgate"
+        operations += _SUM_OF_GATE[call.variant.gate_position] if is_of_gate else _SUM.get(quantity, 0)
+    if call.gate is not None:
+        operations += _GATE[call.variant.gate_position].get(quantity, 0)
+    return operations
 
 
 def _named_roundings(call: Call) -> int:

@@ -120,12 +120,9 @@ def repeat(
 
 
 def own_copy(x: Tensor, *parameters: Tensor | None) -> Tensor:
-    """A copy of x for the backward pass, if there will be one, so that a model may write into x.
-
-    A program that is compiled needs none: the compiler copies what is written into.
-    """
+    """A copy of x for the backward pass, if there will be one, so that a model may write into x."""
     needs = torch.is_grad_enabled() and (x.requires_grad or any(p is not None and p.requires_grad for p in parameters))
-    return x.clone() if needs and not torch.compiler.is_compiling() else x
+    return x.clone() if needs else x
 
 
 def _savable(x: Tensor | None) -> Tensor | None:

@@ -13,7 +13,7 @@ import numpy as np
 from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.change import called_with, computed, vector
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import Proof, changed, decide, require_gain_alone, require_same
+from rmsnorm.conversion.replacement.proof import Proof, changed, decide, limits_of, require_gain_alone, require_same
 from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.conversion.replacement.settings import Settings, settings_of
 from rmsnorm.identify import Target
@@ -142,7 +142,11 @@ class Keras(Backend):
         variables = [v.value for v in layer.trainable_variables], [v.value for v in layer.non_trainable_variables]
         results = layer.stateless_call(*variables, **inputs)[0], fresh(**inputs)  # the layer itself stays as it is
         want, got = (keras.ops.convert_to_numpy(keras.ops.cast(y, "float32")) for y in results)
-        require_same("y", want, got, layer.compute_dtype, " with its own weights")
+        x = x.astype(layer.compute_dtype)
+        weights = {name: keras.ops.convert_to_numpy(_weight(layer, own))
+                   for name, own in (("scale", norm.scale), ("bias", norm.bias)) if own is not None}  # fmt: skip
+        arrays = weights | ({} if norm.gate is None else {"gate": x})
+        require_same("y", want, got, limits_of(norm, x, x, arrays, x.dtype.name)["y"], " with its own weights")
 
     def become(self, layer: Any, norm: Norm) -> None:
         """Gives a layer another call; its class stays, and so do its config and what is saved of it."""

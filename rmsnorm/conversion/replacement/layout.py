@@ -73,14 +73,14 @@ class Norm:
         """The layout to identify the layer with: of x with few axes, the first of which that may count rows does.
 
         Raises:
-            Unproven: there is none.
+            NoNorm: there is none.
         """
         for shape in sorted(self.shapes, key=len):
             layout = self.layout(shape)
             first = next((axis for axis in range(len(shape)) if axis not in layout.axes), None)
             if first is not None and first not in layout.feature_axes:
                 return replace(layout, sizes=(*shape[:first], None, *shape[first + 1 :]))
-        raise Unproven("it takes one row alone")
+        raise NoNorm("it takes one row alone")
 
     @property
     def known(self) -> Variant:
