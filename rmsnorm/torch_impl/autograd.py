@@ -32,7 +32,14 @@ class RMSNormFunction(torch.autograd.Function):
         ctx.call, ctx.plan = call, plan
         ctx.dtypes = x.dtype, None if residual is None else residual.dtype
         ctx.bias = None if gate is not None else bias  # without a gate only its dtype counts
-        kept = _savable(x if h is None else h), scale, bias if gate is not None else None, mask, _savable(gate), inverse_rms
+        kept = (
+            _savable(x if h is None else h),
+            scale,
+            bias if gate is not None else None,
+            mask,
+            _savable(gate),
+            inverse_rms,
+        )
         ctx.save_for_backward(*kept)
         if has_tangents():
             ctx.save_for_forward(x, residual, scale, bias, mask, gate)
