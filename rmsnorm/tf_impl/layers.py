@@ -150,10 +150,11 @@ class RMSNormalization(keras.layers.Layer):
 
     @epsilon.setter
     def epsilon(self, epsilon: float | None) -> None:
-        self._variant = derive("RMSNormalization", self._variant, self._preset.eps if epsilon is None else epsilon, None)
+        eps = self._preset.eps if epsilon is None else epsilon
+        self._variant = derive("RMSNormalization", self._variant, eps, None)
 
     @property
-    def partial(self) -> Fraction | None:
+    def partial(self) -> float | Fraction | None:
         return self._variant.partial
 
     @partial.setter

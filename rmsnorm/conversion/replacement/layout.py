@@ -53,7 +53,7 @@ class Norm:
     gate: str | None = None
     group: int | None = None
     offset: float = 0.0
-    settings: Settings = Settings()
+    settings: Settings = Settings()  # noqa: RUF009  (it is immutable)
     copied: tuple[tuple[Any, ...], tuple[Any, ...]] = ((), ())
     keeps_order: bool = False
     unlike: tuple[int, ...] = ()

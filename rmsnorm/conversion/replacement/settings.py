@@ -1,7 +1,7 @@
 """The attributes that a module's own call may read: a proof is one for their values, and for no other ones.
 
-A replaced module compares them in every call. Where one has another value now, its class's own code runs. They are found
-in the code of the class, as a trial of the call would miss those that another branch reads.
+A replaced module compares them in every call. Where one has another value, its class's own code runs. They are found in
+the code of the class, as a trial of the call would miss those that another branch reads.
 """
 
 from __future__ import annotations
