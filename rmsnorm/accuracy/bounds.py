@@ -74,7 +74,6 @@ which may cancel: they lie within operations * 2^-24 * terms of the real number,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -166,10 +165,10 @@ def bound(
     return Bound(roundings + w * operations, 1 - w * operations / 2 if exact_bits else 0.0)
 
 
-def operations_of(quantity: str, call: Call, *, worst: bool = False) -> float:
+def operations_of(quantity: str, call: Call, *, worst: bool = False, sums: float = 1.0) -> float:
     """How many roundings of the arithmetic reach a quantity, in units of its terms: the last column of the table.
 
-    ``worst`` counts k for a sum of k terms in place of sqrt(k).
+    ``worst`` counts k for a sum of k terms in place of sqrt(k); ``sums`` multiplies what sums count.
 
     >>> from rmsnorm.specification.call import Spec, resolve
     >>> from rmsnorm.specification.variants import Variant
@@ -179,7 +178,10 @@ def operations_of(quantity: str, call: Call, *, worst: bool = False) -> float:
     n, k = call.n or 0, call.k or 0
     size = math.prod(s or 0 for s in call.shape)
     rows = size / max(1, math.prod(s for s in call.feature_shape if s))
-    of_sum: Callable[[float], float] = float if worst else math.sqrt
+
+    def of_sum(terms: float) -> float:
+        return sums * (terms if worst else math.sqrt(terms))
+
     inverse = of_sum(k) / 2 + 5
     operations = {
         "inverse_rms": inverse,
@@ -212,12 +214,17 @@ def of_row(n: int, dtype: str) -> float:
     return (16 + math.sqrt(n)) * dtypes.unit_roundoff(dtype)
 
 
-def of_replacement(size: int, dtype: str) -> float:
-    """The largest difference of a layer and its replacement, as a share of the largest of so many elements.
+def of_replacement(quantity: str, call: Call, dtype: str) -> float:
+    """The largest parity ratio for the difference of another program and of ours, as above: both compute it.
 
-    It has sqrt(size) roundings for the sums of both, with random signs, and 32 for all else.
+    Each has the operations of the table, ours in float32 at least. Where a variant allows all arithmetic in 16 bits,
+    the sums of every framework still are in float32, and the rounding of each square is averaged over a row.
     """
-    return (math.sqrt(size) + 32) * dtypes.unit_roundoff(dtype)
+    w = dtypes.unit_roundoff("float32") / dtypes.unit_roundoff(dtype) if dtype in dtypes.HALF else 1.0
+    theirs = bound(quantity, call, dtype, automatic=True).ratio
+    if call.variant.rounding == "input_dtype" and dtype in dtypes.HALF:
+        theirs -= (1 - w) * (operations_of(quantity, call) - operations_of(quantity, call, sums=0.0))
+    return theirs + w * operations_of(quantity, call)
 
 
 def _named_roundings(call: Call) -> int:
