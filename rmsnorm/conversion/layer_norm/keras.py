@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
@@ -192,6 +193,10 @@ def _copied(model: Any, inputs: Any, options: Any, dtype: str | None) -> Any:
         config = layer.get_config()
         if dtype is not None and "dtype" in config:
             config["dtype"] = dtype
+        wanted = inspect.signature(type(layer).__init__).parameters
+        if not any(entry.kind is entry.VAR_KEYWORD for entry in wanted.values()):
+            # what Keras adds to the config of a class that may not take it
+            config = {k: v for k, v in config.items() if k in wanted or k not in ("name", "trainable", "dtype")}
         copy = type(layer).from_config(config)
         copy.name = layer.name  # not in the config that Keras makes for a class without get_config
         return copy
