@@ -256,12 +256,10 @@ def _search(model: Model, norms: Mapping[str, Norm], left: dict[str, str]) -> tu
     if not outputs_of(needed, found)[0] <= bound:  # something is seen behind a gradient that is stopped
         needed = shifts
         require_exact(outputs_of(needed, found)[0], bound)
-    random_dropouts = [name for name, mean in now.means.items() if name not in norms and mean <= bound < seen.means[name]]
-    notes = []
-    if random_dropouts:
-        which = first_names(random_dropouts)
-        notes.append(f"dropout in {which}: its output is not centred; the models agree only in evaluation")
-    return _Choice(needed, unreached, notes), found
+    others = [name for name in now.means if name not in norms]
+    dropouts = [name for name in others if now.means[name] <= bound < seen.means[name]]
+    words = "its output is not centred; the models agree only in evaluation"
+    return _Choice(needed, unreached, [f"dropout in {first_names(dropouts)}: {words}"] if dropouts else []), found
 
 
 def _drawn(study: Study, norms: Mapping[str, Norm]) -> dict[str, Array]:

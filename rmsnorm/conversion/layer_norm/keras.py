@@ -121,7 +121,8 @@ class _Study(Study):
         mean, square = (keras.ops.mean(each, norm.axes, keepdims=True) for each in (x, keras.ops.square(x)))
         self._note(name, int(np.prod([x.shape[axis] for axis in norm.axes])), mean, square)
         c = x if name in self.rms else x - mean
-        root = keras.ops.sqrt(keras.ops.mean(keras.ops.square(c), norm.axes, keepdims=True) + norm.known.eps_for("float64"))
+        square = keras.ops.mean(keras.ops.square(c), norm.axes, keepdims=True)
+        root = keras.ops.sqrt(square + norm.known.eps_for("float64"))
         gained = {axis % len(x.shape) for axis in norm.gain_axes}
         shape = [size if axis in gained else 1 for axis, size in enumerate(x.shape)]
         scale, bias = (_weight(layer, entry) for entry in (norm.scale, norm.bias))
@@ -205,7 +206,10 @@ def _copied(model: Any, inputs: Any, options: Any, dtype: str | None) -> Any:
         try:
             result = copied(model)
         except (NotImplementedError, TypeError) as error:
-            want, fix = "a model that its config builds again", "give its class get_config, or build it with keras.Model"
+            want, fix = (
+                "a model that its config builds again",
+                "give its class get_config, or build it with keras.Model",
+            )
             got = f"{type(model).__name__} ({str(error).strip().partition(chr(10))[0]})"
             raise errors.out_of_domain("to_rms_norm", "the class of the model", got, want, fix) from None
         if dtype is not None:
@@ -219,6 +223,8 @@ def _widen(model: Any, dtype: str) -> None:
     """Every layer computes in ``dtype``, and takes inputs of it."""
     for layer in model._flatten_layers():
         layer.dtype_policy = dtype
+        if isinstance(layer, keras.layers.InputLayer) and keras.backend.is_float_dtype(layer.dtype):
+            layer._dtype = dtype
         graph = layer._functional if isinstance(layer, keras.Sequential) else layer
         for tensor in keras.tree.flatten(graph.inputs) if graph is not None and _is_graph(graph) else ():
             if keras.backend.is_float_dtype(tensor.dtype):
@@ -260,7 +266,7 @@ def _walk(model: Any, path: str = "", seen: set[int] | None = None) -> Iterator[
 
 def _parameters(model: Any) -> dict[str, Any]:
     """The trainable variables, by the layer that has each."""
-    owned = [(name, variable) for name, layer in [("", model), *_walk(model)] for variable in layer._trainable_variables]
+    owned = [(name, each) for name, layer in [("", model), *_walk(model)] for each in layer._trainable_variables]
     named = [(f"{name}/{variable.name}".lstrip("/"), variable) for name, variable in owned]
     return {name: variable for name, variable in named if keras.backend.is_float_dtype(variable.dtype)}
 

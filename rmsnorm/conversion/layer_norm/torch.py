@@ -117,8 +117,13 @@ class _Study(Study):
     def run(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         for slot, tensor in tensors.items():
             module, name = self.places[slot], slot.rpartition(".")[2]
-            (module._parameters if name in module._parameters else module._buffers)[name] = tensor  # type: ignore[assignment]
+            places: Any = module._parameters if name in module._parameters else module._buffers
+            places[name] = tensor
         return _run(self.model, *self.sample, self.dtype)
+
+    def gradients(self, *args: Any, **kwargs: Any) -> dict[str, Array | None]:
+        with torch.autograd.graph.allow_mutation_on_saved_tensors():  # by operations in place
+            return super().gradients(*args, **kwargs)
 
     def total(self, outputs: Sequence[Tensor], weights: Sequence[Array | None]) -> Tensor:
         pairs = [(y, w) for y, w in zip(outputs, weights, strict=True) if w is not None]
@@ -231,7 +236,8 @@ def _slots(model: nn.Module) -> dict[int, list[str]]:
     slots: dict[int, list[str]] = defaultdict(list)
     for path, module in model.named_modules():
         names = module._buffers.keys() - module._non_persistent_buffers_set
-        buffers = {} if type(module).__module__.startswith("torch.") else {name: module._buffers[name] for name in names}
+        own = not type(module).__module__.startswith("torch.")
+        buffers = {name: module._buffers[name] for name in names} if own else {}
         for name, tensor in (module._parameters | buffers).items():
             if is_float(tensor) and type(tensor) in (Tensor, nn.Parameter, nn.Buffer):
                 slots[id(tensor)].append(f"{path}.{name}" if path else name)
