@@ -230,7 +230,8 @@ def test_what_stays_of_a_module():
     assert calls == [1]
     assert result.notes == ("dropout in 1: its output is not centred; the models agree only in evaluation",)
     words = str(result)
-    assert "2 (LayerNorm): now RMSNorm; eps 1e-05, centred 0.bias, 0.weight" in words
+    assert "2 (LayerNorm): now RMSNorm; eps 1e-05\n" in words
+    assert "centred 0.bias, 0.weight\n" in words
     assert result.notes[0] in words
 
 

@@ -55,7 +55,7 @@ def test_transformers(name):
         kind = type(result.model.get_submodule(layer.name)).__name__
         assert kind == ("RMSNorm" if layer.converted and layer.kind == "LayerNorm" else layer.kind)
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-    assert_equal(model, result, x)
+    assert_equal(model, result, x, bound=SINGLE if name in ("cohere", "olmo") else ROUNDING)
     if name == "bert":
         assert "keeps a mean of" in shown(result)["encoder.layer.1.output.LayerNorm"]
 

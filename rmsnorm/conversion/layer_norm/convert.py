@@ -16,7 +16,15 @@ from rmsnorm.accuracy.bounds import CONVERSION, CONVERSION_OF_FLOAT32
 from rmsnorm.conversion.layer_norm.recognition import layer_norm
 from rmsnorm.conversion.layer_norm.result import Conversion, Layer, difference, first_names, require_exact
 from rmsnorm.conversion.layer_norm.streams import (
-    Array, Axes, Shift, by_halves, centred, drawn, is_centred, moves, shifts_of,
+    Array,
+    Axes,
+    Shift,
+    by_halves,
+    centred,
+    drawn,
+    is_centred,
+    moves,
+    shifts_of,
 )  # fmt: skip
 from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.layout import Norm
@@ -289,7 +297,7 @@ def _centred(values: Mapping[str, Array], shifts: Iterable[Shift], mean: float =
     """With this mean along the axes, of the size of the parameter, in place of its own."""
     result = dict(values)
     for name, axes in shifts:
-        result[name] = centred(result[name], [axes]) + mean * np.abs(result[name]).mean()
+        result[name] = centred(result[name], [axes]) + mean * np.abs(result[name]).mean().astype(result[name].dtype)
     return result
 
 

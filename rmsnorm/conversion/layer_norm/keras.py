@@ -1,4 +1,4 @@
-"""Replaces LayerNorm by RMSNorm in Keras: in functional and Sequential models, and others that their config rebuilds."""
+"""Replaces LayerNorm by RMSNorm in Keras: in models that are a graph of layers, or that their config builds again."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ One property of the whole function decides all of this. Shifting a parameter alo
 output, whatever the parameters are, if and only if the sum of the outputs' gradient along that axis is 0. At random
 parameters, for a random linear functional of all outputs, a sum that is 0 by accident is improbable. So one backward
 pass finds every parameter that can be centred, and all of them can be centred together. A LayerNorm that then reads
-a mean of 0 is an RMSNorm. The random parameters keep what the model relies on: a gain whose elements are equal stays one
-number, and a bias without a mean has none.
+a mean of 0 is an RMSNorm. The random parameters keep what the norms rely on: a gain whose elements are equal stays
+one number, and a bias without a mean has none.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def drawn(name: str, value: Array, *, scalar: bool = False, centred: bool = Fals
     size = np.sqrt(np.mean(np.square(value))) if value.size else 0.0
     zeros = np.zeros(value.shape) if scalar or size else 0.1 * random.normal(size=value.shape)
     result = value * random.uniform(0.5, 1.0, () if scalar else value.shape) + zeros
-    return result - result.mean() if centred else result
+    return (result - result.mean() if centred else result).astype(value.dtype)
 
 
 def is_centred(value: Array) -> bool:
@@ -84,7 +84,7 @@ def moves(gradient: Array | None, axes: Axes, bound: float) -> bool:
 def centred(value: Array, axes: Iterable[Axes]) -> Array:
     """A parameter without its mean along each of these axes."""
     for each in axes:
-        value = value - value.mean(each, keepdims=True)
+        value = value - value.mean(each, dtype=np.float64, keepdims=True).astype(value.dtype)
     return value
 
 
