@@ -97,7 +97,7 @@ class Study(ABC):
         self, values: Mapping[str, Array], weights: Sequence[Array | None], rms: Collection[str] = ()
     ) -> dict[str, Array | None]:
         """The gradients of a linear functional of the outputs, by one backward pass."""
-        self.rms = frozenset(rms)
+        self.seen, self.rms = Seen(), frozenset(rms)
         tensors = {name: self.sent(name, value) for name, value in values.items()}
         one = [self.sent("", np.ones((), next(iter(values.values())).dtype))]
         _, pulled = self.bridge.pull(lambda some: [self.total(self.run(some), weights)], tensors, one)

@@ -215,6 +215,8 @@ def _copied(model: Any, inputs: Any, options: Any, dtype: str | None) -> Any:
         if dtype is not None:
             _widen(result, dtype)
         result(*_sample(inputs, dtype), **options)
+    for (_, old), (_, new) in zip(_walk(model), _walk(result), strict=True):
+        new.name = old.name  # those that a constructor makes are numbered anew
     result.set_weights([weight.astype(dtype or weight.dtype) for weight in model.get_weights()])
     return result
 
