@@ -280,6 +280,21 @@ def test_a_value_behind_a_stopped_gradient_is_found_by_halves():
     assert {layer.name: layer.converted for layer in result.layers} == {"m.norm": False, "m.last": True}
 
 
+def test_a_parameter_that_is_read_without_a_gradient():
+    """As Pegasus reads its positions: it is centred if no output changes when its mean does."""
+
+    def positions(m, p, x):
+        with torch.no_grad():
+            rows = m.b(torch.arange(2))
+        return m.norm(m.a(x) + rows)
+
+    parts = {"a": nn.Linear(3, 4), "b": nn.Embedding(2, 4), "norm": nn.LayerNorm(4)}
+    result = to_rms_norm(randomised(net(positions, **parts)), sample(2, 3))
+    assert result.layers[0].converted
+    assert result.centred == ("m.a.bias", "m.a.weight", "m.b.weight")
+    assert result.unreached == ()
+
+
 def test_a_sample_whose_mean_is_0_decides_nothing():
     x = sample(2, 4)
     model = randomised(nn.Sequential(nn.LayerNorm(4)))

@@ -19,6 +19,7 @@ from rmsnorm.conversion.layer_norm.streams import (
     Array,
     Axes,
     Shift,
+    axes_of,
     by_halves,
     centred,
     drawn,
@@ -237,7 +238,14 @@ def _search(model: Model, norms: Mapping[str, Norm], left: dict[str, str]) -> tu
     if difference(before, study.observed(start)[0]) > bound:
         raise _not_repeatable()
     sizes = {size for name, size in seen.sizes.items() if name in norms and size > 1}
-    unreached = tuple(name for name, g in gradients.items() if g is None or not g.any())
+    silent = [name for name, g in gradients.items() if g is None or not g.any()]
+
+    def idle(some: Sequence[str]) -> bool:
+        """Whether no output changes with these parameters, which may also be behind a stopped gradient."""
+        return difference(before, study.observed({**start, **{name: start[name] * 2 for name in some}})[0]) <= bound
+
+    unreached = tuple(by_halves(silent, idle))
+    hidden = [(name, axes) for name in silent if name not in unreached for axes in axes_of(start[name].shape, sizes)]
 
     def outputs_of(some: Sequence[Shift], rms: Collection[str] = ()) -> tuple[float, Seen]:
         after, now = study.observed(_centred(start, some), rms)
@@ -248,7 +256,7 @@ def _search(model: Model, norms: Mapping[str, Norm], left: dict[str, str]) -> tu
         after = study.observed(_centred(start, some, 3.0))[0]
         return difference(before, after) <= bound
 
-    shifts = by_halves(list(shifts_of(gradients, sizes, bound)), fit)
+    shifts = by_halves([*shifts_of(gradients, sizes, bound), *hidden], fit)
     _, now = outputs_of(shifts)
     found = {name: norm for name, norm in norms.items() if name not in left and now.means[name] <= bound}
     for name in norms.keys() - found.keys() - left.keys():
@@ -260,7 +268,7 @@ def _search(model: Model, norms: Mapping[str, Norm], left: dict[str, str]) -> tu
         return _Choice([], unreached), {}
     # The mean of a parameter must go if an RMSNorm sees it.
     of_rms = study.gradients(start, weights, found)
-    needed = [(name, axes) for name, axes in shifts if moves(of_rms[name], axes, bound)]
+    needed = [(name, axes) for name, axes in shifts if name in silent or moves(of_rms[name], axes, bound)]
     if not outputs_of(needed, found)[0] <= bound:  # something is seen behind a gradient that is stopped
         needed = shifts
         require_exact(outputs_of(needed, found)[0], bound)

@@ -65,12 +65,16 @@ def is_centred(value: Array) -> bool:
 def shifts_of(gradients: Mapping[str, Array | None], sizes: Collection[int], bound: float) -> Iterator[Shift]:
     """Along which axes, of as many elements as a LayerNorm has, shifting a parameter changes no output."""
     for name, gradient in gradients.items():
-        if gradient is None or not gradient.any():
-            continue
-        wide = [axis for axis, size in enumerate(gradient.shape) if size > 1]
-        for axes in (axes for count in range(1, len(wide) + 1) for axes in combinations(wide, count)):
-            if math.prod(gradient.shape[axis] for axis in axes) in sizes and not moves(gradient, axes, bound):
-                yield name, axes
+        if gradient is not None and gradient.any():
+            choices = axes_of(gradient.shape, sizes)
+            yield from ((name, axes) for axes in choices if not moves(gradient, axes, bound))
+
+
+def axes_of(shape: Sequence[int], sizes: Collection[int]) -> Iterator[Axes]:
+    """The axes that have one of these numbers of elements together."""
+    wide = [axis for axis, size in enumerate(shape) if size > 1]
+    every = (axes for count in range(1, len(wide) + 1) for axes in combinations(wide, count))
+    return (axes for axes in every if math.prod(shape[axis] for axis in axes) in sizes)
 
 
 def moves(gradient: Array | None, axes: Axes, bound: float) -> bool:
@@ -88,7 +92,7 @@ def centred(value: Array, axes: Iterable[Axes]) -> Array:
     return value
 
 
-def by_halves(shifts: Sequence[Shift], fit: Callable[[Sequence[Shift]], bool]) -> list[Shift]:
+def by_halves(shifts: Sequence[Any], fit: Callable[[Sequence[Any]], bool]) -> list[Any]:
     """Those that fit, where the ones of a part fit together if each of them does."""
     if not shifts or fit(shifts):
         return list(shifts)
