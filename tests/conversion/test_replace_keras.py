@@ -340,3 +340,11 @@ def test_a_class_that_makes_no_layer_from_its_config() -> None:
     layer.build((None, 8))
     (entry,) = replace(keras.Sequential([layer]))
     assert entry.why.startswith("its class makes no layer from its config (")
+
+
+def test_an_l2_norm_is_left_with_its_formula() -> None:
+    layer = keras.layers.UnitNormalization()
+    layer.build((None, 8))
+    (entry,) = replace(layer, dry_run=True)
+    assert entry.variant is None
+    assert entry.why.startswith("it computes the L2 norm, eps "), entry.why
