@@ -230,7 +230,7 @@ def test_what_is_left_alone_and_why() -> None:
         "y of its replacement has NaN or infinity at other places on float32[2, 3, 5, 4, 64], with a row of NaN",
         "it computes LayerNorm",
         "it holds gamma, beta, moving_mean, moving_variance, expected a gain and perhaps a bias",
-        "the sum of squares is divided by 1: the norm, not the root of the mean",
+        "it computes the L2 norm, eps below the norm: x / max(|x|, 1e-12), which is RMSNorm",
         "it is not built; call the model first",
     ]
     assert [dict(vars(layer)) for layer in layers] == before
