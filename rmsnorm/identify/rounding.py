@@ -104,8 +104,8 @@ def _telling_rows(probe: Probe, dtype: str) -> Array:
     grid = np.unique(rounded(np.linspace(1, 2, 512), narrow))
     errors = rounded(grid**2, narrow) / grid**2 - 1
     order = np.argsort(errors)
-    worst = np.concatenate([grid[order[: half // 2]], grid[order[-(half // 2) :]]])
-    rows[half:, ::2] = worst[:, None]
+    low = half // 2
+    rows[half:, ::2] = grid[np.concatenate([order[:low], order[low - half :]])][:, None]
     return rounded(rows, dtype)
 
 

@@ -94,7 +94,7 @@ def open_keras(
     layer: Any, name: str, device: str, others: Others = (), change: Callable[[Any], None] = lambda fresh: None
 ) -> Target:
     """A Keras layer: new ones are built from its config, for each shape and policy, and changed by ``change``."""
-    config, make = layer.get_config(), type(layer)
+    config = layer.get_config()
     inputs = {argument: key for argument, key in inputs_of(layer.call, others).items() if argument != "mask"}
     options: dict[str, bool] = {}  # of every call
 
@@ -113,7 +113,7 @@ def open_keras(
         policy = x if x == g else f"mixed_{x}" if g == "float32" and x in ("float16", "bfloat16") else None
         if policy is None:
             raise TypeError(f"a Keras layer that computes in {x} has no {g} variables")
-        fresh = make.from_config({**config, "dtype": keras.DTypePolicy(policy)})
+        fresh = made_again(layer, config, keras.DTypePolicy(policy))
         build(fresh, shape)
         change(fresh)
         return fresh
@@ -137,6 +137,23 @@ def open_keras(
         training=training if "training" in inspect.signature(layer.call).parameters else None,
         shape_of=lambda argument, shape: shapes(shape)[assign(shapes(shape))[argument]],
     )  # fmt: skip
+
+
+def made_again(layer: Any, config: Mapping[str, Any], policy: Any) -> Any:
+    """A new Keras layer, not built, from the config of one. Its class need not take what every layer has."""
+    import keras
+
+    kind, config = type(layer), {**config, "dtype": policy}
+    taken = inspect.signature(kind.__init__).parameters
+    is_general = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+    if not is_general and kind.from_config.__func__ is keras.layers.Layer.from_config.__func__:
+        config = {name: value for name, value in config.items() if name in taken}
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)  # that of a layer that is told none
+    try:
+        return kind.from_config(config)
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 def build(layer: Any, shape: Sequence[int]) -> None:
