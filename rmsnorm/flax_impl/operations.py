@@ -167,7 +167,8 @@ def _along_x(
 ) -> tuple[jax.Array, jax.Array]:
     counted, k, empty = counted_elements(call, h, mask, across)
     normalised = _over_rho(zero_outside(mask, h), inverse_rms, wide)
-    dh = _over_rho(zero_outside(mask, convert(dh, wide)), inverse_rms, wide)
+    varying = _varying(mask, empty)
+    dh = _over_rho(zero_outside(varying, convert(dh, wide)), inverse_rms, wide)
     along = normalised  # what the statistic squares, over rho
     if may_leave_range(call) or call.variant.statistic == "variance":  # XLA may contract h / rho with its mean
         along = _over_rho(_centred(call, zero_outside(counted, double(h)), counted, k, across), inverse_rms, wide)
@@ -182,7 +183,7 @@ def _along_x(
     dy = dh - normalised * inner
     if scale is not None:
         dy = dy * gain(call, scale, wide)
-    return zero_outside(_varying(mask, empty), dy), -inverse_rms * convert(inner, "float64")
+    return zero_outside(varying, dy), -inverse_rms * convert(inner, "float64")
 
 
 def _along_parameters(
