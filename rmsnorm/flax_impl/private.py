@@ -29,7 +29,7 @@ _ShardingContext: Any = getattr(mlir, "ShardingContext", ())
 
 
 def check_for_nan(primitive: Any) -> None:
-    """Let checkify find a NaN that a primitive returns, as one of JAX's own. It checks no primitive that it does not know."""
+    """Let checkify find a NaN that a primitive returns. Without this it checks JAX's own primitives alone."""
     try:
         from jax._src.checkify import error_checks, nan_error_check
     except ImportError:
