@@ -83,8 +83,11 @@ def _gated(
     dh: Array | None, mask: Array | None, z: Array,
 ) -> dict[str, Array]:  # fmt: skip
     def unmasked(array: Array) -> Array:
-        return np.where(True if mask is None else mask, np.abs(array), 0.0)
+        return np.where(live, np.abs(array), 0.0)
 
+    counted, live = _counted(call, mask)
+    is_shown = counted.any(axis=call.axes, keepdims=True)
+    h, z = (np.where(is_shown, array, 0.0) for array in (h, z))  # in other rows y is 0, also where they are NaN
     s = np.exp(np.minimum(z, 0)) / (1 + np.exp(-np.abs(z)))
     f, slope = (z * s, s * (1 + np.abs(z) * (1 + s))) if call.variant.gate_function == "silu" else (s, s * (1 + s))
     if call.is_gated_before:
@@ -95,6 +98,14 @@ def _gated(
     sizes = _term_sizes(call, h, scale, bias, dy * f, tangents, dh, mask)
     gated = {"y": sizes["y"] * np.abs(f), "jvp": unmasked(sizes["jvp"] * f)}
     return sizes | gated | {"dgate": unmasked(dy.astype(np.float64) * sizes["y"] * slope)}
+
+
+def _counted(call: Call, mask: Array | None) -> tuple[Array, Array]:
+    """Which elements enter the statistic, and which have derivatives."""
+    unmasked = np.broadcast_to(True if mask is None else mask, call.shape)
+    first = (np.arange(call.n) < call.k).reshape([s if a in call.axes else 1 for a, s in enumerate(call.shape)])
+    counted = unmasked & first
+    return counted, unmasked & counted.any(axis=call.axes, keepdims=True)
 
 
 def _term_sizes(
@@ -119,9 +130,7 @@ def _term_sizes(
     def over_rows(array: Array) -> Array:
         return np.sum(array, axis=call.shared_axes)
 
-    unmasked = np.broadcast_to(True if mask is None else mask, h.shape)
-    first = (np.arange(call.n) < call.k).reshape([s if a in call.axes else 1 for a, s in enumerate(h.shape)])
-    counted = unmasked & first
+    counted, live = _counted(call, mask)
     k = np.maximum(counted.sum(axis=call.axes, keepdims=True), 1)
     h = h.astype(np.float64)
     power = np.max(np.abs(h), axis=call.axes, keepdims=True, initial=max(call.eps, 2.0**-1000), where=counted)
@@ -137,7 +146,6 @@ def _term_sizes(
         "clamp": np.maximum(root, eps / np.sqrt(k) / power),
     }[position]
     has_counted = counted.any(axis=call.axes, keepdims=True)
-    live = unmasked & has_counted
     rho = np.where(has_counted, rho, 1.0)  # with nothing counted and eps = 0 there are no terms, not 0 / 0
     s = np.where(root == 0, np.inf, rho if position == "inside" else root)  # without a direction there is no slope
 

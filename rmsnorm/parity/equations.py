@@ -106,7 +106,7 @@ EQUATIONS: Final[dict[str, Callable[[Steps], Any]]] = {
         s.normalised * s.factor if s.norm is None else rounded(rounded(s.normalised, s.norm) * s.factor, s.call.product)
     ),
     "biased": lambda s: s.gained + s.bias if s.norm is None else rounded(s.gained + s.bias, s.call.product),
-    "y": lambda s: np.where(s.shown, s.biased, 0.0) * s.on_y,
+    "y": lambda s: np.where(s.shown, s.biased * s.on_y, 0.0),
     "result": lambda s: s.call.result,
     # Gradients, of y = (h / rho (o + g) + b) f(z); dh = u / rho - R h / rho, where R is the same for all u of a row.
     "live": lambda s: s.mask & s.shown,
@@ -117,7 +117,7 @@ EQUATIONS: Final[dict[str, Callable[[Steps], Any]]] = {
         s.counted & np.isfinite(s.s) & (s.s != 0), s.c * s.inverse / np.where(s.s == 0, 1.0, s.s), 0.0),
     "transposed": lambda s: s.u * s.inverse - s.direction * s.inner(s.u * s.inside) / s.size,
     "dh": lambda s: np.where(s.live, s.transposed, 0.0),
-    "dx_of_y": lambda s: np.where(s.mask, s.dh * s.on_x, 0.0),
+    "dx_of_y": lambda s: np.where(s.live, s.dh * s.on_x, 0.0),
     "dx": lambda s: s.dx_of_y if s.data.dh is None else s.dx_of_y + s.wide("dh"),
     "df": lambda s: s.dh * s.input if s.call.is_gated_before else s.wide("dy") * s.biased,
     "dgate": lambda s: np.where(s.live, s.df * s.slope, 0.0),
