@@ -35,10 +35,10 @@ from rmsnorm.tf_impl import operations, portable, private
 from rmsnorm.tf_impl.rounding import cast
 
 
-_NAMES = ("abs", "cast", "equal", "maximum", "ones_like", "sqrt", "where", "zeros_like")
-_OPS = SimpleNamespace(
-    **{name: getattr(tf, name) for name in _NAMES}, max=tf.reduce_max, rsqrt=tf.math.rsqrt, sum=tf.reduce_sum
-)  # as keras.ops names them
+_OPS = SimpleNamespace(  # as keras.ops names them
+    abs=tf.abs, cast=tf.cast, max=tf.reduce_max, maximum=tf.maximum, mean=tf.reduce_mean, ones_like=tf.ones_like,
+    rsqrt=tf.math.rsqrt, sum=tf.reduce_sum, where=tf.where, zeros_like=tf.zeros_like,
+)  # fmt: skip
 
 
 def uses_xla() -> bool:
@@ -128,8 +128,7 @@ def _portable(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tens
     """h / rho and 1 / rho, both 0 in rows with nothing counted, and which rows these are."""
     part, c = operations.leading_part(call, h, mask)
     counted, k, empty = operations.count(part, c, mask, h.dtype)
-    y, inverse, divisor = portable.normalised(_OPS, call, h, c, counted, k, tf.stop_gradient, empty)
-    results = [y * inverse, inverse / divisor]
+    results = portable.normalised(_OPS, part, h, c, counted, k, tf.stop_gradient, empty)
     return *(results if empty is None else [tf.where(empty, tf.zeros_like(r), r) for r in results]), empty
 
 

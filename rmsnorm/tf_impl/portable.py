@@ -1,7 +1,7 @@
 """The formula of RMSNorm in operations that every array library, exporter and quantiser knows.
 
 The names are those of keras.ops. The arithmetic is float32, float64 where x or y is. Every row is
-divided by its largest number, so that no square leaves the range. No constant stands beside the numbers of x that is
+brought next to 1 by its largest number, so that no square leaves the range. No constant stands beside the numbers of x that is
 larger than they are, since a quantiser gives both one scale.
 """
 
@@ -22,26 +22,36 @@ def counted_only(ops: Any, values: Any, counted: Any) -> Any:
 def normalised(
     ops: Any, call: Call, h: Any, c: Any, counted: Any, k: Any, constant: Callable[[Any], Any] = lambda values: values,
     empty: Any = None,
-) -> tuple[Any, Any, Any]:  # fmt: skip
-    """h over the divisor d of its row, d / rho, and d. The statistic is of the k counted elements of c."""
+) -> tuple[Any, Any]:
+    """h / rho and 1 / rho. The statistic is of the k counted elements of c.
+
+    There is no division: LiteRT's in 8 bits fails if the divisor has the code 0. Nor is there a sum where a mean will
+    do: LiteRT's sum in 16 bits is wrong.
+    """
+
+    def mean(values: Any) -> Any:
+        if counted is None and call.n is not None:
+            return ops.mean(values, call.axes, keepdims=True)
+        return ops.sum(values, call.axes, keepdims=True) / k
+
     position, eps = call.variant.eps_position, call.eps
     length = {"inside": eps**0.5, "outside": eps, "clamp": eps / k**0.5}[position]  # rho is no less
-    divisor = ops.max(ops.abs(counted_only(ops, c, counted)), call.axes, True)
-    divisor = constant(ops.maximum(divisor, length) if eps else divisor)
+    largest = ops.max(ops.abs(counted_only(ops, c, counted)), call.axes, keepdims=True)
+    largest = constant(ops.maximum(largest, length) if eps else largest)
     if empty is not None:
-        divisor = ops.where(empty, ops.ones_like(divisor), divisor)
-    c = counted_only(ops, c / divisor, counted)
+        largest = ops.where(empty, ops.ones_like(largest), largest)
+    root = ops.rsqrt(largest)  # of 1 / largest, which may be no normal number
+    c = counted_only(ops, c * root * root, counted)
     if call.variant.statistic == "variance":
-        c = counted_only(ops, c - ops.sum(c, call.axes, True) / k, counted)
-    radicand, floor = ops.sum(c * c, call.axes, True) / k, length / divisor
-    if position == "inside" and eps:
-        return h / divisor, ops.rsqrt(radicand + floor * floor), divisor
-    is_zero = ops.equal(radicand, 0.0)  # where the root has no finite slope
-    root = ops.sqrt(ops.where(is_zero, ops.ones_like(radicand), radicand))
-    root = ops.where(is_zero, ops.zeros_like(root), root)
-    if position != "inside":
-        root = root + floor if position == "outside" else ops.maximum(root, floor)
-    return h / divisor, 1 / root, divisor
+        c = counted_only(ops, c - mean(c), counted)
+    square, floor = mean(c * c), length * root * root
+    if position == "outside":
+        # the root of the mean square, with a finite slope at 0
+        inverse = ops.rsqrt(square * ops.rsqrt(ops.maximum(square, 1e-30)) + floor)
+        inverse = inverse * inverse
+    else:
+        inverse = ops.rsqrt(ops.maximum(square, floor * floor) if position == "clamp" else square + floor * floor)
+    return h * root * root * inverse, inverse * root * root
 
 
 def with_parameters(ops: Any, call: Call, y: Any, gain: Any, shift: Any, dtype: str, is_rounded: bool = True) -> Any:
@@ -89,8 +99,8 @@ def _of_keras(ops: Any, call: Call, x: Any, scale: Any, bias: Any) -> Any:
     first = [size if axis in call.axes else 1 for axis, size in enumerate(call.shape)]
     counted = None if call.k == call.n else ops.reshape(ops.arange(call.n) < call.k, first)
     h = ops.cast(x, wide)
-    y, inverse, _ = normalised(ops, call, h, h, counted, call.k)
-    return ops.cast(with_parameters(ops, call, y * inverse, gain, shift, wide), call.result)
+    y, _ = normalised(ops, call, h, h, counted, call.k)
+    return ops.cast(with_parameters(ops, call, y, gain, shift, wide), call.result)
 
 
 def _dtype(x: Any) -> str:
