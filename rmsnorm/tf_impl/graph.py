@@ -62,7 +62,9 @@ def forward(
         return backward(call, tf.convert_to_tensor(upstream[0]), *tensors, results[1])
 
     functions = (_forward, _portable_forward)
-    y, _, inverse_rms = _with_gradient(functions, call, [h, scale, bias, mask], 1, [h.shape, reduced, reduced], gradient)
+    y, _, inverse_rms = _with_gradient(
+        functions, call, [h, scale, bias, mask], 1, [h.shape, reduced, reduced], gradient
+    )
     return y, inverse_rms
 
 

@@ -14,13 +14,20 @@ from rmsnorm.specification.call import Axis, Call, Spec, resolve
 from rmsnorm.specification.dtypes import promote
 from rmsnorm.specification.variants import Variant
 
+
 def counted_only(ops: Any, values: Any, counted: Any) -> Any:
     """The values, and 0 where they are not counted. None counts all."""
     return values if counted is None else ops.where(counted, values, ops.zeros_like(values))
 
 
 def normalised(
-    ops: Any, call: Call, h: Any, c: Any, counted: Any, k: Any, constant: Callable[[Any], Any] = lambda values: values,
+    ops: Any,
+    call: Call,
+    h: Any,
+    c: Any,
+    counted: Any,
+    k: Any,
+    constant: Callable[[Any], Any] = lambda values: values,
     empty: Any = None,
 ) -> tuple[Any, Any]:
     """h / rho and 1 / rho. The statistic is of the k counted elements of c.
