@@ -34,7 +34,6 @@ from rmsnorm.specification.dtypes import promote
 from rmsnorm.tf_impl import operations, portable, private
 from rmsnorm.tf_impl.rounding import cast
 
-
 _OPS = SimpleNamespace(  # as keras.ops names them
     abs=tf.abs, cast=tf.cast, max=tf.reduce_max, maximum=tf.maximum, mean=tf.reduce_mean, ones_like=tf.ones_like,
     rsqrt=tf.math.rsqrt, sum=tf.reduce_sum, where=tf.where, zeros_like=tf.zeros_like,

@@ -1,8 +1,8 @@
 """The formula of RMSNorm in operations that every array library, exporter and quantiser knows.
 
-The names are those of keras.ops. The arithmetic is float32, float64 where x or y is. Every row is
-brought next to 1 by its largest number, so that no square leaves the range. No constant stands beside the numbers of x that is
-larger than they are, since a quantiser gives both one scale.
+The names are those of keras.ops. The arithmetic is float32, float64 where x or y is. Every row is brought next to 1 by
+its largest number, so that no square leaves the range. No constant stands beside the numbers of x that is larger than
+they are, since a quantiser gives both one scale.
 """
 
 from __future__ import annotations
