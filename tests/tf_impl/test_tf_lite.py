@@ -99,6 +99,7 @@ def test_functions_with_gradients(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Statistics for quantized inputs:UserWarning")
 @pytest.mark.parametrize("magnitude", [1.0, 0.01])
 @pytest.mark.parametrize("bits", [8, 16])
 def test_activations_in_integers(bits: int, magnitude: float) -> None:
