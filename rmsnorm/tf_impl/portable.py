@@ -8,6 +8,7 @@ they are, since a quantiser gives both one scale.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from rmsnorm.specification.call import Axis, Call, Spec, resolve
@@ -106,7 +107,12 @@ def _of_keras(ops: Any, call: Call, x: Any, scale: Any, bias: Any) -> Any:
     first = [size if axis in call.axes else 1 for axis, size in enumerate(call.shape)]
     counted = None if call.k == call.n else ops.reshape(ops.arange(call.n) < call.k, first)
     h = ops.cast(x, wide)
-    y, _ = normalised(ops, call, h, h, counted, call.k)
+    exact = SimpleNamespace(  # Keras's own maximum, mean and rsqrt make float32 of float64 on NumPy
+        abs=ops.abs, max=ops.max, ones_like=ops.ones_like, sum=ops.sum, where=ops.where, zeros_like=ops.zeros_like,
+        maximum=lambda a, b: ops.where(a < b, b + ops.zeros_like(a), a), rsqrt=lambda a: a**-0.5,
+        mean=lambda a, axes, keepdims: ops.sum(a, axes, keepdims=keepdims) / call.n,
+    )  # fmt: skip
+    y, _ = normalised(exact, call, h, h, counted, call.k)
     return ops.cast(with_parameters(ops, call, y, gain, shift, wide), call.result)
 
 
