@@ -33,53 +33,64 @@ def forward(x: Any, _: Any, scale: Any) -> Any:
     return rms_norm(x, scale)
 
 
-def second(x: Any, dy: Any, scale: Any) -> list[Any]:
-    with tf.GradientTape() as tape:
-        tape.watch([x, scale])
-        _, dx, _ = with_gradients(x, dy, scale)
-    return list(tape.gradient(dx, [x, scale], dy))
-
-
-def contents(function: Any, dtype: str = "float32", **options: Any) -> tuple[Counter[str], int]:
-    """The operations in the graph of a function of (x, dy, scale), and the functions in it that XLA compiles."""
+def contents(function: Any, dtype: str = "float32", **options: Any) -> tuple[Counter[str], set[str], int]:
+    """Of a function of (x, dy, scale): the operations of its graph, those that it calls, and what XLA compiles."""
     sizes = ([None, None, 41], [None, None, 41], [41])
     signature = [tf.TensorSpec(shape, dtype) for shape in sizes]
     graph = tf.function(function, input_signature=signature, **options).get_concrete_function().graph
-    functions = graph.as_graph_def().library.function
-    return Counter(op.type for op in graph.get_operations()), sum(f.attr["_XlaMustCompile"].b for f in functions)
+    functions = {f.signature.name: f for f in graph.as_graph_def().library.function}
+    called = [op.get_attr("f").name for op in graph.get_operations() if op.type.endswith("PartitionedCall")]
+    operations = {node.op for name in called for node in functions[name].node_def}
+    kinds = Counter(op.type for op in graph.get_operations())
+    return kinds, operations, sum(f.attr["_XlaMustCompile"].b for f in functions.values())
 
 
-@pytest.mark.parametrize(("function", "count"), [(forward, 1), (with_gradients, 2), (second, 3)])
-def test_xla_compiles_what_a_graph_computes(function: Any, count: int) -> None:
-    """Twenty layers are compiled once."""
-    kinds, compiled = contents(function)
-    assert kinds["StatelessCase"] == compiled == count
-    assert not kinds.keys() & {"Mean", "Sum", "Sqrt", "Mul", "Cast", "Empty", "PyFunc", "EagerPyFunc"}
-    kinds, compiled = contents(function, "float64")
-    assert kinds["StatefulPartitionedCall"] + kinds["PartitionedCall"] == compiled == count
-    assert not kinds.keys() & {"StatelessCase", "Mean", "Sum", "Sqrt", "Mul", "Cast"}
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(("function", "count"), [(forward, 1), (with_gradients, 2)])
+def test_a_graph_calls_plain_operations_and_holds_what_xla_compiles(function: Any, count: int, dtype: str) -> None:
+    """Twenty layers are compiled once. Exporters see no operation that is not in their lists."""
+    kinds, operations, compiled = contents(function, dtype)
+    assert kinds["PartitionedCall"] == compiled == count
+    assert not kinds.keys() & {"StatelessCase", "DeviceIndex", "StatefulPartitionedCall", "Mean", "Rsqrt", "Mul"}
+    assert {"Abs", "Max", "Rsqrt", "Mul", "Mean"} <= operations
+    assert not operations & {"PartitionedCall", "StatefulPartitionedCall", "Bitcast", "BitwiseAnd", "Round"}
 
     def twice(*tensors: Any) -> Any:
         return function(*tensors), function(*tensors)
 
-    kinds, compiled = contents(twice)
-    assert (kinds["StatelessCase"], compiled) == (2 * count, count)
+    kinds, _, compiled = contents(twice, dtype)
+    assert (kinds["PartitionedCall"], compiled) == (2 * count, count)
+
+
+@pytest.mark.slow
+def test_operations_that_are_checked() -> None:
+    """tf.debugging.enable_check_numerics looks at every number, for which XLA has no kernel."""
+    tensors = [*map(to_tf, (X, DY, SCALE))]
+    tf.debugging.enable_check_numerics()
+    try:
+        y, dx, _ = tf.function(with_gradients)(*tensors)
+    finally:
+        tf.debugging.disable_check_numerics()
+    np.testing.assert_array_equal(y, WANT)
+    np.testing.assert_array_equal(dx, WANT_DX)
+    for got, want in zip(tf.function(with_gradients)(*tensors)[:2], (WANT, WANT_DX), strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 def test_where_a_graph_holds_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where XLA compiles all of it, under forward mode, in a graph of TensorFlow 1, and if the user wants it."""
     found = [
-        contents(with_gradients, jit_compile=True)[0],
-        contents(lambda x, dy, scale: forward_mode(lambda x: rms_norm(x, scale), [x], [dy]))[0],
+        contents(with_gradients, jit_compile=True),
+        contents(lambda x, dy, scale: forward_mode(lambda x: rms_norm(x, scale), [x], [dy])),
     ]
     with tf.Graph().as_default() as graph:
         rms_norm(tf.ones((2, 40)), tf.ones(40))
-    found.append(Counter(op.type for op in graph.get_operations()))
+    found.append((Counter(op.type for op in graph.get_operations()), set(), 0))
     monkeypatch.setenv("RMSNORM_XLA", "0")
-    found.append(contents(with_gradients)[0])
-    for kinds in found:
+    found.append(contents(with_gradients))
+    for kinds, _, compiled in found:
         assert kinds["Mean"]
-        assert not kinds["StatelessCase"]
+        assert not compiled
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

@@ -96,3 +96,33 @@ def test_functions_with_gradients(tmp_path: Path) -> None:
         np.testing.assert_array_equal(got[1], want[1])
         for quantity, index in {"y": 0, "inverse_rms": 2, "dx": 3, "dscale": 4}.items():
             check(quantity, got[index], want[index], terms, call)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Statistics for quantized inputs:UserWarning")
+@pytest.mark.parametrize("magnitude", [1.0, 0.01])
+@pytest.mark.parametrize("bits", [8, 16])
+def test_activations_in_integers(bits: int, magnitude: float) -> None:
+    """A model between two dense layers: in 16 bits the error is that of the weights, which are in 8 bits as well."""
+    keras.utils.set_random_seed(0)
+    dense = keras.layers.Dense
+    model = keras.Sequential([keras.Input((16,)), dense(64), RMSNormalization(), dense(8)])
+    x = (np.random.default_rng(1).standard_normal((100, 1, 16)) * magnitude).astype(np.float32)
+    converter, kinds = tf.lite.TFLiteConverter.from_keras_model(model), tf.lite.OpsSet
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = lambda: ([row] for row in x)
+    wide = kinds.EXPERIMENTAL_TFLITE_BUILTINS_ACTIVATIONS_INT16_WEIGHTS_INT8
+    converter.target_spec.supported_ops = [kinds.TFLITE_BUILTINS_INT8 if bits == 8 else wide]
+    plain = tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    interpreter = tf.lite.Interpreter(model_content=converter.convert(), experimental_op_resolver_type=plain)
+    interpreter.allocate_tensors()
+    (name,), (result,) = interpreter.get_input_details(), interpreter.get_output_details()
+    got = []
+    for row in x:
+        interpreter.set_tensor(name["index"], row)
+        interpreter.invoke()
+        got.append(interpreter.get_tensor(result["index"])[0])
+    want = np.asarray(model(x[:, 0]))
+    # a step of 8 bits of numbers up to four times their root mean square is 1/32 of it; a rounding is 0.3 of a step
+    steps = {8: 6, 16: 1}[bits]  # in 8 bits of the two dense layers, and of four tensors of the norm
+    assert np.sqrt(np.mean((got - want) ** 2)) < 0.3 * steps / 32 * np.sqrt(np.mean(want**2))
