@@ -46,7 +46,7 @@ class RMSNormalization(keras.layers.Layer):
 
     with the place of epsilon, the offset o, the counted elements and the roundings of the variant. On the backends
     TensorFlow, PyTorch and JAX it is the rms_norm of tf_impl, torch_impl and flax_impl: its bits, derivatives and
-    kernels. On NumPy and OpenVINO it is made of keras.ops, with arithmetic in float32.
+    kernels. On NumPy and OpenVINO it is made of keras.ops, with arithmetic in float32, or float64 if x or y is.
 
     A Keras mask, such as one of time steps, is passed to the next layer and changes nothing here: features are
     normalised at every time step.

@@ -13,7 +13,7 @@ from typing import Any
 
 from rmsnorm.specification.call import Axis, Call, Spec, resolve
 from rmsnorm.specification.dtypes import promote
-from rmsnorm.specification.variants import Variant
+from rmsnorm.specification.variants import CLAMPED, Variant
 
 
 def counted_only(ops: Any, values: Any, counted: Any) -> Any:
@@ -42,23 +42,28 @@ def normalised(
             return ops.mean(values, call.axes, keepdims=True)
         return ops.sum(values, call.axes, keepdims=True) / k
 
-    position, eps = call.variant.eps_position, call.eps
+    position, eps, is_double = call.variant.eps_position, call.eps, promote("float32", call.x, call.result) == "float64"
+    least = 2.0 ** (-512 if is_double else -64)  # 1 / the root of what no number exceeds: of an infinity a root is 0
     length = {"inside": eps**0.5, "outside": eps, "clamp": eps / k**0.5}[position]  # rho is no less
     largest = ops.max(ops.abs(counted_only(ops, c, counted)), call.axes, keepdims=True)
     largest = constant(ops.maximum(largest, length) if eps else largest)
     if empty is not None:
         largest = ops.where(empty, ops.ones_like(largest), largest)
-    root = ops.rsqrt(largest)  # of 1 / largest, which may be no normal number
+    root = ops.maximum(ops.rsqrt(largest), least)  # of 1 / largest, which may be no normal number
     c = counted_only(ops, c * root * root, counted)
     if call.variant.statistic == "variance":
         c = counted_only(ops, c - mean(c), counted)
     square, floor = mean(c * c), length * root * root
     if position == "outside":
         # the root of the mean square, with a finite slope at 0
-        inverse = ops.rsqrt(square * ops.rsqrt(ops.maximum(square, 1e-30)) + floor)
+        inverse = ops.rsqrt(square * ops.maximum(ops.rsqrt(ops.maximum(square, 1e-30)), least) + floor)
         inverse = inverse * inverse
+    elif position == "clamp":
+        share = CLAMPED**2 if is_double else 1 - 2.0**-19  # for the rounding of float32
+        above = ops.maximum(square, floor * floor * share)  # which decides what the slope is
+        inverse = ops.rsqrt(above + constant(ops.maximum(floor * floor - above, 0.0)))
     else:
-        inverse = ops.rsqrt(ops.maximum(square, floor * floor) if position == "clamp" else square + floor * floor)
+        inverse = ops.rsqrt(square + floor * floor)
     return h * root * root * inverse, inverse * root * root
 
 
@@ -107,11 +112,11 @@ def _of_keras(ops: Any, call: Call, x: Any, scale: Any, bias: Any) -> Any:
     first = [size if axis in call.axes else 1 for axis, size in enumerate(call.shape)]
     counted = None if call.k == call.n else ops.reshape(ops.arange(call.n) < call.k, first)
     h = ops.cast(x, wide)
-    exact = SimpleNamespace(  # Keras's own maximum, mean and rsqrt make float32 of float64 on NumPy
-        abs=ops.abs, max=ops.max, ones_like=ops.ones_like, sum=ops.sum, where=ops.where, zeros_like=ops.zeros_like,
-        maximum=lambda a, b: ops.where(a < b, b + ops.zeros_like(a), a), rsqrt=lambda a: a**-0.5,
-        mean=lambda a, axes, keepdims: ops.sum(a, axes, keepdims=keepdims) / call.n,
-    )  # fmt: skip
+    exact = SimpleNamespace(**{  # Keras's own make float32 of float64 on every backend without a folder here
+        **vars(ops), "rsqrt": lambda a: a**-0.5, "where": lambda condition, a, b: ops.select([condition], [a], b),
+        "maximum": lambda a, b: ops.select([a < b], [b + ops.zeros_like(a)], a),
+        "mean": lambda a, axes, keepdims: ops.sum(a, axes, keepdims=keepdims) / call.n,
+    })  # fmt: skip
     y, _ = normalised(exact, call, h, h, counted, call.k)
     return ops.cast(with_parameters(ops, call, y, gain, shift, wide), call.result)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from tf_gradients import forward_mode, with_gradients  # noqa: E402
 from rmsnorm.tf_impl import rms_norm  # noqa: E402
 
 RNG = np.random.default_rng(0)
-# a row is eight slabs and a rest
 X, DY, SCALE = (
     RNG.standard_normal(shape).astype(np.float32) for shape in ((6, 5, 41), (6, 5, 41), (41,))
 )  # a row of eight slabs and a rest
@@ -172,3 +172,44 @@ def test_a_traced_function_in_one_that_xla_compiles() -> None:
     for g, w, quantity in zip(got, want, ("y", "dx", "dscale"), strict=True):
         error = np.abs(g.numpy().astype(np.float64) - w.numpy()) / (2.0**-24 * terms[quantity])
         assert 0 < error.max() <= bound(quantity, call, "float32").ratio
+
+
+@pytest.fixture
+def nothing_chooses() -> Iterator[None]:
+    """As in a program that another library runs: the operations of the graph compute."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
+@pytest.mark.usefixtures("nothing_chooses")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_formula_at_a_clamp(dtype: str) -> None:
+    """In a row whose norm is eps, up to rounding, rho has the slope of the root."""
+    unit = RNG.standard_normal((8, 7))
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    exact = [[1, 0, 0, 0, 0, 0, 0], [0.5, -0.5, 0.5, 0.5, 0, 0, 0], [0] * 7]
+    # a row of float32 that was normalised before is off by more than the golden takes for equal
+    rows = [exact, 1.25 * unit, 0.75 * unit, *([unit] if dtype == "float64" else [])]
+    x = np.concatenate(rows).astype(dtype)
+    dy, scale = RNG.standard_normal(x.shape).astype(dtype), RNG.standard_normal(7).astype(dtype)
+    options = {"variant": PRESETS["x_transformers"].replace(eps=1.0)}
+    want = [golden.rms_norm(x, scale, **options), *golden.rms_norm_vjp(dy, x, scale, **options)[:2]]
+    got = tf.function(lambda *tensors: with_gradients(*tensors, **options))(*map(to_tf, (x, dy, scale)))
+    error = 16 * np.finfo(dtype).epsneg  # of about ten roundings
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g, w, rtol=error, atol=error * np.abs(w).max())
+    assert (got[0].numpy() != want[0]).any()  # it is the formula
+
+
+@pytest.mark.usefixtures("nothing_chooses")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("variant", ["keras", "zhang_torch", "x_transformers", "keras_rms_scaling"])
+def test_the_formula_of_an_infinity(variant: str, dtype: str) -> None:
+    """As the golden: rho is infinite, and every finite number over it is 0."""
+    x = np.stack([X[0, 0], X[0, 1], X[0, 2]]).astype(dtype)
+    x[0, 3], x[1, 5] = np.inf, np.nan
+    got = tf.function(lambda x: rms_norm(x, variant=variant))(to_tf(x)).numpy().astype(float)
+    with np.errstate(invalid="ignore"):
+        want = golden.rms_norm(x, variant=variant).astype(float)
+    np.testing.assert_allclose(got, want, rtol=2.0**-7 if dtype == "bfloat16" else 2.0**-19)
