@@ -64,7 +64,9 @@ def normalised(
         inverse = ops.rsqrt(above + constant(ops.maximum(floor * floor - above, 0.0)))
     else:
         inverse = ops.rsqrt(square + floor * floor)
-    return h * root * root * inverse, inverse * root * root
+    inverse = inverse * root
+    # h * root has two readers, so no operation writes into it while LiteRT looks for the range of its numbers
+    return h * root * inverse, inverse * root
 
 
 def with_parameters(ops: Any, call: Call, y: Any, gain: Any, shift: Any, dtype: str, is_rounded: bool = True) -> Any:
