@@ -92,10 +92,9 @@ def rms_norm(
     """
     from keras import ops
 
-    specs = (None if t is None else Spec(tuple(t.shape), _dtype(t)) for t in (x, scale, bias))
-    z = None if gate is None else Spec(tuple(gate.shape), _dtype(gate))
+    gain, shift, z = (None if t is None else _spec(t) for t in (scale, bias, gate))
     options = {"variant": variant, "axis": axis, "feature_axis": feature_axis, "gate": z, "out_dtype": out_dtype}
-    call = resolve("rms_norm", *specs, **options)
+    call = resolve("rms_norm", _spec(x), gain, shift, **options)
     if gate is None:
         return _of_keras(ops, call, x, scale, bias)
     gate = ops.cast(gate, call.gate)
@@ -123,7 +122,7 @@ def _of_keras(ops: Any, call: Call, x: Any, scale: Any, bias: Any) -> Any:
     return ops.cast(with_parameters(ops, call, y, gain, shift, wide), call.result)
 
 
-def _dtype(x: Any) -> str:
+def _spec(x: Any) -> Spec:
     from keras import backend
 
-    return str(backend.standardize_dtype(x.dtype))
+    return Spec(tuple(x.shape), str(backend.standardize_dtype(x.dtype)))
