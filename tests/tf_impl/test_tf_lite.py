@@ -109,9 +109,9 @@ def test_functions_with_gradients(tmp_path: Path) -> None:
 def test_activations_in_integers(bits: int, variant: str, magnitude: float) -> None:
     """A model between two dense layers: beside one with Keras's own norm.
 
-    In 16 bits both errors are that of the weights, which are in 8 bits. In 8 bits Keras rounds five tensors: x, 1 / rho, y,
-    and those of the dense layers. Ours rounds five more in a row: its largest number, the root of that, x times this
-    root, x over the largest, and the statistic. Of equal errors twice as many are 1.4 times as large.
+    In 16 bits both errors are that of the weights, which are in 8 bits. In 8 bits Keras rounds five tensors: x, 1 / rho
+    and y, and those of the dense layers. Ours rounds five more in a row: its largest number, the root of it, x times
+    this root, x over the largest, and the statistic. Of equal errors twice as many are 1.4 times as large.
     """
     x = (np.random.default_rng(1).standard_normal((100, 16)) * magnitude).astype(np.float32)
     errors = []
