@@ -13,7 +13,7 @@ from rmsnorm.parity.report import Report
 from rmsnorm.parity.run import PATIENCE
 from rmsnorm.specification import errors
 from rmsnorm.specification.variants import PRESETS, Variant
-from rmsnorm.targets.processes import call
+from rmsnorm.targets.processes import call, look_in_current_folder
 from rmsnorm.targets.target import Shape, Target
 
 _LARGE: Final = 15.0  # times as much patience where y has 2^31 elements, and with the golden
@@ -51,6 +51,7 @@ def check_job(job: dict[str, Any], write: Callable[..., None]) -> dict[str, Any]
 
     options, variant = job["options"], PRESETS[job["variant"]].replace(eps=job["eps"])
     write(patience=job["patience"], doing="opening it")
+    look_in_current_folder(job["target"])
     how = {"framework": options.pop("framework", None), "init": options.pop("init", None)}
     opened = open_target(job["target"], **how, device=options["device"], op="check")
     report = check(announced(opened, write, job["patience"]), variant, **options)
