@@ -196,6 +196,8 @@ def check(
     if not elements and not run.failures:
         raise errors.nothing_compared("check", target.name, dict.fromkeys(reason for *_, reason in skips(run)))
     if run.failures:
+        run.message = "; ".join(sentences(run, chosen))
+    if run.failures and not run.message:
         try:
             run.identity = identify(target)
         except Exception as error:  # a failure of identify must not hide the differences
