@@ -25,6 +25,7 @@ from rmsnorm.identify.model import Model
 from rmsnorm.identify.names import named
 from rmsnorm.identify.probe import Probe, open_probe
 from rmsnorm.identify.rounding import Numerics, explained, solve_rounding, solve_stages
+from rmsnorm.identify.sizes import solve_sizes
 from rmsnorm.identify.sums import solve_sums
 from rmsnorm.specification.variants import PRESETS, Variant
 from rmsnorm.targets.open import WIDTH, open_target
@@ -139,6 +140,8 @@ def _solved(probe: Probe, *, gradients: bool) -> Identity:
         solve_batches(probe, gradients=gradients)
     else:
         findings.withdraw_model(of_affine)
+    if confirmed:
+        solve_sizes(probe, model, numerics, gradients=gradients)
     _ask_in_training(probe)
     _ask_first_parameters(probe, model.variant.scale_offset)
     if touched := probe.target.touched:
