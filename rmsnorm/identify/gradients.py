@@ -206,7 +206,7 @@ def solve_gate_gradient(probe: Probe, model: Model) -> None:
 
 
 def _comparable(problem: Problem, gradients: Gradients, applied: Sequence[str]) -> list[str]:
-    """Those parameters whose gradient differences can judge, or that is not there: of 16 bits, a sum says too little."""
+    """The parameters with a gradient that differences can judge, or with none: a sum in 16 bits says too little."""
     shapes = {name: problem.arrays[name].shape for name in applied if name in problem.arrays}
     is_wide = problem.dtype not in dtypes.HALF
     return [

@@ -69,5 +69,7 @@ def _of_many_rows(probe: Probe) -> list[str]:
     apart = np.max(np.abs(many - few), axis=-1) > FORMULA * np.max(np.abs(few), axis=-1)
     if np.any(apart):
         first = int(np.argmax(apart))
-        probe.findings.defect(f"in a call of {count} rows, y of {np.sum(apart)} of them is another one, from row {first} on")
+        probe.findings.defect(
+            f"in a call of {count} rows, y of {np.sum(apart)} of them is another one, from row {first} on"
+        )
     return [f"{count} rows"]

@@ -109,7 +109,9 @@ class Report:
         if run.status != "differs":
             if not run.records:
                 return f"{self.target} was not compared: {run.message}"
-            count = f"{len(run.records) - len(run.failures)} of {len(run.records)} comparisons of {run.cases} cases held"
+            count = (
+                f"{len(run.records) - len(run.failures)} of {len(run.records)} comparisons of {run.cases} cases held"
+            )
             ended = f"{self.target} was not compared to the end: {run.message}; before, {count}"
             return "\n".join([ended, *(_shortened(record, self.target) for record in run.failures[:_SHOWN])])
         alike: dict[str, list[Comparison]] = {}

@@ -148,7 +148,10 @@ def _own_names(layer: Any) -> list[tuple[str, Any]]:
     in each new layer. It goes by its attribute, or by its place.
     """
     attributes = {
-        id(value): key for part in layer._flatten_layers() for key, value in vars(part).items() if hasattr(value, "shape")
+        id(value): key
+        for part in layer._flatten_layers()
+        for key, value in vars(part).items()
+        if hasattr(value, "shape")
     }
     return [
         (attributes.get(id(v), f"variable.{place}") if _UNNAMED.fullmatch(v.name) else v.name, v)
