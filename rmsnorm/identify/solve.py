@@ -140,14 +140,14 @@ def _solved(probe: Probe, *, gradients: bool) -> Identity:
         solve_batches(probe, gradients=gradients)
     else:
         findings.withdraw_model(of_affine)
-    if confirmed:
-        solve_sizes(probe, model, numerics, gradients=gradients)
     _ask_in_training(probe)
     _ask_first_parameters(probe, model.variant.scale_offset)
     if touched := probe.target.touched:
         findings.defect(f"it writes to its arguments: {', '.join(sorted(touched))}")
     if optional_gate and confirmed:
         _ask_optional_gate(probe, replace(model, gate=optional_gate), numerics, keeps_float64, gradients)
+    if confirmed:
+        solve_sizes(probe, model, numerics, gradients=gradients)
     if not confirmed:  # said last, after the defects that may be the reason
         findings.defect("the solved model does not predict y on fresh data within the bounds")
     layout, kind, answer = probe.layout, kind_of(model), findings["kind"]
