@@ -43,7 +43,9 @@ def _at_width(probe: Probe, model: Model, numerics: Numerics, width: int, *, gra
         return []
     one = replace(numerics, results={pair: numerics.results[pair]})
     try:
-        everywhere, _, _ = confirm(model, one, ask_held_out(resized, one), keeps_float64=probe.wide == "float64")
+        with resized.target.evaluating():
+            answers = ask_held_out(resized, one)
+        everywhere, _, _ = confirm(model, one, answers, keeps_float64=probe.wide == "float64")
         if not everywhere:
             probe.findings.defect(f"with {width} elements in a row, y is not what it is with {probe.n}")
         elif gradients and probe.target.differentiable and model.plain and not probe.target.bridge.compiles:

@@ -146,7 +146,7 @@ def _solved(probe: Probe, *, gradients: bool) -> Identity:
         findings.defect(f"it writes to its arguments: {', '.join(sorted(touched))}")
     if optional_gate and confirmed:
         _ask_optional_gate(probe, replace(model, gate=optional_gate), numerics, keeps_float64, gradients)
-    if confirmed:
+    if confirmed and not findings.defects:  # else what is wrong is said already
         solve_sizes(probe, model, numerics, gradients=gradients)
     if not confirmed:  # said last, after the defects that may be the reason
         findings.defect("the solved model does not predict y on fresh data within the bounds")
