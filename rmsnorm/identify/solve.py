@@ -25,6 +25,8 @@ from rmsnorm.identify.model import Model
 from rmsnorm.identify.names import named
 from rmsnorm.identify.probe import Probe, open_probe
 from rmsnorm.identify.rounding import Numerics, explained, solve_rounding, solve_stages
+from rmsnorm.identify.sizes import solve_sizes
+from rmsnorm.identify.sums import solve_sums
 from rmsnorm.specification.variants import PRESETS, Variant
 from rmsnorm.targets.open import WIDTH, open_target
 from rmsnorm.targets.target import Target, TargetError, random_state_kept
@@ -131,6 +133,7 @@ def _solved(probe: Probe, *, gradients: bool) -> Identity:
         solve_extremes(probe, model)
         if gradients:
             solve_gradients(probe, model)
+            solve_sums(probe)
         if gradients and confirmed:
             solve_gate_gradient(probe, model)
         model = replace(model, variant=solve_mask_and_residual(probe, model))
@@ -143,6 +146,8 @@ def _solved(probe: Probe, *, gradients: bool) -> Identity:
         findings.defect(f"it writes to its arguments: {', '.join(sorted(touched))}")
     if optional_gate and confirmed:
         _ask_optional_gate(probe, replace(model, gate=optional_gate), numerics, keeps_float64, gradients)
+    if confirmed and not findings.defects:  # else what is wrong is said already
+        solve_sizes(probe, model, numerics, gradients=gradients)
     if not confirmed:  # said last, after the defects that may be the reason
         findings.defect("the solved model does not predict y on fresh data within the bounds")
     layout, kind, answer = probe.layout, kind_of(model), findings["kind"]

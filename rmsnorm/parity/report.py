@@ -24,6 +24,7 @@ from rmsnorm.accuracy.bounds import QUANTITIES
 from rmsnorm.files import replacing, write_text
 from rmsnorm.identify import mending
 from rmsnorm.parity.comparison import Comparison, Run
+from rmsnorm.parity.declared import STALE
 from rmsnorm.parity.fitting import OPTIONS, together
 from rmsnorm.parity.screen import Fitting
 from rmsnorm.specification import dtypes, errors
@@ -43,7 +44,7 @@ _ELSEWHERE: Final = (
     "next number: -v prints the largest distance for each variant."
 )
 _SHOWN: Final = 5  # lines of failures of a target, and of what is wrong
-_WIDTH: Final = 100  # columns of a line that is cut; most lines fit into 80
+_WIDTH: Final = 100  # columns of a line; most fit into 80
 _DIGITS: Final = {"float16": 5, "bfloat16": 4, "float32": 9, "float64": 17}  # which tell neighbours apart
 
 
@@ -101,10 +102,18 @@ class Report:
         run, name = self.run, self.label or self.variant.label
         where = f"{run.name} {run.version} on {run.device}"
         if self.passed:
-            held = f"all {len(run.records)} comparisons of {run.cases} cases held ({where})"
+            count = len(run.records) - len(run.accepted)
+            some = f"{count} of {len(run.records)}" if run.accepted else f"all {count}"
+            held = f"{some} comparisons of {run.cases} cases held ({where})"
             return "\n".join([f"{self.target} is {name}: {held}", *self._counts, *_not_compared(run)])
         if run.status != "differs":
-            return f"{self.target} was not compared: {run.message}"
+            if not run.records:
+                return f"{self.target} was not compared: {run.message}"
+            count = (
+                f"{len(run.records) - len(run.failures)} of {len(run.records)} comparisons of {run.cases} cases held"
+            )
+            ended = f"{self.target} was not compared to the end: {run.message}; before, {count}"
+            return "\n".join([ended, *(_shortened(record, self.target) for record in run.failures[:_SHOWN])])
         alike: dict[str, list[Comparison]] = {}
         for record in sorted(run.failures, key=lambda record: record.quantity != "y"):
             alike.setdefault(_kind(record), []).append(record)
@@ -138,17 +147,31 @@ class Report:
         """A line that says how many comparisons had each option that the target takes."""
         compared = options(self.run)
         parts = [f"{compared.get(name, 0)} with {name.replace(', ', ' + ')}" for name in self.options]
-        return [f"options: of {len(self.run.records)} comparisons {', '.join(parts)}"] if parts else []
+        taken = [f"options: of {len(self.run.records)} comparisons {', '.join(parts)}"] if parts else []
+        return taken + _accepted(self.run)
 
     @cached_property
     def details(self) -> str:
         """Every difference, the mean signed errors, all that was not compared, and the whole report of ``identify``."""
         run = self.run
-        lines = [*map(_difference, run.failures), *run.signed, *_not_compared(run, width=sys.maxsize)]
+        lines = [*map(_difference, [*run.failures, *run.accepted]), *run.signed, *_not_compared(run, width=sys.maxsize)]
         return "\n".join([*lines, run.message if run.identity is None else run.identity.text])
 
     def __repr__(self) -> str:
         return self.text
+
+
+def _accepted(run: Run) -> list[str]:
+    """A line for each quantity that differs as its owner said, and why."""
+    alike: dict[tuple[str, str], list[Comparison]] = {}
+    for record in run.accepted:
+        alike.setdefault((record.quantity, record.accepted), []).append(record)
+    lines = []
+    for (quantity, why), records in alike.items():
+        most = max(record.max_ulp for record in records)
+        far = f", by at most {most:.0f} ulp" if math.isfinite(most) else ""
+        lines.append(f"accepted: {quantity}: {why}: {len(records)} comparison{'s' * (len(records) > 1)} differ{far}")
+    return lines + run.notes
 
 
 def _difference(record: Comparison) -> str:
@@ -162,11 +185,14 @@ def _shortened(record: Comparison, target: str) -> str:
     detail = record.detail.replace(f"{target} ", "it ")
     detail = re.sub(r"-?\d\.\d+(?:e[-+]\d+)?", lambda number: f"{float(number[0]):.{digits}g}", detail)
     line = f"  {record.case!r} {dtypes.short(record.dtype)} {record.quantity}: {detail}"
-    return _cut(re.sub(" elements differ$", " differ", line), _WIDTH)
+    return _wrapped(re.sub(" elements differ$", " differ", line), _WIDTH)
 
 
-def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else f"{line[: width - 4]} ..."
+def _wrapped(line: str, width: int) -> str:
+    """The line, in several ones where it is longer: a reason is there to its end."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    more = {"initial_indent": indent, "subsequent_indent": f"{indent}    "}
+    return "\n".join(textwrap.wrap(line.strip(), width, break_on_hyphens=False, **more)) if len(line) > width else line
 
 
 def _not_compared(run: Run, *, width: int = _WIDTH) -> list[str]:
@@ -180,7 +206,7 @@ def _not_compared(run: Run, *, width: int = _WIDTH) -> list[str]:
                 line = f"{start}{', '.join(names[:count])}{more}{where}: {reason}"
                 if len(line) + len(end) <= width:
                     break
-            lines.append(_cut(line, width - len(end)) + end)
+            lines.append(_wrapped(line + end, width))
     return lines
 
 
@@ -189,7 +215,9 @@ def sentences(run: Run, variant: Variant) -> list[str]:
 
     Where identify finds nothing, the cases are named, as what is wrong shows in them alone.
     """
-    identity = run.identity
+    identity, own = run.identity, {record.detail for record in run.failures if record.detail.endswith(STALE)}
+    if len(own) == len(run.failures) > 0:
+        return [*own]
     if identity is None:
         return [run.message]
     differences = identity.differences(variant) if identity.variant else ()
@@ -257,7 +285,7 @@ def write_junit(runs: Sequence[Run], path: Path) -> None:
     root = ElementTree.Element("testsuites", name="rmsnorm")
     for run in runs:
         broken = run.status in ("crashed", "hung", "stopped", "refused")
-        unasked = int(run.status == "absent") + len(run.skipped)
+        unasked = int(run.status == "absent") + len(run.skipped) + len(run.accepted)
         count = len(run.records) + len(run.skipped) + int(broken or run.status == "absent")
         suite = ElementTree.SubElement(
             root, "testsuite", name=run.name, tests=str(count), failures=str(len(run.failures)),
@@ -268,7 +296,9 @@ def write_junit(runs: Sequence[Run], path: Path) -> None:
                 suite, "testcase", classname=f"rmsnorm.{run.name}.{record.variant}",
                 name=f"{record.case} [{dtypes.short(record.dtype)}] {record.quantity}",
             )  # fmt: skip
-            if not record.passed:
+            if record.accepted:
+                ElementTree.SubElement(case, "skipped", message=f"accepted: {record.accepted}")
+            elif not record.passed:
                 message = numbers(record) if record.bound else record.detail
                 message += f"; {run.message}" if run.message else ""
                 ElementTree.SubElement(case, "failure", message=message).text = record.detail
@@ -339,7 +369,7 @@ def _bits(run: Run) -> Text:
 
 def _line(run: Run) -> Text:
     name = _title(run)
-    passed = len(run.records) - len(run.failures)
+    passed = sum(record.passed for record in run.records)
     instead = f"; {run.message}" if run.message else ""
     words = {
         "held": (f"held: all {len(run.records)} comparisons of {run.cases} cases", "green"),
