@@ -121,12 +121,10 @@ class Bound:
     """Largest parity ratio, and least share of identical bits where that is bounded (else 0)."""
 
     ratio: float
-    identical: float
+    identical: float = 0.0
 
 
-def bound(
-    quantity: str, call: Call, dtype: str, *, residual: bool = False, automatic: bool = False, alike: bool = False
-) -> Bound:
+def bound(quantity: str, call: Call, dtype: str, *, residual: bool = False, automatic: bool = False) -> Bound:
     """The thresholds for a quantity that is compared in a dtype.
 
     Args:
@@ -135,7 +133,6 @@ def bound(
         dtype: of the result.
         residual: whether there is one.
         automatic: whether another program computes it, by automatic differentiation of its own steps.
-        alike: whether the elements of a row are alike; this counts for another program alone.
 
     Raises:
         KeyError: there is no such quantity.
@@ -147,10 +144,7 @@ def bound(
         >>> bound("y", call, "float32")
         Bound(ratio=15.0, identical=0.0)
     """
-    operations = operations_of(quantity, call)
-    free = call.variant.rounding == "input_dtype"
-    arithmetic = call.sum if free else dtypes.arithmetic(dtypes.promote(call.x, call.product, call.result, call.gate))
-    w = dtypes.unit_roundoff(arithmetic) / dtypes.unit_roundoff(dtype)
+    operations = error_of(quantity, call) / dtypes.unit_roundoff(dtype)
     roundings: float = 2 * _named_roundings(call) if quantity == "y" else 2
     if quantity == "dgate" and not call.is_gated_before:
         roundings += 2 * _named_roundings(call)
@@ -161,8 +155,21 @@ def bound(
         if call.gate is not None:
             extra += quantity == "dgate" if call.is_gated_before else quantity in ("dx", "dresidual", "dscale", "dbias")
         roundings += extra * dtypes.unit_roundoff(call.norm) / dtypes.unit_roundoff(dtype)
-    exact_bits = quantity == "y" and dtype in dtypes.HALF and not free and not (automatic and alike)
-    return Bound(roundings + w * operations, 1 - w * operations / 2 if exact_bits else 0.0)
+    return Bound(roundings + operations)
+
+
+def error_of(quantity: str, call: Call) -> float:
+    """How far the arithmetic carries a quantity, as a share of its terms: without the roundings that are named.
+
+    >>> from rmsnorm.specification.call import Spec, resolve
+    >>> from rmsnorm.specification.variants import Variant
+    >>> error_of("y", resolve("rms_norm", Spec((4, 64), "bfloat16"), variant=Variant.get("standard"))) * 2**24
+    13.0
+    """
+    wide = dtypes.arithmetic(dtypes.promote(call.x, call.product, call.result, call.gate))
+    return operations_of(quantity, call) * dtypes.unit_roundoff(
+        call.sum if call.variant.rounding == "input_dtype" else wide
+    )
 
 
 def operations_of(quantity: str, call: Call, *, worst: bool = False, sums: float = 1.0) -> float:
@@ -209,9 +216,14 @@ def within(noise: float, least: float = 1e-6, most: float = 0.02) -> float:
     return min(max(20 * noise, least), most)
 
 
+def roundings_of_row(n: int) -> float:
+    """Of y, in units of its terms: sqrt(n) for the sum of a row, as above, and 16 for all else."""
+    return 16 + math.sqrt(n)
+
+
 def of_row(n: int, dtype: str) -> float:
-    """The error of y, relative to its terms: sqrt(n) roundings for the sum of a row, as above, and 16 for all else."""
-    return (16 + math.sqrt(n)) * dtypes.unit_roundoff(dtype)
+    """The error of y, relative to its terms: the roundings of a row."""
+    return roundings_of_row(n) * dtypes.unit_roundoff(dtype)
 
 
 def of_replacement(quantity: str, call: Call, dtype: str) -> float:
