@@ -46,26 +46,32 @@ A sum x + residual that is normalised before it is rounded errs by 1, so 1/rho b
 and dscale 2. The second term of dx and jvp has h / rho twice, and 1/rho: 5. dgate is made of y, 2, or of dh and of the
 sum itself, 6.
 
-Automatic differentiation of another program rounds what the formulas do not, where h / rho is rounded to a format
-before the gain: that format is then the one of the operations after it, and of their derivatives. dx and dresidual,
-which are one number here: dy * gain is rounded, 1. dscale: h / rho, and its product with dy, 2. A gate after the norm:
-dy f(z) is rounded before all of these and dbias, 1. A gate before it: dgate is the product of f'(z) and the gradient
-for h f(z), which is rounded as dx is, 1. Each is at most 1 in units of the terms, times the unit roundoff of that
-format over u.
+Automatic differentiation of another program rounds what the formulas do not. x is used twice, by the statistic and by
+h / rho: each use may have a gradient in the dtype of x, rounded before the two are added: dx and dresidual in 16 bits, 1. Where
+h / rho is rounded to a format before the gain, that format is the one of the operations after it, and of their
+derivatives. dx and dresidual, which are one number here: dy * gain is rounded, 1. dscale: h / rho, and its product with
+dy, 2. A gate after the norm: dy f(z) is rounded before all of these and dbias, 1. A gate before it: dgate is the
+product of f'(z) and the gradient for h f(z), which is rounded as dx is, 1. Each is at most 1 in units of the terms,
+times the unit roundoff of that format over u. A product below the least normal number of the format errs by as much as
+that number does, half the spacing of the subnormal ones, and 1/rho multiplies the error: dy * gain of 1e-8 is 0 in
+float16, beside 1/rho = 1000 an error of 1e-5 of dx. So for another program the terms are those of products which are no
+smaller than that (terms.py, ``automatic``).
 
 Bits: in 16 bits a correct implementation gives the bits of the golden's y, except where its own error carries a value
-across the border between two roundings; there it gives the neighbouring number. The share of such elements is at most
-the width of that error, w * operations, over the spacing of the borders, 2, however many rows there are. A wrong
-rounding point moves a quarter of the elements, most of them by less than any bound on the ratio: only this bound
-sees it. The share is an expectation over values anywhere between the borders. In a row whose elements are alike, all
-of them cross a border or none does: there it does not bound what another program computes.
+across the border between two roundings. So of each element it is known which numbers are right. An implementation
+computes 1/rho times 1 + e, with |e| <= E = operations * the unit roundoff of the arithmetic, and each rounding that the
+variant names is monotone: y lies between the y of 1 - E and the y of 1 + E, with all its roundings. In between are
+mostly one number, and two beside a tie. What is not rounded to 16 bits errs by E of its terms before the last rounding.
+The elements of a row share e: at 8,192 elements in bfloat16 some hundred have the same |x|, and cross a border
+together. A share of elements, as if they were independent, would not bound them, and no share is needed: the ends are
+those of each element. A wrong rounding point moves a quarter of the elements, most of them by less than any bound on
+the ratio: only this bound sees it. Where y is wider than the format of h / rho, as that of LLaMA with a gain in
+float32, the two numbers are a unit of the narrow format apart: the distance of the ends from the golden is added to
+what the ratio allows, and is 0 except beside a tie.
 
-Intervals: the static vectors say of each element which numbers are right, without a share, whatever the order of a sum.
-Then k stands for sqrt(k) in the table: one float32 after the other, 4,096 squares of bfloat16 numbers erred by 380, as
-many of these sums are ties. A kernel with a float32 statistic computes 1/rho times 1 + e, and what it multiplies after
-that, with |e| <= operations * 2^-24. Each rounding that the variant names is monotone. So y lies between the y of 1 - e
-and the y of 1 + e, with all its roundings: in 16 bits mostly one number, and two beside a tie. dx and dscale are sums,
-which may cancel: they lie within operations * 2^-24 * terms of the real number, then rounded.
+Intervals: the static vectors say the same of every quantity, whatever the order of a sum. Then k stands for sqrt(k) in
+the table: one float32 after the other, 4,096 squares of bfloat16 numbers erred by 380, as many of these sums are ties.
+dx and dscale are sums, which may cancel: they lie within operations * 2^-24 * terms of the real number, then rounded.
 
 ``identify``, ``replace`` and ``to_rms_norm`` compare formulas before anything is known of roundings. Their thresholds,
 ``FORM`` and those after it, lie between what roundings do and what the nearest other formula does.
@@ -150,11 +156,13 @@ def bound(quantity: str, call: Call, dtype: str, *, residual: bool = False, auto
         roundings += 2 * _named_roundings(call)
     if residual and quantity in ("dx", "dresidual"):
         roundings += 1
-    if automatic and call.norm is not None:
-        extra = {"dx": 1, "dresidual": 1, "dscale": 2}.get(quantity, 0)
+    if automatic:
+        roundings += quantity in ("dx", "dresidual") and dtype in dtypes.HALF
+        named = {"dx": 1, "dresidual": 1, "dscale": 2}.get(quantity, 0)
         if call.gate is not None:
-            extra += quantity == "dgate" if call.is_gated_before else quantity in ("dx", "dresidual", "dscale", "dbias")
-        roundings += extra * dtypes.unit_roundoff(call.norm) / dtypes.unit_roundoff(dtype)
+            named += quantity == "dgate" if call.is_gated_before else quantity in ("dx", "dresidual", "dscale", "dbias")
+        if call.norm is not None:
+            roundings += named * dtypes.unit_roundoff(call.norm) / dtypes.unit_roundoff(dtype)
     return Bound(roundings + operations)
 
 

@@ -152,7 +152,7 @@ def candidate(data: Data, changes: Mapping[str, Change] | None = None) -> Outcom
         return Outcome({name: [value] for name, value in results.items()}, s.touched)
 
 
-def ends(data: Data, want: Array, away: Array, error: float) -> tuple[Array, Array]:
+def ends(data: Data, want: Array, error: float, away: Array) -> tuple[Array, Array]:
     """The least and the greatest y that is right, where 1/rho may err by ``error``, relative, and y by ``away``.
 
     Each rounding that the variant names is made at both ends; ``want``, the golden's y, is between them. Products and
