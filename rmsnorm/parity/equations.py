@@ -152,7 +152,18 @@ def candidate(data: Data, changes: Mapping[str, Change] | None = None) -> Outcom
         return Outcome({name: [value] for name, value in results.items()}, s.touched)
 
 
-def ends(data: Data, want: Array, error: float, away: Array) -> tuple[Array, Array]:
+def lost(data: Data) -> Array:
+    """What a float32 sum of the squares of each row loses beside an outlier, one after the other, as a share of it."""
+    s = Steps(data, {})
+    with np.errstate(all="ignore"):
+        squares = np.where(s.counted, s.squares, 0.0)
+        total = s.inner(squares)
+        spacing = np.exp2(np.floor(np.log2(total))) * dtypes.epsilon("float32")
+        share = np.abs(s.inner(np.rint(squares / spacing) * spacing - squares)) / total
+    return np.where(np.isfinite(share), share, 0.0)
+
+
+def ends(data: Data, want: Array, error: Array, away: Array) -> tuple[Array, Array]:
     """The least and the greatest y that is right, where 1/rho may err by ``error``, relative, and y by ``away``.
 
     Each rounding that the variant names is made at both ends; ``want``, the golden's y, is between them. Products and

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rmsnorm.accuracy.bounds import QUANTITIES, Bound, bound, error_of
+from rmsnorm.accuracy.bounds import LANES, QUANTITIES, USES_OF_INVERSE, Bound, arithmetic_of, bound, error_of
 from rmsnorm.accuracy.signed import SignedErrors
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
@@ -18,7 +18,7 @@ from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import Data
 from rmsnorm.parity.comparison import Comparison, Run, labelled
 from rmsnorm.parity.comparison import Outcome as Outcome
-from rmsnorm.parity.equations import ends
+from rmsnorm.parity.equations import ends, lost
 from rmsnorm.specification import dtypes, errors
 from rmsnorm.specification.variants import Variant
 
@@ -89,18 +89,20 @@ def expect(data: Data, quantities: Sequence[str] = QUANTITIES, *, automatic: boo
         data.x, data.scale, data.bias, dy=data.dy, dh=data.dh, tangents=data.tangents, automatic=automatic,
         **data.options, **data.arrays,
     )  # fmt: skip
+    of_sum = lost(data) / LANES / 2 if automatic and arithmetic_of(data.call) == "float32" else np.zeros(())
     expected = {}
     for name, value in golden(data, quantities).items():
-        dtype = value.dtype.name
-        unit = np.broadcast_to(sizes[name], value.shape) * dtypes.unit_roundoff(dtype)
-        unit = np.maximum(unit, dtypes.smallest_subnormal(dtype) / 2)
-        expected[name] = want = Expected(value, unit, _bound(name, data, dtype, automatic=automatic))
+        dtype, limit = value.dtype.name, _bound(name, data, value.dtype.name, automatic=automatic)
+        further = (of_sum if name not in ("dscale", "dbias") else of_sum.max(initial=0.0)) * USES_OF_INVERSE[name]
+        unit = sizes[name] * (dtypes.unit_roundoff(dtype) + further / limit.ratio)
+        unit = np.maximum(np.broadcast_to(unit, value.shape), dtypes.smallest_subnormal(dtype) / 2)
+        expected[name] = want = Expected(value, unit, limit)
         if name == "y" and {dtype, data.call.norm} & {*dtypes.HALF} and data.variant.rounding != "input_dtype":
-            expected[name] = _between(want, data, error_of(name, data.call), sizes[name])
+            expected[name] = _between(want, data, error_of(name, data.call) + further, sizes[name])
     return expected
 
 
-def _between(want: Expected, data: Data, error: float, size: Array) -> Expected:
+def _between(want: Expected, data: Data, error: Array, size: Array) -> Expected:
     """y with the numbers that are right beside a tie: in 16 bits by themselves, in more bits by a larger unit."""
     if want.value.dtype.name in dtypes.HALF:
         low, high = ends(data, want.value, error, error * size)
