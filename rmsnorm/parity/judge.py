@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -169,6 +169,17 @@ def _worst(got: Array, want: Array, ratio: Array, distances: Array, *, enough: b
 def failed(name: str, detail: str) -> Comparison:
     """The comparison of a quantity that has no result."""
     return Comparison(name, math.inf, 0.0, 0.0, 0.0, math.inf, False, detail)
+
+
+def wrong_inverse_rms(got: Array | None, data: Data) -> dict[str, str]:
+    """A sentence on 1 / rho that came with y where that is not the golden's, within its bound, in its own dtype."""
+    want = None if got is None or got.size == 0 else expect(data, ("inverse_rms",), automatic=True).get("inverse_rms")
+    if got is None or want is None or got.size != want.value.size:
+        return {}
+    own = got.dtype.name
+    unit = want.unit + np.abs(want.value) * (dtypes.unit_roundoff(own) if own != want.value.dtype.name else 0)
+    result = _compare("1/rho", got.astype(want.value.dtype).reshape(want.value.shape), replace(want, unit=unit))
+    return {} if result.parity_ratio <= want.bound.ratio else {"inverse_rms": f"the 1 / rho that it returns: {result.detail}"}
 
 
 def biased(run: Run, signed: SignedErrors, variant: Variant) -> None:

@@ -51,7 +51,7 @@ def check_job(job: dict[str, Any], write: Callable[..., None]) -> dict[str, Any]
 
     options, variant = job["options"], PRESETS[job["variant"]].replace(eps=job["eps"])
     write(patience=job["patience"], doing="opening it")
-    how = {"framework": options.pop("framework", None), "init": options.pop("init", None)}
+    how = {name: options.pop(name, None) for name in ("framework", "init", "call")}
     opened = open_target(job["target"], **how, device=options["device"], op="check")
     report = check(announced(opened, write, job["patience"]), variant, **options)
     identity = report.run.identity
