@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rmsnorm import PRESETS
-from rmsnorm.cli.callables import TARGET_HELP, Compiled, Device, Framework, Gradients, GroupSize, Init, opening
+from rmsnorm.cli.callables import TARGET_HELP, Call, Compiled, Device, Framework, Gradients, GroupSize, Init, opening
 from rmsnorm.cli.reports import Json, Junit, Verbose, check_folders, write_reports
 from rmsnorm.cli.usage import choices, end_of_check, unusable
 from rmsnorm.parity import screen
@@ -45,6 +45,7 @@ def check(
     ] = None,
     init: Init = None,
     framework: Framework = None,
+    call: Call = None,
     group_size: GroupSize = None,
     compiled: Compiled = False,
     gradients: Gradients = True,
@@ -93,7 +94,7 @@ def check(
     with Console(stderr=True).status(f"asking {target}"):
         report = check_apart(
             target, wanted, dtypes=types, group_size=group_size, edges=edges, batch_invariant=batch_invariant,
-            exhaustive=exhaustive, large=large, all_cases=all_, **options,
+            exhaustive=exhaustive, large=large, all_cases=all_, call=call, **options,
         )  # fmt: skip
     screen.console().print(Text(report.text, style="" if report.passed else "red"))
     if verbose:

@@ -173,13 +173,15 @@ def failed(name: str, detail: str) -> Comparison:
 
 def wrong_inverse_rms(got: Array | None, data: Data) -> dict[str, str]:
     """A sentence on 1 / rho that came with y where that is not the golden's, within its bound, in its own dtype."""
-    want = None if got is None or got.size == 0 else expect(data, ("inverse_rms",), automatic=True).get("inverse_rms")
+    want = None if got is None or data.x.size == 0 else expect(data, ("inverse_rms",), automatic=True).get("inverse_rms")
     if got is None or want is None or got.size != want.value.size:
         return {}
     own = got.dtype.name
     unit = want.unit + np.abs(want.value) * (dtypes.unit_roundoff(own) if own != want.value.dtype.name else 0)
     result = _compare("1/rho", got.astype(want.value.dtype).reshape(want.value.shape), replace(want, unit=unit))
-    return {} if result.parity_ratio <= want.bound.ratio else {"inverse_rms": f"the 1 / rho that it returns: {result.detail}"}
+    if result.parity_ratio <= want.bound.ratio:
+        return {}
+    return {"inverse_rms": f"the 1 / rho that it returns: {result.detail}"}
 
 
 def biased(run: Run, signed: SignedErrors, variant: Variant) -> None:

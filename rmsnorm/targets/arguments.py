@@ -264,13 +264,13 @@ def argument_names(function: Callable[..., Any]) -> list[str] | None:
     return [p.name for p in parameters]
 
 
-def takes_eps(make: Callable[..., Any]) -> str | None:
-    """The name of eps among the arguments that a constructor requires, None where it requires none."""
+def eps_argument(make: Callable[..., Any]) -> tuple[str, bool] | None:
+    """The name of eps among the arguments of a constructor, and whether it requires it; None where it takes none."""
     try:
         parameters = _signature(make)
     except (TypeError, ValueError):
         return None
-    return next((name for name, p in parameters.items() if _EPS.search(name) and p.default is p.empty), None)
+    return next(((name, p.default is p.empty) for name, p in parameters.items() if _EPS.search(name)), None)
 
 
 def requires_residual(call: Callable[..., Any]) -> bool:

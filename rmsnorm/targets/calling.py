@@ -64,7 +64,8 @@ class Caller:
         """Whether it requires eps, and the number that is added to the gain, by their names, where it takes these."""
         names = {FromCall.EPS: "eps", FromCall.OFFSET: "offset", FromCall.CENTRED: "offset"}
         asked = {names[s.value]: s.required for s in self.slots if s.role == "value" and s.value in list(names)}
-        return {**({"eps": True} if self.has("layer") else {}), **asked}
+        formula = {"eps": True, "offset": True} if self.has("dy") else {"eps": True} if self.has("layer") else {}
+        return {**formula, **asked}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -146,6 +147,8 @@ class Caller:
             self.in_place[mode] = ()
             return result
         items = _items(result) if "out" not in buffers else []
+        if result is None and not buffers and self.needs_residual:  # y and x + residual, which must be somewhere
+            self.in_place[mode] = ("x", "residual")
         written = self.in_place.get(mode)
         if written is None:
             written = tuple(name for name, tensor in writable.items() if not _same(tensor, before[name]))

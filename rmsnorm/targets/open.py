@@ -24,9 +24,9 @@ from rmsnorm.targets.arguments import (
     argument_names,
     arguments_of,
     constructor_arguments,
+    eps_argument,
     makes_layers,
     requires_residual,
-    takes_eps,
     width_argument,
 )
 from rmsnorm.targets.bridges import bridge
@@ -174,7 +174,15 @@ def _open(thing: Any, name: str, width: int | None, init: dict[str, Any], call: 
 def _opened(thing: Any, name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
     open_layer = opener(thing)
     if isinstance(thing, type) or (open_layer is None and not init and call.order is None and makes_layers(thing)):
-        return _built(thing, name, width, init, call)
+        try:
+            return _built(thing, name, width, init, call)
+        except NoTarget:
+            with contextlib.suppress(NoTarget, TargetError):  # a function of x, with the name of a width
+                target = None if isinstance(thing, type) else _function(thing, name, call)
+                if target is not None:
+                    target.forward(np.ones((4, 8), "float32"))
+                    return target
+            raise
     if open_layer is not None and init:
         raise NoTarget(f"{name} is a layer that is built already, expected no init; pass its class")
     if open_layer is not None:
@@ -194,7 +202,7 @@ def _check_known(function: Callable[..., Any], name: str, options: Iterable[str]
 
 def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
     """A layer from its class or from a function that makes it; ``resized`` builds it again for another width."""
-    own_width, eps = width_argument(init), takes_eps(make)
+    own_width, eps = width_argument(init), eps_argument(make)
     size = width or (init[own_width] if own_width else WIDTH)
 
     def build(size: int) -> Target:
@@ -212,10 +220,13 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
             raise NoTarget(f"{name}({shown}) raised {raised(lines[0], error)}; pass init, {_FACTORY}") from error
         is_new = isinstance(make, type)
         opened = replace(_open(made, name, None, {}, replace(call, fresh=is_new)), resized=build, is_new=is_new)
-        if eps is None or eps in init:
+        if eps is None:
             return opened
-        given = lambda values: _built(make, name, size, {**init, eps: values["eps"]}, call)  # noqa: E731
-        return replace(opened, asks={"eps": True}, given=given)
+        key, required = eps
+        return replace(
+            opened, asks={"eps": required and key not in init},
+            given=lambda values: _built(make, name, size, {**init, key: values["eps"]}, call),
+        )  # fmt: skip
 
     return build(size)
 
