@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rmsnorm.cli.callables import TARGET_HELP, Call, Compiled, Device, Framework, Gradients, GroupSize, Init, called, opening
+from rmsnorm.cli.callables import (
+    TARGET_HELP, Call, Compiled, Device, Framework, Gradients, GroupSize, Init, called, opening,
+)  # fmt: skip
 from rmsnorm.cli.reports import Verbose
 from rmsnorm.cli.tables import wrapped
 from rmsnorm.cli.usage import DIFFERS, unusable

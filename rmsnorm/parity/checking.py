@@ -136,10 +136,8 @@ def check(
     run = Run(target.framework, version=version_of(target.framework), device=device)
     began, elements, signed = time.monotonic(), 0, SignedErrors()
     if gradients and not target.differentiable:
-        without = "it writes its results to its arguments" if not target.automatic else (
-            f"{target.framework} has no automatic differentiation"
-        )
-        run.skipped.append(Skip("gradients", "", without))
+        without = f"{target.framework} has no automatic differentiation"
+        run.skipped.append(Skip("gradients", "", without if target.automatic else "it writes its results to arguments"))
     if target.backward:
         run.skipped.append(Skip("y", "", "it is a backward pass alone"))
     quick = target.bridge.compiles and not (all_cases or edges or extremes)

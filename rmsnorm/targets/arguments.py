@@ -37,8 +37,10 @@ _ROLES: Final = {
     "k": re.compile(r"k(ey)?(_states)?"),
     "layer": re.compile(r"layer_?norm|rms_?norm|norm|layer|module"),
 }
-_OF_K: Final = re.compile(r"[wg]_?k|(k|key)_(\w+_)?(w|weight|gamma|scale|norm|gain)|(weight|gamma|scale|gain)_k(ey)?")
-_OF_Q: Final = re.compile(r"[wg]_?q|(q|query)_(\w+_)?(w|weight|gamma|scale|norm|gain)|(weight|gamma|scale|gain)_q(uery)?")
+_OF_K, _OF_Q = (  # the gain of k, and of q
+    re.compile(rf"[wg]_?{word[0]}|{word}_(\w+_)?(w|weight|gamma|scale|norm|gain)|(weight|gamma|scale|gain)_{word}")
+    for word in ("k(?:ey)?", "q(?:uery)?")
+)
 
 
 class Unguessable(TypeError):
@@ -175,8 +177,10 @@ def _roles(parameters: list[inspect.Parameter]) -> dict[str, str]:
             give("gate", name)  # beside a weight
         elif argument := argument_named(name):
             give(argument, name)
-        elif arrays[name] == "y" and name in required and not backward:
-            give("residual", name)  # what is added
+        elif arrays[name] in ("y", "o") and name in required and not backward:
+            give(
+                "out" if "scale" in roles.values() or arrays[name] == "o" else "residual", name
+            )  # y next to x is added
     for parameter in parameters:
         if parameter.name in arrays and arrays[parameter.name] == "offset" and _is_bias(parameter):
             give("bias", parameter.name)
@@ -242,8 +246,10 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | Non
     schema = getattr(one, "schema", None) or getattr(one, "_schema", None)
     arguments = getattr(schema, "arguments", None)
     if arguments is None:
+        sizes = str(getattr(function, "signature", None)).partition("->")  # of a generalised ufunc, as (n),(n)->(n)
         try:
-            return list(inspect.signature(function).parameters.values())
+            every = list(inspect.signature(function).parameters.values())
+            return every[: sizes[0].count("(")] if sizes[2] else every
         except (TypeError, ValueError):  # a built-in function, or what is not callable
             return None
     kinds = {False: inspect.Parameter.POSITIONAL_OR_KEYWORD, True: inspect.Parameter.KEYWORD_ONLY}

@@ -30,7 +30,7 @@ class Caller:
         slots: its parameters, in their order.
         gain_shape: the shape of the gain for a shape of x.
         values: eps and offset, where the caller has chosen them; else those that it must have are 1e-6 and 0.
-        in_place: the arguments to which it writes its results, once a call has shown it, by whether a residual is passed.
+        in_place: the arguments to which it writes its results, by whether a residual is passed, once a call shows it.
         others: arguments that the caller passes under their own names.
     """
 
@@ -297,8 +297,10 @@ def _module(tensor: Any) -> Any:
 
 
 def _reversed(tensor: Any) -> Any:
-    """Along the last axis."""
-    return tensor.flip(-1) if hasattr(tensor, "flip") else tensor[..., ::-1]
+    """Along the last axis, in memory of its own where it can be written to."""
+    if hasattr(tensor, "flip"):
+        return tensor.flip(-1)
+    return tensor[..., ::-1].copy() if isinstance(tensor, np.ndarray) else tensor[..., ::-1]
 
 
 def _concatenated(parts: list[Any], axis: int) -> Any:

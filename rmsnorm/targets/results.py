@@ -23,7 +23,7 @@ def results(result: Any, sent: Mapping[str, Any], array: type) -> Results:
     """The entries of what a function returned for the arrays ``sent``, which are of the class ``array``.
 
     Of an array with a number for each row the last one is 1 / rho, as a mean may come before it. In rows of one element
-    it has the shape of x, and only what comes with a residual is known.
+    it may have the shape of x, and then nobody can tell which is which.
     """
     if not isinstance(result, (tuple, list)):
         return Results(result, unknown="" if isinstance(result, array) else described(result))
@@ -32,15 +32,15 @@ def results(result: Any, sent: Mapping[str, Any], array: type) -> Results:
     rows = math.prod(shape[:-1])
     first = result[0] if result else None
     total = inverse_rms = None
-    recognised = "residual" in sent
+    recognised, alike = "residual" in sent, [e for e in result[1:] if isinstance(e, array) and tuple(e.shape) == shape]
     for place, entry in enumerate(result[1:]):
         if not isinstance(entry, array):
             if place == 0 and "residual" in sent and len(result) == 2:
                 return Results(first, unknown=f"{whole} whose second entry is {described(entry)}")
             continue
         own = tuple(entry.shape)
-        if own == shape and "residual" in sent and total is None:
-            total = entry
+        if own == shape and "residual" in sent and (len(alike) == 1 or math.prod(own) != rows):
+            total = entry if total is None else total
         elif own != shape and math.prod(own) == rows:
             inverse_rms = entry
         elif not ("residual" in sent or entry is x or (own == shape and math.prod(own) == rows)):

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import rmsnorm
 
 from rmsnorm import Variant
 from rmsnorm.identify import identify
+from rmsnorm.identify.package import find
 from rmsnorm.parity import check
 from rmsnorm.targets import open_target
 
@@ -200,7 +202,7 @@ def torch_like(wrong: Any) -> Any:
 
 def flashinfer_cute(wrong: Any) -> Any:
     def rmsnorm_cute(input, weight, out, M, eps, weight_bias):
-        assert M == input.shape[0] or input.ndim != 2
+        assert input.size == M * weight.size
         out[...] = norm(input, weight + weight_bias * (2 if wrong == "offset" else 1), eps)
 
     return rmsnorm_cute
@@ -283,3 +285,116 @@ def test_a_wrong_function_is_found(make, wrong):
         assert {record.quantity for record in result.run.failures} == {"inverse_rms"}
     if wrong == "eps":
         assert "it ignores its eps" in result.text
+
+
+@pytest.mark.parametrize("name", ["hidden", "features", "channels", "size"])
+def test_a_first_parameter_with_the_name_of_a_width_is_x_where_the_others_show_a_function(name):
+    space: dict[str, Any] = {"norm": norm}
+    exec(f"def with_gain({name}, weight, eps): return norm({name}, weight, eps)", space)  # noqa: S102
+    exec(f"def alone({name}): return norm({name}, None, 1e-6)", space)  # noqa: S102
+    exec(f"def make({name}, eps=1e-6): return lambda x, weight: norm(x, weight, eps)", space)  # noqa: S102
+    x = np.linspace(0.5, 2, 32, dtype="float32").reshape(4, 8)
+    for function in ("with_gain", "alone", "make"):
+        y = open_target(space[function], framework="numpy").forward(x, np.ones(8, "float32"))
+        assert np.array_equal(y, norm(x, None, 1e-6)), function
+
+
+def test_flags_of_a_layer_keep_their_default():
+    torch = pytest.importorskip("torch")
+
+    class Norm(torch.nn.Module):
+        def __init__(self, dim: int) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(dim))
+
+        def forward(
+            self, x: Any, return_residual: Any = False, output_gate: bool = False, store_gate: Any = None
+        ) -> Any:
+            assert (return_residual, output_gate, store_gate) == (False, False, None)
+            return torch.nn.functional.rms_norm(x, x.shape[-1:], self.weight, 1e-6)
+
+    target = open_target(Norm, width=8)
+    assert target.arguments == ("scale",)
+    assert target.forward(np.ones((2, 8), "float32")).shape == (2, 8)
+
+
+def test_eps_is_a_finding_of_identify_and_a_layer_that_ignores_it_is_found():
+    obeys = identify(lambda x, weight, eps: norm(x, weight, eps), framework="numpy")
+    assert (obeys["eps_argument"], obeys.variant.eps, obeys.recognised) == (True, 1e-6, True)
+    ignores = identify(lambda x, weight, eps=1e-6: norm(x, weight, 1e-6), framework="numpy")
+    assert ignores["eps_argument"] is False
+    assert ignores.defects == ("it ignores its eps: y is the same whatever is passed",)
+    torch = pytest.importorskip("torch")
+
+    class Norm(torch.nn.Module):
+        def __init__(self, dim: int, eps: float) -> None:
+            super().__init__()
+            self.weight, self.eps = torch.nn.Parameter(torch.ones(dim)), eps
+
+        def forward(self, x: Any) -> Any:
+            return torch.nn.functional.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+
+    class Ignores(Norm):
+        def __init__(self, dim: int, eps: float) -> None:
+            super().__init__(dim, 1e-3)
+
+    assert check(Norm, LLAMA_LIKE, dtypes="float32", gradients=False).passed
+    wrong = check(Ignores, LLAMA_LIKE, dtypes="float32", gradients=False)
+    assert [(r.case, r.detail) for r in wrong.run.failures] == [
+        ("eps", "it ignores its eps: y is the same with eps 0.25 and 0.015625")
+    ]
+
+
+def test_a_function_of_torch_gives_what_it_wrote_and_its_inputs_are_as_before():
+    torch = pytest.importorskip("torch")
+
+    def fused_add_rms_norm(input, residual, weight, epsilon):
+        residual.add_(input)
+        input.copy_(torch.nn.functional.rms_norm(residual, weight.shape, weight, epsilon))
+
+    target = open_target(fused_add_rms_norm, framework="torch")
+    x, residual = np.ones((2, 8), "float32"), np.full((2, 8), 2, "float32")
+    y = target.forward(x, np.ones(8, "float32"), residual=residual)
+    assert np.allclose(y, 1)
+    assert np.array_equal(target.second, x + residual)
+    assert (target.touched, target.differentiable) == (set(), False)
+
+
+def test_a_function_of_float32_alone_is_no_defect():
+    def norm32(x: Any, weight: Any) -> Any:
+        if x.dtype.itemsize < 4:
+            raise TypeError("no 16 bits")
+        return norm(x.astype("float32"), weight.astype("float32"), 1e-6)
+
+    identity = identify(norm32, framework="numpy")
+    assert identity.recognised, identity.text
+    assert identity["result_dtype"] == "always float32"
+
+
+def test_a_compiled_function_is_called_as_the_command_says(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import numpy as np\n"
+        "class Compiled:\n"
+        "    __signature__ = 'none'\n"
+        "    def __call__(self, out, x, weight, eps, /):\n"
+        "        h = x.astype('float64')\n"
+        "        out[...] = h / np.sqrt((h * h).mean(-1, keepdims=True) + eps) * weight\n"
+        "norm = Compiled()\n"
+    )
+    asked = [f"{tmp_path}/own.py:norm", "--framework", "numpy", "--call", "out, x, weight, eps"]
+    assert rmsnorm("check", *asked, "--dtype", "float32", "--eps", "1e-3").exit_code == 0
+    assert "variant standard" in rmsnorm("identify", *asked).stdout
+    with pytest.raises(ValueError, match="has call 'out, 1x', expected the arguments in their order"):
+        open_target(norm, framework="numpy", call="out, 1x")
+
+
+def test_a_package_is_found_in_its_folder_below_a_folder_named_tests_and_not_imported(tmp_path, monkeypatch):
+    folder = tmp_path / "tests"
+    (folder / "own_norms_of_mine" / "inner").mkdir(parents=True)
+    for part in ("own_norms_of_mine", "own_norms_of_mine/inner"):
+        (folder / part / "__init__.py").write_text("raise RuntimeError('it was imported')\n")
+    text = "class MyRMSNorm:\n    def forward(self, x):\n        return x\n"
+    (folder / "own_norms_of_mine" / "inner" / "norms.py").write_text(text)
+    monkeypatch.chdir(folder)
+    for name in ("own_norms_of_mine", "own_norms_of_mine.inner", "own_norms_of_mine.inner.norms"):
+        assert find(name) == (["own_norms_of_mine.inner.norms:MyRMSNorm"], [])
