@@ -14,7 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from rmsnorm.cli.callables import (
-    TARGET_HELP, Call, Compiled, Device, Framework, Gradients, GroupSize, Init, called, opening,
+    TARGET_HELP,
+    Call,
+    Compiled,
+    Device,
+    Framework,
+    Gradients,
+    GroupSize,
+    Init,
+    called,
+    opening,
 )  # fmt: skip
 from rmsnorm.cli.reports import Verbose
 from rmsnorm.cli.tables import wrapped

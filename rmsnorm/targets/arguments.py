@@ -43,6 +43,9 @@ _OF_K, _OF_Q = (  # the gain of k, and of q
 )
 
 
+_NO_DEFAULT: Final[Any] = inspect.Parameter.empty
+
+
 class Unguessable(TypeError):
     """A required argument, ``argument``, with a name that does not say what it means; empty where it is none."""
 
@@ -224,10 +227,11 @@ def _written(order: str) -> tuple[list[inspect.Parameter], dict[str, str]]:
 
     A value in place of a word is a constant.
     """
-    parameters, keys = [], {}
+    parameters: list[inspect.Parameter] = []
+    keys: dict[str, str] = {}
     for place, text in enumerate(order.split(",")):
         key, named, word = (part.strip() for part in text.rpartition("="))
-        name, default = word, inspect.Parameter.empty
+        name, default = word, _NO_DEFAULT
         if not word.isidentifier() or word in ("None", "True", "False"):
             try:
                 name, default = f"value_{place}", _Literal(literal_eval(word))

@@ -19,7 +19,7 @@ class Results(NamedTuple):
     unknown: str = ""
 
 
-def results(result: Any, sent: Mapping[str, Any], array: type) -> Results:
+def results(result: Any, sent: Mapping[str, Any], array: Any) -> Results:
     """The entries of what a function returned for the arrays ``sent``, which are of the class ``array``.
 
     Of an array with a number for each row the last one is 1 / rho, as a mean may come before it. In rows of one element

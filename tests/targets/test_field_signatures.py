@@ -290,9 +290,9 @@ def test_a_wrong_function_is_found(make, wrong):
 @pytest.mark.parametrize("name", ["hidden", "features", "channels", "size"])
 def test_a_first_parameter_with_the_name_of_a_width_is_x_where_the_others_show_a_function(name):
     space: dict[str, Any] = {"norm": norm}
-    exec(f"def with_gain({name}, weight, eps): return norm({name}, weight, eps)", space)  # noqa: S102
-    exec(f"def alone({name}): return norm({name}, None, 1e-6)", space)  # noqa: S102
-    exec(f"def make({name}, eps=1e-6): return lambda x, weight: norm(x, weight, eps)", space)  # noqa: S102
+    exec(f"def with_gain({name}, weight, eps): return norm({name}, weight, eps)", space)
+    exec(f"def alone({name}): return norm({name}, None, 1e-6)", space)
+    exec(f"def make({name}, eps=1e-6): return lambda x, weight: norm(x, weight, eps)", space)
     x = np.linspace(0.5, 2, 32, dtype="float32").reshape(4, 8)
     for function in ("with_gain", "alone", "make"):
         y = open_target(space[function], framework="numpy").forward(x, np.ones(8, "float32"))
