@@ -35,7 +35,7 @@ def of_eps(target: Target, variant: Variant, types: Sequence[str], group_size: i
                 comparisons += [(eps, one) for one in compare(Outcome({"y": [y]}), expected)]
         except TargetError:  # it refuses this dtype
             continue
-        if np.array_equal(*results, equal_nan=True):
+        if np.array_equal(results[0], results[1], equal_nan=True):
             return [failed("y", f"it ignores its eps: y is the same with eps {ASKED[0]:g} and {ASKED[1]:g}")]
         return [
             one if one.passed else failed("y", f"called with eps={eps:g}: {one.detail}") for eps, one in comparisons

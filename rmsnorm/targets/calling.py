@@ -138,7 +138,7 @@ class Caller:
         """The result, or the arrays that were written to; x and the others get their numbers back."""
         mode, whole = "residual" in arrays, "h_out" in buffers or (buffers and not self.needs_residual)
         writable = {name: arrays[name] for name in ("x", "k", "residual") if _is_writable(arrays.get(name))}
-        if whole or not (writable and self.in_place.get(mode, True)):
+        if whole or not writable or self.in_place.get(mode) == ():
             result = run()
             return _joined(_items(result), buffers) if buffers else result
         before = {name: _copy(tensor) for name, tensor in writable.items()}

@@ -249,17 +249,17 @@ def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
     def target_for(candidate: str, caller: Caller) -> Target:
         library = keras_library() if candidate == "keras" else _BEYOND.get(candidate, candidate)
         opened = bridge(library, how.device)
-        extra = {"backward": True} if caller.has("dy") else {}
+        backward = caller.has("dy")
 
         def call(arrays: Mapping[str, Any]) -> Any:
             return caller(arrays)
 
-        whole, derivatives = backward_pass(caller, opened) if extra else (call, None)
+        whole, derivatives = backward_pass(caller, opened) if backward else (call, None)
         return Target(
             name, candidate, opened, whole, caller.arguments, notes=caller.notes, shape_of=shape_of,
             derivatives=derivatives, asks=caller.asks, automatic=not caller.writes,
             needs_residual=caller.needs_residual,
-            given=lambda values: target_for(candidate, caller.with_values(**values)), **extra,
+            given=lambda values: target_for(candidate, caller.with_values(**values)), backward=backward,
         )  # fmt: skip
 
     def tried(candidate: str) -> tuple[Target, bool]:
