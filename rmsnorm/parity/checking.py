@@ -236,7 +236,6 @@ def _comparisons(
             results, wrong, refusals = _results(called, view, gradients=gradients and differentiated)
         judged = [failed(name, sentence) for name, sentence in (refusals | wrong).items()]
         names = results if refusals or wrong else expected if gradients and differentiated else ("y",)
-        names = [name for name in names if name in expected]
         same = {name for name, y in results.items() if name in first and _same(first[name], y)}
         wanted = {name: want for name, want in expected.items() if name in names and name not in same}
         for comparison in [*judged, *compare(Outcome({name: [y] for name, y in results.items()}), wanted)]:

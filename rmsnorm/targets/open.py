@@ -277,7 +277,11 @@ def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
         return target, False
 
     candidates = [how.framework] if how.framework else _candidates(function)
-    if len(candidates) == 1 and _returns(function) and not any(s.role == "residual" and s.required for s in slots):
+    if (
+        len(candidates) == 1
+        and (len(slots) == 1 or _returns(function))
+        and not any(s.role == "residual" and s.required for s in slots)
+    ):
         return target_for(candidates[0], Caller(function, slots, gain_shape, others=how.others))
     working, missing = [], None
     for candidate in candidates:
