@@ -191,6 +191,21 @@ def failed(name: str, detail: str) -> Comparison:
     return Comparison(name, math.inf, 0.0, 0.0, 0.0, math.inf, False, detail)
 
 
+def wrong_inverse_rms(got: Array | None, data: Data) -> dict[str, str]:
+    """A sentence on 1 / rho that came with y where that is not the golden's, within its bound, in its own dtype."""
+    if got is None or data.x.size == 0:
+        return {}
+    want = expect(data, ("inverse_rms",), automatic=True)["inverse_rms"]
+    if got.size != want.value.size:
+        return {}
+    own = got.dtype.name
+    unit = want.unit + np.abs(want.value) * (dtypes.unit_roundoff(own) if own != want.value.dtype.name else 0)
+    result = _compare("1/rho", got.astype(want.value.dtype).reshape(want.value.shape), replace(want, unit=unit))
+    if result.parity_ratio <= want.bound.ratio:
+        return {}
+    return {"inverse_rms": f"the 1 / rho that it returns: {result.detail}"}
+
+
 def biased(run: Run, signed: SignedErrors, variant: Variant) -> None:
     """Puts the mean signed errors into a run, and a failure for each that is no chance.
 

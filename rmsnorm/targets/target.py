@@ -15,6 +15,8 @@ import numpy as np
 
 from rmsnorm.specification import dtypes, errors
 from rmsnorm.targets.bridges import Array, Bridge, Function
+from rmsnorm.targets.results import described as _described
+from rmsnorm.targets.results import results
 
 Shape = tuple[int, ...]
 # what libraries say where there is no GPU, or of arrays that are not on one; other errors may have the same words
@@ -70,18 +72,20 @@ class Noticed:
     Attributes:
         touched: the arguments whose arrays it wrote to; dy is the gradient of y.
         returned: what it returned that is no array of the library.
-        second: the second array of its last call with a residual, None where it returned no pair.
+        second: x + residual of its last call with a residual, None where it returned none.
+        inverse_rms: 1 / rho of its last call, None where it returned none.
     """
 
     touched: set[str] = field(default_factory=set)
     returned: set[str] = field(default_factory=set)
     second: Array | None = None
+    inverse_rms: Array | None = None
 
     def forget(self) -> None:
         """Begin anew, so that what other calls did is not said of the next ones."""
         self.touched.clear()
         self.returned.clear()
-        self.second = None
+        self.second = self.inverse_rms = None
 
 
 @dataclass
@@ -106,6 +110,11 @@ class Target:
         x_shape: the shape of x to ask with, whose first size counts examples unless it is normalised; None to try some.
         training: for a layer: the context in which it trains (True) or not; None where that is all the same.
         needs_residual: whether it takes no x without one. Where the caller has none, it gets zeros.
+        asks: whether it requires eps, and offset, the number that is added to the gain; empty where these are no
+            arguments of it.
+        given: makes the same target that is called with other values of these; ``calling.with_values`` uses it.
+        automatic: whether automatic differentiation goes through it: not where it writes its results to its arguments.
+        backward: whether it is a backward pass alone, whose y is the formula's.
         probe: for a layer of PyTorch: what is called in its place, and what calls may change.
         around: the context of every call, which a caller that counts or limits calls replaces.
         noticed: what its calls showed; the targets that ``replace`` makes of it write there, too, as they are the same
@@ -130,6 +139,10 @@ class Target:
     x_shape: Shape | None = None
     training: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None
     needs_residual: bool = False
+    asks: Mapping[str, bool] = field(default_factory=dict)
+    given: Callable[[Mapping[str, float | None]], Target] | None = None
+    automatic: bool = True
+    backward: bool = False
     probe: Any = None
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     noticed: Noticed = field(default_factory=Noticed)
@@ -166,7 +179,7 @@ class Target:
 
     @property
     def differentiable(self) -> bool:
-        return self.derivatives is not None or self.bridge.differentiable
+        return self.derivatives is not None or (self.bridge.differentiable and self.automatic)
 
     def forward(self, x: Array, scale: Array | None = None, bias: Array | None = None, **others: Array | None) -> Array:
         """y for NumPy arrays in any of the four dtypes; a parameter that is None keeps the target's own value.
@@ -176,20 +189,17 @@ class Target:
             WrongResult: it did not return a floating-point array of the shape of x.
         """
         arrays = self._completed(_present(x=x, scale=scale, bias=bias, **others))
-        self.noticed.second = None
+        self.noticed.second = self.noticed.inverse_rms = None
 
         def run() -> Array:
             sent = {argument: self.bridge.send(array) for argument, array in arrays.items()}
             result = self.function(sent)
-            pair = "residual" in arrays and isinstance(result, (tuple, list))  # y and x + residual
-            if not (pair or isinstance(result, self.bridge.array)):
-                self.returned.add(_described(result))
+            parts = results(result, sent, self.bridge.array)
+            if parts.unknown:
+                self.returned.add(parts.unknown)
             y = self._fetched(result, arrays)
-            other = result[1] if pair and len(result) > 1 else None
-            if pair and not isinstance(other, self.bridge.array):
-                self.returned.add(f"{_described(result)} whose second entry is {_described(other)}")
-                other = None
-            self.noticed.second = None if other is None else self.bridge.fetch(other)
+            self.noticed.second = None if parts.total is None else self.bridge.fetch(parts.total)
+            self.noticed.inverse_rms = None if parts.inverse_rms is None else self.bridge.fetch(parts.inverse_rms)
             self._look(sent, arrays)
             return y
 
@@ -278,15 +288,6 @@ def _present(**arrays: Array | None) -> dict[str, Array]:
 def _first(value: Any) -> Any:
     """y of a function that returns more: (y, x + residual), (y, 1 / rho)."""
     return value[0] if isinstance(value, (tuple, list)) else value
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    if value is None:
-        return "None"
-    kind = type(value)
-    return f"a {kind.__qualname__}" if kind.__module__ == "builtins" else f"a {kind.__module__}.{kind.__qualname__}"
 
 
 def _bits(array: Array) -> Array:
