@@ -170,7 +170,7 @@ inline bool backward_general(
         for (std::int64_t j = 0; j < n && a.dbias; ++j) dbias[j] += v[j];
         auto [of_v, of_gain] = is_wide ? take_powers(c, v, gain, own + n) : std::pair{0, 0};
         double power = std::ldexp(1.0, of_v);
-        double inner = sum_over(n, [=, power = all_lanes(power), gain = gain](D total, std::int64_t j, auto count) {
+        double inner = sum_over(n, [=, power = all_lanes(power), gain = gain](D total, std::int64_t j, auto count) RMSNORM_BODY {
             D term = load<Format::f64>(v + j, count) * load<Format::f64>(normalised + j, count);
             store<Format::f64>(dscale + j, load<Format::f64>(dscale + j, count) + term * power, count);
             return total + term * load<Format::f64>(gain + j, count);

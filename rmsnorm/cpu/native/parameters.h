@@ -40,23 +40,21 @@ inline void prepare(
     }
     if (scale && c.offset != 0) {  // the gradients are those of the formula, which rounds nothing
         Format product = c.norm != Format::none && !is_backward ? c.product : Format::none;
-        by_eights(all, [=, &c](std::int64_t j, auto count) {
+        by_eights(all, [=, &c](std::int64_t j, auto count) RMSNORM_BODY {
             D sum = load<Format::f64>(gain + j, count) + all_lanes(c.offset);
             store<Format::f64>(gain + j, rounded(sum, product), count);
         });
     }
     if (needs_singles(c, is_backward)) {
-        Bits wrong[parts] = {};
-        by_eights(all, [=, &wrong](std::int64_t j, auto count) {
+        *flag = !any_of_eights(all, [=](Marked wrong, std::int64_t j, auto count) RMSNORM_BODY {
             D g = load<Format::f64>(gain + j, count), size = magnitude(g);
             store<Format::f32>(single + j, g, count);
             for (int i = 0; i < parts; ++i) {
                 Part part = size.part[i];
-                wrong[i] |= (part != 0.0) & ~((part > 0x1p-40) & (part < 0x1p16));
+                wrong.part[i] |= (part != 0.0) & ~((part > 0x1p-40) & (part < 0x1p16));
             }
+            return wrong;
         });
-        for (int i = 1; i < parts; ++i) wrong[0] |= wrong[i];
-        *flag = !any(wrong[0]);
     }
     if (bias) with_format(c.bias, [=]<Format F>() { load_row<F>(as<Stored<F>>(bias), parameters + all, all); });
 }
@@ -129,7 +127,7 @@ public:
         if (c.has_own()) return;
         by_parameters(group_of(c, i), [&](std::int64_t j, std::int64_t count, std::int64_t feature) {
             auto total = [count](const double* from) {
-                return sum_over(count, [=](D sum, std::int64_t e, auto some) { return sum + load<Format::f64>(from + e, some); });
+                return sum_over(count, [=](D sum, std::int64_t e, auto some) RMSNORM_BODY { return sum + load<Format::f64>(from + e, some); });
             };
             sums[feature] += total(own.dscale + j);
             if (has_dbias) sums[c.features + feature] += total(own.dbias + j);

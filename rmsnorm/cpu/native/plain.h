@@ -62,12 +62,12 @@ inline bool gradients_of_row(
     const double* gain = group.gain;
     double* dscale = group.dscale;
     if (dbias) {
-        by_eights(n, [=](std::int64_t j, auto count) {
+        by_eights(n, [=](std::int64_t j, auto count) RMSNORM_BODY {
             store<Format::f64>(dbias + j, load<Format::f64>(dbias + j, count) + load<Y>(dy + j, count), count);
         });
     }
     D f = all_lanes(factor);
-    double inner = factor * sum_over(n, [=](D total, std::int64_t j, auto count) {
+    double inner = factor * sum_over(n, [=](D total, std::int64_t j, auto count) RMSNORM_BODY {
         D product = load<Y>(dy + j, count) * load<X>(h + j, count);  // is exact
         D sum = fma(product, f, load<Format::f64>(dscale + j, count));
         store<Format::f64>(dscale + j, sum, count);
@@ -76,7 +76,7 @@ inline bool gradients_of_row(
     if (!dx) return true;
     double length = 0;
     if (c.position == Position::outside) {
-        length = sum_over(k, [=](D total, std::int64_t j, auto count) {
+        length = sum_over(k, [=](D total, std::int64_t j, auto count) RMSNORM_BODY {
             D v = load<X>(h + j, count) * f;
             return fma(v, v, total);
         });
