@@ -251,8 +251,8 @@ def backward(
         return cast(dx, call.x), *others
     if type(plan) is gpu.Plan:
         parameters = (scale, needed[1]), (bias, needed[2])
-        formats = [None if p is None or not need else p.dtype for p, need in parameters]
-        return *gpu.backward(plan, dy, h, scale, *formats, mask, inverse_rms, dh), None
+        dscale_dtype, dbias_dtype = (None if p is None or not need else p.dtype for p, need in parameters)
+        return *gpu.backward(plan, dy, h, scale, dscale_dtype, dbias_dtype, mask, inverse_rms, dh), None
     dx, dscale, dbias = (
         torch.empty(*p.shape, dtype=p.dtype, device=CPU) if p is not None and need else None
         for p, need in zip((h, scale, bias), needed[:3], strict=True)
