@@ -52,7 +52,7 @@ def candidates(x: Tensor, gain: Tensor) -> Iterator[tuple[str, str, Callable[[Te
     plan, forward = ours("torch", x, gain, None)
     inverse_rms = forward(x)[2]
     yield "ours", "forward", forward
-    yield "ours", "backward", lambda dy: gpu.backward(plan, dy, x, gain, None, None, inverse_rms, None)
+    yield "ours", "backward", lambda dy: gpu.backward(plan, dy, x, gain, gain.dtype, None, None, inverse_rms, None)
     for variant in OTHERS:
         is_sum = variant == "with a residual"
         yield variant, "forward", ours("torch" if is_sum else variant, x, gain, x if is_sum else None)[1]

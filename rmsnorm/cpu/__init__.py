@@ -36,9 +36,10 @@ def what_is_missing() -> str | None:
     """Why there are no kernels, and what mends that; None if there are.
 
     Raises:
-        ValueError: RMSNORM_CPU_LEVEL is no level.
+        ValueError: RMSNORM_CPU_LEVEL is no level, or RMSNORM_HUGE_PAGES neither 0 nor 1.
     """
     wanted = environment.read("RMSNORM_CPU_LEVEL")
+    environment.read("RMSNORM_HUGE_PAGES")
     try:
         from rmsnorm.cpu import _native
     except ImportError as error:

@@ -4,6 +4,7 @@ RMSNORM_CPU_KERNELS     0: no compiled kernels. It is read once, when the first 
 RMSNORM_CPU_LEVEL       v3, v4, v4-bf16 or arm64: kernels for these processors, in place of the best that there are
 RMSNORM_GPU_FP64        0: GPUs compute almost nothing in float64; 1: they do; in place of what suits the card
 RMSNORM_GPU_KERNELS     0: no kernels for GPUs; interpret: an interpreter runs them on arrays of the CPU
+RMSNORM_HUGE_PAGES      0: no advice of huge pages for large results. It is read once, with the first of them.
 RMSNORM_NUM_THREADS     how many threads compute a call
 RMSNORM_OPENMP          0: threads of this package in place of PyTorch's
 RMSNORM_XLA             0: TensorFlow lets XLA compile only what the program asks for
@@ -30,6 +31,7 @@ _RULES: Final[dict[str, tuple[Callable[[str], bool], str]]] = {  # whether a val
     "RMSNORM_CPU_LEVEL": (("v3", "v4", "v4-bf16", "arm64").__contains__, "v3, v4, v4-bf16 or arm64"),
     "RMSNORM_GPU_FP64": (("0", "1").__contains__, "0 or 1"),
     "RMSNORM_GPU_KERNELS": (("0", "1", "interpret").__contains__, "0, 1 or interpret"),
+    "RMSNORM_HUGE_PAGES": (("0", "1").__contains__, "0 or 1"),
     "RMSNORM_NUM_THREADS": (_is_count, f"a number of threads, 1 to {MOST_THREADS}"),
     "RMSNORM_OPENMP": (("0", "1").__contains__, "0 or 1"),
     "RMSNORM_XLA": (("0", "1").__contains__, "0 or 1"),

@@ -54,13 +54,15 @@ class RMSNormFunction(torch.autograd.Function):
         h, scale, bias, mask, gate, inverse_rms = ctx.saved_tensors
         bias = ctx.bias if gate is None else bias
         x, residual = ctx.dtypes
+        _, _, _, needs_x, needs_residual, *needs, _, needs_gate = ctx.needs_input_grad
+        needed = needs_x or needs_residual, *needs, needs_gate
         dx, *others = dh, None, None, None
         if dy is not None:
             one_dtype = residual in (None, x) and ctx.call.x == ctx.call.sum
-            dx, *others = _backward(ctx.call, ctx.plan, dy, dh, h, scale, bias, mask, gate, inverse_rms, one_dtype)
+            tensors = dy, dh, h, scale, bias, mask, gate, inverse_rms
+            dx, *others = _backward(ctx.call, ctx.plan, *tensors, one_dtype, needed)
             dx = laid_out(dx, h)
-        _, _, _, needs_x, needs_residual, *needs, _, needs_gate = ctx.needs_input_grad
-        dscale, dbias, dgate = (d if need else None for d, need in zip(others, (*needs, needs_gate), strict=True))
+        dscale, dbias, dgate = (d if need else None for d, need in zip(others, needed[1:], strict=True))
         dx, dresidual = (_to(dx, t) if need else None for t, need in ((x, needs_x), (residual, needs_residual)))
         return None, None, None, dx, dresidual, dscale, dbias, None, dgate
 
@@ -104,10 +106,11 @@ class RepeatedFunction(torch.autograd.Function):
         x, scale, *others, inverse_rms = ctx.saved_tensors
         bias, gate = others or (ctx.bias, None)
         if not torch.is_grad_enabled() and repeated.is_readable(dy) and dy.is_contiguous():
-            results = repeated.backward(dy, x, scale, inverse_rms, bias, gate, ctx.needs_input_grad[2:4])
+            results = repeated.backward(dy, x, scale, inverse_rms, bias, gate, ctx.needs_input_grad[1:])
         else:
+            needed = (*ctx.needs_input_grad[1:], False)[:4]
             dx, *others = _backward(
-                repeated.call, repeated.plan, dy, None, x, scale, bias, None, gate, inverse_rms, True
+                repeated.call, repeated.plan, dy, None, x, scale, bias, None, gate, inverse_rms, True, needed
             )
             results = _to(dx, x.dtype), *others
         return None, *(results if gate is not None else results[:3])
@@ -142,9 +145,12 @@ _apply = apply_of(RepeatedFunction)  # a layer repeats no call of torch.func
 
 def _backward(
     call: Call, plan: Any, dy: Tensor, dh: Tensor | None, h: Tensor, scale: Tensor | None, bias: Tensor | None,
-    mask: Tensor | None, gate: Tensor | None, inverse_rms: Tensor, one_dtype: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """dx + dh, dscale, dbias and dgate. ``one_dtype``: that of the residual, if there is one, is that of x."""
+    mask: Tensor | None, gate: Tensor | None, inverse_rms: Tensor, one_dtype: bool, needed: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """dx + dh, dscale, dbias and dgate, where kernels compute in memory those that are ``needed``.
+
+    ``one_dtype``: that of the residual, if there is one, is that of x.
+    """
     if plan is _OPERATORS or (
         one_dtype
         and call.has_last_axes
@@ -156,7 +162,7 @@ def _backward(
         # a second derivative goes through 1 / rho
         known = None if is_differentiated(h, gate) else inverse_rms
         return operations.gradients(call, dy, h, scale, bias, mask, dh, gate, known)
-    return kernels.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh, gate)
+    return kernels.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh, gate, needed)
 
 
 def _to(gradient: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:

@@ -110,14 +110,14 @@ def run_forward(
 
 
 def backward(
-    plan: Plan, dy: Tensor, h: Tensor, scale: Tensor | None, bias: torch.dtype | None, mask: Tensor | None,
-    inverse_rms: Tensor, dh: Tensor | None,
+    plan: Plan, dy: Tensor, h: Tensor, scale: Tensor | None, dscale_dtype: torch.dtype | None,
+    dbias_dtype: torch.dtype | None, mask: Tensor | None, inverse_rms: Tensor, dh: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """dx + dh in T, dscale and dbias in the dtypes of the parameters."""
+    """dx + dh in T, dscale and dbias, each of which may have no dtype and is None then."""
     dx = torch.empty(h.shape, dtype=h.dtype, device=h.device)
     dscale, dbias = (
         None if dtype is None else torch.empty(plan.sizes, dtype=dtype, device=h.device)
-        for dtype in (None if scale is None else scale.dtype, bias)
+        for dtype in (dscale_dtype, dbias_dtype)
     )
     matrix, masks, sizes = _rows(plan, h, mask)
     dy, dh, scale = dy.contiguous(), gapless(dh), gapless(scale)

@@ -33,6 +33,7 @@ from rmsnorm.torch_impl.memory import (
 from rmsnorm.torch_impl.private import CPU, allocator, current_gpu, empty_strided, is_autocast_on
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
+_ALL: Final = True, True, True, True  # dx, dscale, dbias and dgate are needed
 _DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in dtypes.FLOATS}
 
 
@@ -151,19 +152,19 @@ class Repeated(NamedTuple):
 
     def backward(
         self, dy: Tensor, x: Tensor, scale: Tensor | None, inverse_rms: Tensor | None, bias: Tensor | None = None,
-        gate: Tensor | None = None, needed: tuple[bool, ...] = (True, True),
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+        gate: Tensor | None = None, needed: tuple[bool, ...] = _ALL,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
         """dx, dscale, dbias and dgate, of a plain dy without gaps. The bias counts with a gate alone.
 
-        A GPU leaves out dscale and dbias where they are not needed.
+        Those that are not needed are None; a GPU computes dx always.
         """
-        plan, dx = self.plan, empty_strided(*self.dx)
-        dscale = None if self.dscale is None else empty_strided(*self.dscale)
-        dbias = None if self.dbias is None else empty_strided(*self.dbias)
-        dgate = None if self.dgate is None else empty_strided(*self.dgate)
+        plan, dx = self.plan, empty_strided(*self.dx) if needed[0] else None
+        dscale = empty_strided(*self.dscale) if self.dscale is not None and needed[1] else None
+        dbias = empty_strided(*self.dbias) if self.dbias is not None and needed[2] else None
+        dgate = empty_strided(*self.dgate) if self.dgate is not None and needed[3] else None
         plan.run_backward(
             openmp_threads, x.data_ptr(), plan.x_bytes, _address(scale), 0, 0, 0,
-            _address(inverse_rms), dy.data_ptr(), 0, dx.data_ptr(), _address(dscale), _address(dbias),
+            _address(inverse_rms), dy.data_ptr(), 0, _address(dx), _address(dscale), _address(dbias),
             _address(gate), self.gate_step, _address(dgate), 0 if gate is None else _address(bias),
         )  # fmt: skip
         return dx, dscale, dbias, dgate
@@ -188,15 +189,15 @@ class RepeatedOnGPU(Repeated):
 
     def backward(
         self, dy: Tensor, x: Tensor, scale: Tensor | None, inverse_rms: Tensor | None, bias: Tensor | None = None,
-        gate: Tensor | None = None, needed: tuple[bool, ...] = (True, True),
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+        gate: Tensor | None = None, needed: tuple[bool, ...] = _ALL,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
         if self.gpu_index >= 0 and self.gpu_index != current_gpu():
             with torch.cuda.device(self.gpu_index):
                 return self.backward(dy, x, scale, inverse_rms, bias, gate, needed)
         empty = allocator(x)
         dx = empty(*self.dx)
-        dscale = empty(*self.dscale) if self.dscale is not None and needed[0] else None
-        dbias = empty(*self.dbias) if self.dbias is not None and needed[1] else None
+        dscale = empty(*self.dscale) if self.dscale is not None and needed[1] else None
+        dbias = empty(*self.dbias) if self.dbias is not None and needed[2] else None
         gpu.run_backward(self.plan, self.sizes, x, dy, None, scale, None, inverse_rms, dx, dscale, dbias)
         return dx, dscale, dbias, None
 
@@ -238,20 +239,25 @@ def _contiguous(sizes: Any, dtype: torch.dtype) -> tuple[Any, ...]:
 
 def backward(
     call: Call, plan: Any, dy: Tensor, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
-    inverse_rms: Tensor | None, dh: Tensor | None, gate: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    inverse_rms: Tensor | None, dh: Tensor | None, gate: Tensor | None = None, needed: tuple[bool, ...] = _ALL,
+) -> tuple[Any, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """dx + dh in T, dscale, dbias and dgate in the dtypes of the parameters and the gate.
 
-    The kernels for the CPU compute 1 / rho if it is None.
+    The kernels leave out what is not needed, but those for a GPU dx. The kernels for the CPU compute 1 / rho if it is
+    None.
     """
     if plan is None or not (is_plain if h.is_cpu else is_plain_on_gpu)(dy, dh):
         dx, *others = operations.gradients(call, dy, h, scale, bias, mask, dh, gate, inverse_rms)
         return cast(dx, call.x), *others
     if type(plan) is gpu.Plan:
-        return *gpu.backward(plan, dy, h, scale, None if bias is None else bias.dtype, mask, inverse_rms, dh), None
-    dx = torch.empty(*h.shape, dtype=h.dtype, device=CPU)
-    dscale, dbias = (None if p is None else torch.empty(*p.shape, dtype=p.dtype, device=CPU) for p in (scale, bias))
-    dgate = None if gate is None else torch.empty(*h.shape, dtype=gate.dtype, device=CPU)
+        parameters = (scale, needed[1]), (bias, needed[2])
+        dscale_dtype, dbias_dtype = (None if p is None or not need else p.dtype for p, need in parameters)
+        return *gpu.backward(plan, dy, h, scale, dscale_dtype, dbias_dtype, mask, inverse_rms, dh), None
+    dx, dscale, dbias = (
+        torch.empty(*p.shape, dtype=p.dtype, device=CPU) if p is not None and need else None
+        for p, need in zip((h, scale, bias), needed[:3], strict=True)
+    )
+    dgate = None if gate is None or not needed[3] else torch.empty(*h.shape, dtype=gate.dtype, device=CPU)
     matrix = h if h.is_contiguous() else rows_of(h, plan.n)
     masks, mask_step, mask_stride = mask_rows(mask, h, plan.n)
     dy, dh, gain, (gates, gate_step) = dy.contiguous(), gapless(dh), gapless(scale), _gates(gate, plan.n)
@@ -259,7 +265,7 @@ def backward(
     plan.run_backward(
         openmp_threads, matrix.data_ptr(), plan.x_bytes if matrix is h else matrix.stride(0) * h.element_size(),
         _address(gain), _address(masks), mask_step, mask_stride,
-        _address(inverse_rms), dy.data_ptr(), _address(dh), dx.data_ptr(), _address(dscale), _address(dbias),
+        _address(inverse_rms), dy.data_ptr(), _address(dh), _address(dx), _address(dscale), _address(dbias),
         _address(gates), gate_step, _address(dgate), _address(shift),
     )  # fmt: skip
     return dx, dscale, dbias, dgate

@@ -156,7 +156,7 @@ def test_neither_width_nor_eps_compiles_a_kernel(position, monkeypatch):
         plan = gpu.plan(call, "float32", None)
         x, scale = torch.ones(64, n), torch.ones(n)
         inverse_rms = gpu.forward(plan, x, None, scale, None, None)[2]
-        gpu.backward(plan, x, x, scale, None, None, inverse_rms, None)
+        gpu.backward(plan, x, x, scale, scale.dtype, None, None, inverse_rms, None)
     first, second = keys[:3], keys[3:]
     assert [name for name, _ in first] == ["forward", "backward", "add_up"]
     assert first == second

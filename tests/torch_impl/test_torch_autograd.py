@@ -11,7 +11,7 @@ import pytest
 from options import DIFFERENTIABLE
 from options import small as shared
 
-from rmsnorm import cpu
+from rmsnorm import Variant, cpu
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.ulps import ulps
 
@@ -277,3 +277,65 @@ def test_what_is_under_a_mask_reaches_no_derivative_of_a_tangent() -> None:
     _, tangent = torch.func.jvp(lambda *primals: rms_norm(*primals, mask=mask), leaves, moves)
     for gradient in torch.autograd.grad(tangent.sum(), leaves):
         assert gradient.isfinite().all()
+
+
+RESULTS = {"x": 9, "scale": 10, "bias": 11, "gate": 14}  # the arguments of the kernel that are addresses of gradients
+CALLS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {  # the shape of the parameters, and options
+    "float32": ((512,), {}),
+    "bfloat16": ((512,), {}),
+    "a parameter for several elements": ((8,), {"feature_axis": 1, "axis": -1}),
+    "mask": ((512,), {"mask": True}),
+    "gate": ((512,), {"gate": True, "variant": Variant.get("llama").replace(gate_position="after")}),
+    "gate before": ((512,), {"gate": True, "variant": Variant.get("llama").replace(gate_position="before")}),
+}
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """Which gradients the kernels compute, call by call."""
+    if not cpu.is_available():
+        pytest.skip("there are no kernels here")
+    from rmsnorm.cpu import launch
+
+    seen: list[set[str]] = []
+    run = launch.Plan.run_backward
+
+    def record(plan: Any, threads: Any, *arguments: Any) -> None:
+        seen.append({name for name, i in RESULTS.items() if i < len(arguments) and arguments[i]})
+        run(plan, threads, *arguments)
+
+    monkeypatch.setattr(launch.Plan, "run_backward", record)
+    return seen
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_kernels_compute_only_gradients_that_somebody_needs(name: str, computed: list[set[str]]) -> None:
+    """Of frozen gains, and of x in a first layer, they get no address. The other gradients keep their bits."""
+    sizes, options = CALLS[name]
+    dtype = torch.bfloat16 if name == "bfloat16" else torch.float32
+    shape = (200, 512) if sizes == (512,) else (200, 8, 64)  # two tasks of threads
+    tensors = {"x": randn(*shape, dtype=dtype), "scale": randn(*sizes, seed=1), "bias": randn(*sizes, seed=2)}
+    if "gate" in options:
+        tensors["gate"] = randn(*shape, seed=3)
+    mask = {"mask": randn(*shape, seed=4) > -1} if "mask" in options else {}
+    others = {key: value for key, value in options.items() if key not in ("mask", "gate")}
+    expected: dict[str, Any] = {}
+    for needed in itertools.chain.from_iterable(itertools.combinations(tensors, r) for r in range(len(tensors), 0, -1)):
+        leaves = {key: tensor.clone().requires_grad_(key in needed) for key, tensor in tensors.items()}
+        y = rms_norm(**leaves, **mask, **others)
+        gradients = torch.autograd.grad(y, [leaves[key] for key in needed], randn(*shape, dtype=y.dtype, seed=5))
+        expected = expected or dict(zip(needed, gradients, strict=True))
+        assert computed.pop() == set(needed)
+        assert computed == []
+        assert all(torch.equal(g, expected[key]) for key, g in zip(needed, gradients, strict=True))
+
+
+@pytest.mark.parametrize("needed", [("x",), ("scale",), ("bias",), ("x", "bias"), ("x", "scale", "bias")])
+def test_a_small_call_again_computes_only_those(needed: tuple[str, ...], computed: list[set[str]]) -> None:
+    layer, x = RMSNorm(24, bias=True), randn(5, 24).requires_grad_("x" in needed)
+    layer.weight.requires_grad_("scale" in needed)
+    layer.bias.requires_grad_("bias" in needed)
+    for _ in range(3):
+        layer(x).sum().backward()
+    assert layer._repeated is not None
+    assert computed == [set(needed)] * 3

@@ -28,8 +28,7 @@ inline bool fill_gradient(
     const Stored<X>* h, const Stored<Y>* dy, const Stored<X>* dh, const double* gain, double factor, double step,
     Stored<X>* dx, std::int64_t from, std::int64_t to) {
     D f = all_lanes(factor), s = all_lanes(step), zero = all_lanes(0.0);
-    Bits marks[parts] = {};
-    by_eights(to - from, [&, f, s, zero](std::int64_t j, auto count) {
+    return any_of_eights(to - from, [=](Marked marks, std::int64_t j, auto count) RMSNORM_BODY {
         j += from;
         D near = h ? load<X>(h + j, count) * s : zero;  // null: of elements that are not in the statistic
         D rest = fma(load<Y>(dy + j, count), load<Format::f64>(gain + j, count), zero - near);
@@ -37,10 +36,9 @@ inline bool fill_gradient(
         if (dh) gradient = gradient + load<X>(dh + j, count) + zero;
         store<X>(dx + j, gradient, count);
         D small = magnitude(rest), large = all_lanes(cancels_below) * magnitude(near);
-        for (int i = 0; i < parts; ++i) marks[i] |= small.part[i] < large.part[i];
+        for (int i = 0; i < parts; ++i) marks.part[i] |= small.part[i] < large.part[i];
+        return marks;
     });
-    for (int i = 1; i < parts; ++i) marks[0] |= marks[i];
-    return any(marks[0]);
 }
 
 // dx = (dy gain - h / rho share) / rho in float32 arithmetic, from bfloat16 to bfloat16; see single.h.
@@ -50,17 +48,17 @@ inline bool fill_gradient_single(
     Float inverse = all_singles(static_cast<float>(factor)), part = all_singles(static_cast<float>(share));
     Float units = all_singles(backward_units);
     bool cancels = false;
-    auto again = [=, &cancels](std::int64_t from, std::int64_t to) RMSNORM_RARE {
+    auto again = [=, &cancels](std::int64_t from, std::int64_t to) {
         cancels |= fill_gradient<Format::bf16, Format::bf16>(h, dy, nullptr, gain, factor, step, dx, from, to);
     };
-    auto compute = [&](std::int64_t j) {
+    auto compute = [=](std::int64_t j) RMSNORM_BODY {
         Float g;
         std::memcpy(&g, gain32 + j, sizeof g);
         Float first = load_singles<Format::bf16>(dy + j) * g;
         Float second = (load_singles<Format::bf16>(h + j) * inverse) * part;
         Float gradient = inverse * (first - second), size = inverse * (magnitude(first) + magnitude(second));
-        store_singles<Format::bf16>(dx + j, gradient);
-        if (any(is_split(gradient, size * units) | is_far_out(size))) [[unlikely]] again(j, j + singles);
+        store_singles<Format::bf16>(dx + j, gradient + Float{});  // a zero becomes +0
+        if (any(is_split(gradient, size * units) | is_far_out(size))) [[unlikely]] call_rarely(again, j, j + singles);
     };
     by_registers(n, compute, again);
     return cancels;
@@ -71,16 +69,10 @@ inline bool is_along(
     const Stored<X>* h, const Stored<Y>* dy, const double* gain, double step, std::int64_t k) {
     if (!(0 < std::fabs(step) && std::fabs(step) < HUGE_VAL)) return false;
     int sampled = 0;
-    for (std::int64_t j = 0; j < k && sampled < sample; j += lanes) {
-        int count = static_cast<int>(std::min<std::int64_t>(lanes, k - j));
-        double x[lanes], v[lanes];
-        store_plain(x, load<X>(h + j, count));
-        store_plain(v, load<Y>(dy + j, count));
-        for (int i = 0; i < count && sampled < sample; ++i) {
-            double near = x[i] * step;
-            if (!(std::fabs(v[i] * gain[j + i] - near) <= is_parallel * std::fabs(near))) return false;
-            sampled += near != 0;
-        }
+    for (std::int64_t j = 0; j < k && sampled < sample; ++j) {
+        double near = number<X>(h[j]) * step;
+        if (!(std::fabs(number<Y>(dy[j]) * gain[j] - near) <= is_parallel * std::fabs(near))) return false;
+        sampled += near != 0;
     }
     return sampled > 0;
 }

@@ -125,8 +125,9 @@ bool backward(const Call& call, const Backward& arrays, const Pool& pool) {
         for (std::int64_t first = 0; first < call.rows; first += call.step) {
             const auto last = std::min(first + call.step, call.rows);
             if (!own.backward(call, arrays, parameters, first ? others : sums, first, last)) return false;
-            if (first)
-                for (std::int64_t j = 0; j < (arrays.dbias ? pair : call.features); ++j) sums[j] += others[j];
+            if (!first) continue;
+            const auto from = arrays.dscale ? 0 : call.features, to = arrays.dbias ? pair : call.features;
+            for (std::int64_t j = from; j < to; ++j) sums[j] += others[j];
         }
     } else {
         const Work<Backward> work{own, call, arrays, parameters, sums, call.step};

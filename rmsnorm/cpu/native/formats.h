@@ -44,6 +44,22 @@ inline T* as(std::byte* from) {
     return reinterpret_cast<T*>(from);
 }
 
+// One stored number.
+template <Format F>
+inline double number(Stored<F> stored) {
+    if constexpr (F == Format::f16) {
+#if defined(__AVX2__)
+        return _cvtsh_ss(stored);
+#else
+        return static_cast<float>(bits<Half>(stored));
+#endif
+    } else if constexpr (F == Format::bf16) {
+        return bits<float>(static_cast<std::uint32_t>(stored) << 16);
+    } else {
+        return stored;
+    }
+}
+
 #if defined(__AVX2__)
 RMSNORM_INLINE void split(__m256 eight, HalfPart (&single)[parts]) {
 #if defined(__AVX512F__)

@@ -35,7 +35,7 @@ inline void fill_as(
     std::int64_t from, std::int64_t to) {
     D rho = all_lanes(q.rho), inverse = all_lanes(q.inverse), rest = all_lanes(q.rest);
     auto over = [=](D d) { return BY_RECIPROCAL ? fma(d, inverse, d * rest) : d / rho; };
-    by_eights(to - from, [=, &c](std::int64_t j, auto count) {
+    by_eights(to - from, [=, &c](std::int64_t j, auto count) RMSNORM_BODY {
         j += from;
         D v = load<X>(h + j, count), g = load<Format::f64>(gain + j, count);
         if constexpr (R == Rounding::last) {  // the product comes first: it is exact up to 32 bits
@@ -77,9 +77,8 @@ inline void fill_single(
     const Call& c, const Stored<X>* h, const double* gain, const float* gain32, Quotient q, Stored<Y>* y) {
     Float inverse = all_singles(static_cast<float>(1 / q.rho));
     bool cuts = BEFORE && Y != Format::bf16 && c.product == Format::bf16;
-    auto again = [=, &c](std::int64_t from, std::int64_t to)
-                     RMSNORM_RARE { fill<X, Y>(c, h, gain, nullptr, q, y, from, to); };
-    auto compute = [=, &c](std::int64_t j) {
+    auto again = [=, &c](std::int64_t from, std::int64_t to) { fill<X, Y>(c, h, gain, nullptr, q, y, from, to); };
+    auto compute = [=](std::int64_t j) RMSNORM_BODY {
         Float g, v = load_singles<X>(h + j) * inverse;
         std::memcpy(&g, gain32 + j, sizeof g);
         Word doubt = is_near(v, forward_units) | is_tiny(v);
@@ -92,7 +91,7 @@ inline void fill_single(
             doubt = is_near(v, forward_units) | is_tiny(v);
         }
         store_singles<Y>(y + j, v);
-        if (any(doubt)) [[unlikely]] again(j, j + singles);
+        if (any(doubt)) [[unlikely]] call_rarely(again, j, j + singles);
     };
     by_registers(c.n, compute, again);
 }
@@ -104,11 +103,7 @@ constexpr bool may_be_single = (X == Format::bf16 || X == Format::f32) && (Y == 
 template <Format X>
 inline bool are_small(const Stored<X>* h, std::int64_t first, std::int64_t n) {
     bool small = true;
-    for (std::int64_t j = first; j < n; ++j) {
-        double v[lanes];
-        store_plain(v, load_first<X>(h + j, 1));
-        small &= std::fabs(v[0]) < 0x1p60;
-    }
+    for (std::int64_t j = first; j < n; ++j) small &= std::fabs(number<X>(h[j])) < 0x1p60;
     return small;
 }
 

@@ -17,15 +17,15 @@ inline void fill_gated(
     std::uint16_t* y) {
     Float inverse = all_singles(static_cast<float>(1 / q.rho));
     bool cuts = BEFORE && c.product == Format::bf16;
-    auto again = [=, &c](std::int64_t from, std::int64_t to) RMSNORM_RARE {
+    auto again = [=, &c](std::int64_t from, std::int64_t to) {
         double exact[singles];
         fill<X, Format::f64>(c, h + from, gain + from, nullptr, q, exact, 0, to - from);
-        by_eights(to - from, [=, &c, &exact](std::int64_t j, auto count) {
+        by_eights(to - from, [=, &c, &exact](std::int64_t j, auto count) RMSNORM_BODY {
             D v = load<Format::f64>(exact + j, count) * factor(c.function, load<Z>(z + from + j, count));
             store<Format::bf16>(y + from + j, v, count);
         });
     };
-    auto compute = [=, &c](std::int64_t j) {
+    auto compute = [=, function = c.function](std::int64_t j) RMSNORM_BODY {
         Float g, gate = load_singles<Z>(z + j), v = load_singles<X>(h + j) * inverse;
         std::memcpy(&g, gain32 + j, sizeof g);
         Word doubt = ~(magnitude(gate) <= single_gate);
@@ -35,9 +35,9 @@ inline void fill_gated(
         }
         v *= g;
         if (cuts) v = to_bf16(v);
-        v *= factor(c.function, gate);
+        v *= factor(function, gate);
         store_singles<Format::bf16>(y + j, v);
-        if (any(doubt | is_near(v, gated_units) | is_tiny_or_zero(v))) [[unlikely]] again(j, j + singles);
+        if (any(doubt | is_near(v, gated_units) | is_tiny_or_zero(v))) [[unlikely]] call_rarely(again, j, j + singles);
     };
     by_registers(c.n, compute, again);
 }
@@ -47,8 +47,8 @@ template <Format Y>
 [[gnu::noinline]] void fill_product(const Call& c, const double* norm, const std::byte* gates, Stored<Y>* y) {
     with_format(c.gate, [=, &c]<Format Z>() {
         const Stored<Z>* z = as<Stored<Z>>(gates);
-        by_eights(c.n, [=, &c](std::int64_t j, auto count) {
-            store<Y>(y + j, gated(c.function, load<Format::f64>(norm + j, count), load<Z>(z + j, count)), count);
+        by_eights(c.n, [=, function = c.function](std::int64_t j, auto count) RMSNORM_BODY {
+            store<Y>(y + j, gated(function, load<Format::f64>(norm + j, count), load<Z>(z + j, count)), count);
         });
     });
 }
@@ -79,8 +79,8 @@ template <Format X>
 [[gnu::noinline]] void multiply_by_gate(const Call& c, const Stored<X>* x, const std::byte* gates, double* h) {
     with_format(c.gate, [=, &c]<Format Z>() {
         const Stored<Z>* z = as<Stored<Z>>(gates);
-        by_eights(c.n, [=, &c](std::int64_t j, auto count) {
-            store<Format::f64>(h + j, gated(c.function, load<X>(x + j, count), load<Z>(z + j, count)), count);
+        by_eights(c.n, [=, function = c.function](std::int64_t j, auto count) RMSNORM_BODY {
+            store<Format::f64>(h + j, gated(function, load<X>(x + j, count), load<Z>(z + j, count)), count);
         });
     });
 }
@@ -89,9 +89,9 @@ template <Format X>
 [[gnu::noinline]] inline void factors(const Call& c, const std::byte* gates, double* f, double* slope) {
     with_format(c.gate, [=, &c]<Format Z>() {
         const Stored<Z>* z = as<Stored<Z>>(gates);
-        by_eights(c.n, [=, &c](std::int64_t j, auto count) {
+        by_eights(c.n, [=, function = c.function](std::int64_t j, auto count) RMSNORM_BODY {
             D steep;
-            store<Format::f64>(f + j, factor(c.function, load<Z>(z + j, count), slope ? &steep : nullptr), count);
+            store<Format::f64>(f + j, factor(function, load<Z>(z + j, count), slope ? &steep : nullptr), count);
             if (slope) store<Format::f64>(slope + j, steep, count);
         });
     });
@@ -100,7 +100,7 @@ template <Format X>
 // The gains that y has, in `memory` if they are others: the backward pass has them before they are rounded.
 inline const double* gains_of_y(const Call& c, const double* gain, double* memory) {
     if (c.norm == Format::none || c.offset == 0) return gain;
-    by_eights(c.n, [=, &c](std::int64_t j, auto count) {
+    by_eights(c.n, [=, &c](std::int64_t j, auto count) RMSNORM_BODY {
         store<Format::f64>(memory + j, rounded(load<Format::f64>(gain + j, count), c.product), count);
     });
     return memory;
@@ -110,7 +110,7 @@ inline const double* gains_of_y(const Call& c, const double* gain, double* memor
 [[gnu::noinline]] inline void store_gradient(
     Format format, const double* a, const double* b, const double* slope, std::byte* to, std::int64_t n) {
     with_format(format, [=]<Format Z>() {
-        by_eights(n, [=](std::int64_t j, auto count) {
+        by_eights(n, [=](std::int64_t j, auto count) RMSNORM_BODY {
             D product = load<Format::f64>(a + j, count) * load<Format::f64>(b + j, count) * load<Format::f64>(slope + j, count);
             store<Z>(as<Stored<Z>>(to) + j, product + all_lanes(0.0), count);  // a zero becomes +0
         });

@@ -126,7 +126,7 @@ constexpr double may_cancel = 0x1p-16;  // here rows are not tested for being al
 
 inline bool backward_general(
     const Call& c, const Backward& a, const double* parameters, double* sums, std::int64_t first, std::int64_t last) {
-    Groups groups(c, parameters, a.bias != nullptr, sums);
+    Groups groups(c, parameters, a.bias != nullptr, sums, a.dscale, a.dbias);
     bool is_wide = c.x == Format::f64 || c.y == Format::f64 || c.scale == Format::f64;
     Rows memory = new_rows(c, is_wide ? 9 : 8);
     Marks marks = new_marks(c);
@@ -165,15 +165,15 @@ inline bool backward_general(
         double* normalised = dx;
         for (std::int64_t j = 0; j < n; ++j) normalised[j] = h[j] * inverse;
         leave_out(row, normalised);
-        for (std::int64_t j = 0; j < n && a.dbias; ++j) dbias[j] += v[j];
+        for (std::int64_t j = 0; j < n && dbias; ++j) dbias[j] += v[j];
         auto [of_v, of_gain] = is_wide ? take_powers(c, v, gain, own + n) : std::pair{0, 0};
         double power = std::ldexp(1.0, of_v);
-        double inner = sum_over(n, [=, power = all_lanes(power), gain = gain](D total, std::int64_t j, auto count) {
+        double inner = sum_over(n, [=, p = all_lanes(power), gain = gain](D total, std::int64_t j, auto count) RMSNORM_BODY {
             D term = load<Format::f64>(v + j, count) * load<Format::f64>(normalised + j, count);
-            store<Format::f64>(dscale + j, load<Format::f64>(dscale + j, count) + term * power, count);
+            if (dscale) store<Format::f64>(dscale + j, load<Format::f64>(dscale + j, count) + term * p, count);
             return total + term * load<Format::f64>(gain + j, count);
         });
-        groups.add(i, a.dbias);
+        groups.add(i);
         if (!a.dx && !(a.dgate && c.gate_before)) continue;
         double length = needs_length(row.call, k, inverse) ? sum_of_squares<Format::f64>(centred, n) : 0.0;
         double share = slope_of(row.call, k, inverse, length) * inner / static_cast<double>(k ? k : 1);

@@ -14,6 +14,8 @@
 
 // For what takes or returns registers: a call would pass them through memory.
 #define RMSNORM_INLINE [[gnu::always_inline]] inline
+// The same for the body of a loop, a lambda.
+#define RMSNORM_BODY __attribute__((always_inline))
 
 namespace rmsnorm::RMSNORM_LEVEL {
 
@@ -37,6 +39,10 @@ typedef std::uint32_t HalfNaturals __attribute__((vector_size(4 * native)));
 
 struct D {
     Part part[parts];
+};
+
+struct Marked {
+    Bits part[parts];
 };
 
 #define RMSNORM_OPERATOR(op)                                          \

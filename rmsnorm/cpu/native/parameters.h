@@ -41,23 +41,21 @@ inline void prepare(
     }
     if (scale && c.offset != 0) {  // the gradients are those of the formula, which rounds nothing
         Format product = c.norm != Format::none && !is_backward ? c.product : Format::none;
-        by_eights(all, [=, &c](std::int64_t j, auto count) {
+        by_eights(all, [=, &c](std::int64_t j, auto count) RMSNORM_BODY {
             D sum = load<Format::f64>(gain + j, count) + all_lanes(c.offset);
             store<Format::f64>(gain + j, rounded(sum, product), count);
         });
     }
     if (needs_singles(c, is_backward)) {
-        Bits wrong[parts] = {};
-        by_eights(all, [=, &wrong](std::int64_t j, auto count) {
+        *flag = !any_of_eights(all, [=](Marked wrong, std::int64_t j, auto count) RMSNORM_BODY {
             D g = load<Format::f64>(gain + j, count), size = magnitude(g);
             store<Format::f32>(single + j, g, count);
             for (int i = 0; i < parts; ++i) {
                 Part part = size.part[i];
-                wrong[i] |= (part != 0.0) & ~((part > 0x1p-40) & (part < 0x1p16));
+                wrong.part[i] |= (part != 0.0) & ~((part > 0x1p-40) & (part < 0x1p16));
             }
+            return wrong;
         });
-        for (int i = 1; i < parts; ++i) wrong[0] |= wrong[i];
-        *flag = !any(wrong[0]);
     }
     if (bias) with_format(c.bias, [=]<Format F>() { load_row<F>(as<Stored<F>>(bias), parameters + all, all); });
 }
@@ -66,14 +64,14 @@ inline void prepare(
 struct Group {
     const double *gain, *bias;  // bias: null without one
     const float* single;        // the gains in float32
-    double *dscale, *dbias;     // in the backward pass
+    double *dscale, *dbias;     // null where they are not asked for
 };
 
 // The groups of a call. Where elements share a parameter, it is written out for each of them, and their sums are added up.
 class Groups {
     const Call& c;
     Parameters p;
-    bool has_bias, has_singles;
+    bool has_bias, has_singles, has_dscale, has_dbias;
     double* sums;
     Rows memory;
     std::int64_t written = -1;  // the group whose parameters are in the memory
@@ -99,14 +97,17 @@ class Groups {
             if (has_singles) std::fill_n(single + j, count, p.single[i]);
             if (has_bias) std::fill_n(bias + j, count, p.bias[i]);
         });
-        own = {gain, has_bias ? bias : nullptr, single, gain + 2 * c.n, gain + 3 * c.n};
+        own = {gain, has_bias ? bias : nullptr, single, has_dscale ? gain + 2 * c.n : nullptr,
+               has_dbias ? gain + 3 * c.n : nullptr};
         written = group;
     }
 
 public:
     // `sums` is null in the forward pass.
-    Groups(const Call& c, const double* parameters, bool has_bias, double* sums)
-        : c(c), p(c, parameters), has_bias(has_bias), has_singles(needs_singles(c, sums != nullptr)), sums(sums) {
+    Groups(
+        const Call& c, const double* parameters, bool has_bias, double* sums, bool has_dscale = false, bool has_dbias = false)
+        : c(c), p(c, parameters), has_bias(has_bias), has_singles(needs_singles(c, sums != nullptr)),
+          has_dscale(has_dscale), has_dbias(has_dbias), sums(sums) {
         if (!c.has_own()) memory = new_rows(c, 5);
     }
     bool has_memory() const { return c.has_own() || memory; }
@@ -117,22 +118,25 @@ public:
         std::int64_t group = group_of(c, i), first = group * c.n;
         if (c.has_own()) {
             own = {p.gain + first, has_bias ? p.bias + first : nullptr, p.single + first,
-                   sums ? sums + first : nullptr, sums ? sums + c.features + first : nullptr};
+                   has_dscale ? sums + first : nullptr, has_dbias ? sums + c.features + first : nullptr};
         } else {
             if (written != group) write_out(group);
-            if (sums) std::fill_n(own.dscale, 2 * c.n, 0.0);
+            if (has_dscale) std::fill_n(own.dscale, c.n, 0.0);
+            if (has_dbias) std::fill_n(own.dbias, c.n, 0.0);
         }
         return own;
     }
 
     // Adds the sums of the i-th group to those of the call, where they are not the same.
-    void add(std::int64_t i, bool has_dbias) {
+    void add(std::int64_t i) {
         if (c.has_own()) return;
         by_parameters(group_of(c, i), [&](std::int64_t j, std::int64_t count, std::int64_t feature) {
             auto total = [count](const double* from) {
-                return sum_over(count, [=](D sum, std::int64_t e, auto some) { return sum + load<Format::f64>(from + e, some); });
+                return sum_over(count, [=](D sum, std::int64_t e, auto some) RMSNORM_BODY {
+                    return sum + load<Format::f64>(from + e, some);
+                });
             };
-            sums[feature] += total(own.dscale + j);
+            if (has_dscale) sums[feature] += total(own.dscale + j);
             if (has_dbias) sums[c.features + feature] += total(own.dbias + j);
         });
     }

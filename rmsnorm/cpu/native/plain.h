@@ -57,30 +57,35 @@ bool forward_plain(const Call& c, const Forward& a, const double* parameters, st
     return true;
 }
 
-// A row of dx, which may be null, and what it adds to dscale and dbias, which may be null. `factor` is 1 / rho.
+// A row of dx, which may be null, and what it adds to dscale and dbias of the group, which likewise may. `factor` is 1 / rho.
 template <Format X, Format Y>
 inline bool gradients_of_row(
     const Call& c, const Group& group, bool are_moderate, const Stored<X>* h, const Stored<Y>* dy, const Stored<X>* dh,
-    double factor, Stored<X>* dx, double* dbias) {
+    double factor, Stored<X>* dx) {
     std::int64_t n = c.n, k = c.k;
     const double* gain = group.gain;
-    double* dscale = group.dscale;
+    double *dscale = group.dscale, *dbias = group.dbias;
     if (dbias) {
-        by_eights(n, [=](std::int64_t j, auto count) {
+        by_eights(n, [=](std::int64_t j, auto count) RMSNORM_BODY {
             store<Format::f64>(dbias + j, load<Format::f64>(dbias + j, count) + load<Y>(dy + j, count), count);
         });
     }
+    if (!dx && !dscale) return true;
     D f = all_lanes(factor);
-    double inner = factor * sum_over(n, [=](D total, std::int64_t j, auto count) {
-        D product = load<Y>(dy + j, count) * load<X>(h + j, count);  // is exact
-        D sum = fma(product, f, load<Format::f64>(dscale + j, count));
-        store<Format::f64>(dscale + j, sum, count);
-        return fma(product, load<Format::f64>(gain + j, count), total);
-    });
+    auto sum_of_products = [=](auto adds) RMSNORM_BODY {
+        return sum_over(n, [=](D total, std::int64_t j, auto count) RMSNORM_BODY {
+            D product = load<Y>(dy + j, count) * load<X>(h + j, count);  // is exact
+            if constexpr (decltype(adds)::value) {
+                store<Format::f64>(dscale + j, fma(product, f, load<Format::f64>(dscale + j, count)), count);
+            }
+            return fma(product, load<Format::f64>(gain + j, count), total);
+        });
+    };
+    double inner = factor * (dscale ? sum_of_products(std::true_type{}) : sum_of_products(std::false_type{}));
     if (!dx) return true;
     double length = 0;
     if (needs_length(c, k, factor)) {
-        length = sum_over(k, [=](D total, std::int64_t j, auto count) {
+        length = sum_over(k, [=](D total, std::int64_t j, auto count) RMSNORM_BODY {
             D v = load<X>(h + j, count) * f;
             return fma(v, v, total);
         });
@@ -102,7 +107,7 @@ inline bool gradients_of_row(
 template <Format X, Format Y>
 bool backward_plain(
     const Call& c, const Backward& a, const double* parameters, double* sums, std::int64_t first, std::int64_t last) {
-    Groups groups(c, parameters, false, sums);
+    Groups groups(c, parameters, false, sums, a.dscale, a.dbias);
     if (!groups.has_memory()) return false;
     std::int64_t n = c.n;
     bool succeeds = true;
@@ -114,8 +119,8 @@ bool backward_plain(
         double factor = a.inverse_rms ? a.inverse_rms[i]
                                       : 1 / rho_of(c, sum_of_squares<X>(h, c.k) / static_cast<double>(c.k), c.k);
         succeeds &= gradients_of_row<X, Y>(
-            c, group, groups.are_moderate(), h, as<Stored<Y>>(a.dy) + i * n, dh, factor, dx, a.dbias ? group.dbias : nullptr);
-        groups.add(i, a.dbias);
+            c, group, groups.are_moderate(), h, as<Stored<Y>>(a.dy) + i * n, dh, factor, dx);
+        groups.add(i);
     }
     return succeeds;
 }
@@ -124,7 +129,7 @@ bool backward_plain(
 inline bool backward_gated(
     const Call& c, const Backward& a, const double* parameters, double* sums, std::int64_t first, std::int64_t last) {
     constexpr Format W = Format::f64;
-    Groups groups(c, parameters, a.bias != nullptr, sums);
+    Groups groups(c, parameters, a.bias != nullptr, sums, a.dscale, a.dbias);
     Rows memory = new_rows(c, 6);
     if (!groups.has_memory() || !memory) return false;
     std::int64_t n = c.n, x_bytes = n * size_of(c.x), gate_bytes = n * size_of(c.gate);
@@ -134,7 +139,7 @@ inline bool backward_gated(
         const Group& group = groups.at(i);
         load_any(c.x, a.h + place(c, i, a.h_step, x_bytes), x, n);
         load_any(c.y, a.dy + i * n * size_of(c.y), v, n);
-        factors(c, a.gate + place(c, i, a.gate_step, gate_bytes), f, slope);
+        factors(c, a.gate + place(c, i, a.gate_step, gate_bytes), f, a.dgate ? slope : nullptr);
         double* h = x;
         if (c.gate_before) {
             h = other;
@@ -153,9 +158,8 @@ inline bool backward_gated(
             }
             for (std::int64_t j = 0; j < n; ++j) v[j] *= f[j];
         }
-        succeeds &= gradients_of_row<W, W>(
-            c, group, false, h, v, nullptr, 1 / rho, needs_dx ? dx : nullptr, a.dbias ? group.dbias : nullptr);
-        groups.add(i, a.dbias);
+        succeeds &= gradients_of_row<W, W>(c, group, false, h, v, nullptr, 1 / rho, needs_dx ? dx : nullptr);
+        groups.add(i);
         if (c.gate_before) {
             if (dgate) store_gradient(c.gate, dx, x, slope, dgate, n);
             for (std::int64_t j = 0; j < n && a.dx; ++j) dx[j] *= f[j];

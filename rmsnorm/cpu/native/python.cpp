@@ -26,6 +26,7 @@
 #include <utility>
 
 #include "driver.h"
+#include "pages.h"
 #include "xla.h"
 
 namespace nb = nanobind;
@@ -119,6 +120,11 @@ class Plan {
     Word x_step() const { return call.width() * size_of(call.x); }
     Word gate_step() const { return call.width() * size_of(call.gate); }
 
+    // A result of the size of x, which the caller has just allocated.
+    void advise(Address result, Format format) const {
+        advise_huge_pages(at<std::byte>(result), call.rows * call.width() * size_of(format));
+    }
+
 public:
     Plan(Word rows, Word n, Word k, Word groups, Word features, Word spread, Word step, double eps, double offset, std::string_view position,
          bool variance, Name x, Name y, Name norm, Name product, Name scale, Name bias, Name gate, Name function,
@@ -146,6 +152,7 @@ public:
             {at<const std::uint8_t>(mask), mask_step, mask_stride},
             at<std::byte>(y), at<std::byte>(h), at<double>(inverse_rms), at<Bytes>(gate), gate_step,
         };
+        advise(y, call.y), advise(h, call.x);
         check(rmsnorm::forward(call, arrays, pool(threads, gomp_parallel)));
     }
 
@@ -158,6 +165,7 @@ public:
             at<const double>(inverse_rms), at<Bytes>(dy), at<Bytes>(dh), at<std::byte>(dx), at<std::byte>(dscale),
             at<std::byte>(dbias), at<std::byte>(dgate), at<Bytes>(gate), gate_step,
         };
+        advise(dx, call.x), advise(dgate, call.gate);
         check(rmsnorm::backward(call, arrays, pool(threads, gomp_parallel)));
     }
 

@@ -75,7 +75,7 @@ inline double mean_square(const Row& row, double* used) {
     if (c.variance && c.x == Format::f64) {
         subtract_mean(row, used);
     } else if (c.variance) {
-        double mean = sum_over(c.k, [=](D total, std::int64_t j, auto count) {
+        double mean = sum_over(c.k, [=](D total, std::int64_t j, auto count) RMSNORM_BODY {
             return total + load<Format::f64>(used + j, count);
         }) / size;
         for (std::int64_t j = 0; j < c.k; ++j) used[j] = row.is_in(j) ? used[j] - mean : 0.0;

@@ -101,17 +101,20 @@ RMSNORM_INLINE Word is_split(Float middle, Float error) {
 // Whether a size is not between 2^-80 and 2^80: 0, infinite or NaN, too.
 RMSNORM_INLINE Word is_far_out(Float size) { return ~((size > 0x1p-80f) & (size < 0x1p80f)); }
 
-// What a loop calls rarely: it is not a part of the loop.
-#define RMSNORM_RARE __attribute__((noinline, cold))
+// What a loop calls rarely: it is not a part of the loop, and gets a copy as in `call_once`.
+template <class Body>
+[[gnu::noinline, gnu::cold]] void call_rarely(Body body, std::int64_t from, std::int64_t to) {
+    body(from, to);
+}
 
 // Calls body(j) for each register of n elements. The last one may have elements of the one before, which are written again;
 // a row that is shorter than a register is left to few(from, to).
 template <class Body, class Few>
-[[gnu::flatten]] inline void by_registers(std::int64_t n, Body& body, Few& few) {
+[[gnu::flatten]] RMSNORM_INLINE void by_registers(std::int64_t n, Body body, Few few) {
     std::int64_t j = 0;
     for (; j + singles <= n; j += singles) body(j);
     if (j == n) return;
-    if (n < singles) return few(j, n);
+    if (n < singles) return call_rarely(few, j, n);
     call_once(body, n - singles);
 }
 

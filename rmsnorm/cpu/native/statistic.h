@@ -22,17 +22,30 @@ struct Eight {
 };
 
 // Calls the body of a loop for what the loop leaves: the last elements, or one more eight of a sum.
+//
+// It gets a copy: what the loop's own body captured would stay in memory, inside the loop too, if its address were known.
 template <class Body, class... Arguments>
-[[gnu::noinline]] auto call_once(Body& body, Arguments... arguments) {
+[[gnu::noinline]] auto call_once(Body body, Arguments... arguments) {
     return body(arguments...);
 }
 
 // Calls body(j, count) for each eight elements of n, and for the rest, with how many there are. The loop has the body in it.
 template <class Body>
-[[gnu::flatten]] inline void by_eights(std::int64_t n, Body body) {
+[[gnu::flatten]] RMSNORM_INLINE void by_eights(std::int64_t n, Body body) {
     std::int64_t j = 0;
     for (; j + lanes <= n; j += lanes) body(j, Eight{});
     if (j < n) call_once(body, j, static_cast<int>(n - j));
+}
+
+// The same, with marks of the eight lanes that every body(marks, j, count) gets from the one before it, and returns.
+template <class Body>
+[[gnu::flatten]] RMSNORM_INLINE bool any_of_eights(std::int64_t n, Body body) {
+    Marked marks{};
+    std::int64_t j = 0;
+    for (; j + lanes <= n; j += lanes) marks = body(marks, j, Eight{});
+    if (j < n) marks = call_once(body, marks, j, static_cast<int>(n - j));
+    for (int i = 1; i < parts; ++i) marks.part[0] |= marks.part[i];
+    return any(marks.part[0]);
 }
 
 // Eight numbers, or the first ones of a row's end and zeros.
@@ -52,14 +65,16 @@ RMSNORM_INLINE void store(Stored<F>* to, const D& d, int count) {
 
 // The sum over a row of what body(sum of a lane, j, count) adds; element j is in lane j % 8 of total j / 8 % 4.
 template <class Body>
-[[gnu::flatten]] inline double sum_over(std::int64_t n, Body body) {
-    Sum sum, most;  // two, so that the totals of the loop stay in registers
+[[gnu::flatten]] RMSNORM_INLINE double sum_over(std::int64_t n, Body body) {
+    D a{}, b{}, c{}, d{};  // and not an array, so that they stay in registers
     std::int64_t j = 0;
     for (; j + 4 * lanes <= n; j += 4 * lanes) {
-        for (int i = 0; i < 4; ++i) most.total[i] = body(most.total[i], j + lanes * i, Eight{});
+        a = body(a, j, Eight{});
+        b = body(b, j + lanes, Eight{});
+        c = body(c, j + 2 * lanes, Eight{});
+        d = body(d, j + 3 * lanes, Eight{});
     }
-    if (j == n) return most.value();
-    sum = most;
+    Sum sum{{a, b, c, d}};
     for (int i = 0; j + lanes <= n; j += lanes, ++i) sum.total[i] = call_once(body, sum.total[i], j, Eight{});
     if (j < n) {
         int i = static_cast<int>(j / lanes % 4);
@@ -70,7 +85,7 @@ template <class Body>
 
 template <Format X>
 [[gnu::noinline]] double sum_of_squares(const Stored<X>* h, std::int64_t k) {
-    return sum_over(k, [=](D total, std::int64_t j, auto count) {
+    return sum_over(k, [=](D total, std::int64_t j, auto count) RMSNORM_BODY {
         D v = load<X>(h + j, count);
         return fma(v, v, total);
     });
@@ -78,7 +93,7 @@ template <Format X>
 
 template <Format X>
 [[gnu::noinline]] void add_rows(const Stored<X>* x, const Stored<X>* residual, Stored<X>* h, std::int64_t n) {
-    by_eights(n, [=](std::int64_t j, auto count) {
+    by_eights(n, [=](std::int64_t j, auto count) RMSNORM_BODY {
         store<X>(h + j, load<X>(x + j, count) + load<X>(residual + j, count), count);
     });
 }
