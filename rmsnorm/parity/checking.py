@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from rmsnorm.identify import identify
 from rmsnorm.identify.first import ASKED, first_parameters
 from rmsnorm.numpy_impl.all_reduce import Order
 from rmsnorm.numpy_impl.arithmetic import add
-from rmsnorm.parity import beyond
+from rmsnorm.parity import asking, beyond
 from rmsnorm.parity.all_reduce import check_all_reduce
 from rmsnorm.parity.cases import Array, Data
 from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled, version_of
@@ -160,6 +160,11 @@ def check(
         run.records += labelled(comparisons, *labels)
     else:
         differentiated = gradients and target.differentiable
+        for circumstance, comparisons in asking.in_circumstances(
+            target, chosen, types, gradients=differentiated, group_size=group_size, refusals=run.refusals
+        ):
+            run.cases, elements = run.cases + 1, elements + 1
+            run.records += labelled(comparisons, chosen.name, circumstance["x"], circumstance.name)
         more = beyond.Beyond(target, chosen, group_size, run.skipped, differentiated, compiled)
         answers = [(beyond.BATCHES, types[0], more.batches())] if batch_invariant else []
         for dtype in dict.fromkeys(types) if exhaustive else ():
@@ -264,53 +269,12 @@ def _ways(
 ) -> Iterator[tuple[str, Target, Data, contextlib.AbstractContextManager[Any], bool]]:
     """The ways to call a target that must not change what it computes: name, target, data, context, differentiated.
 
-    The first one has no name. A library that compiles would compile every derivative again.
+    The first one has no name. All other circumstances of a call are those of ``circumstances.py``.
     """
-    same, cheap = contextlib.nullcontext(), not target.bridge.compiles
+    same = contextlib.nullcontext()
     yield "", target, data, same, True
     if compiled:
         yield "compiled", target.compiled, data, same, True
-    if data.case.is_large:
-        return  # what the other ways show, smaller cases show as well
-    yield "called again", target, data, same, False
-    if target.training is not None:
-        yield "in training", target, data, target.training(True), cheap
-        yield "in evaluation", target, data, target.training(False), False
-    if target.bridge.strided and data.x.size:
-        for layout, view in _LAYOUTS.items():
-            arrays = {name: a for name in ("x", "dy", *data.arrays) if (a := getattr(data, name)) is not None}
-            views: dict[str, Any] = {name: view(array) for name, array in arrays.items()}
-            if views["x"] is not None and views["x"].strides != data.x.strides:
-                yield layout, target, replace(data, **views), same, True
-
-
-def _in_order(order: Callable[[tuple[int, ...]], tuple[int, ...]], axes: int) -> Callable[[Array], Array | None]:
-    """Makes copies of an array with at least so many axes whose memory has them in another order."""
-
-    def view(array: Array) -> Array | None:
-        if array.ndim < axes:
-            return None
-        memory = order(tuple(range(array.ndim)))
-        return np.ascontiguousarray(array.transpose(memory)).transpose(np.argsort(memory))
-
-    return view
-
-
-def _sliced(array: Array, step: int) -> Array:
-    """A copy between elements that do not belong to it."""
-    n = array.shape[-1]
-    wider = np.full((*array.shape[:-1], step * n + 3), 7, array.dtype)
-    wider[..., 1 : 1 + step * n : step] = array
-    return wider[..., 1 : 1 + step * n : step]
-
-
-_LAYOUTS: Final[Mapping[str, Callable[[Array], Array | None]]] = {
-    "x transposed in memory": _in_order(lambda axes: (*axes[:-2], *axes[:-3:-1]), 2),
-    "x with its first axes swapped in memory": _in_order(lambda axes: (*axes[1::-1], *axes[2:]), 3),
-    "x channels last in memory": _in_order(lambda axes: (axes[0], *axes[2:], axes[1]), 4),
-    "x a slice of wider rows": lambda array: _sliced(array, 1),
-    "x every second element of its rows": lambda array: _sliced(array, 2),
-}
 
 
 def _results(target: Target, data: Data, *, gradients: bool) -> tuple[dict[str, Array], dict[str, str], dict[str, str]]:

@@ -6,7 +6,7 @@ Text, JSON and JUnit are written from these.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -62,6 +62,13 @@ class Skip(NamedTuple):
     edge: bool = False
 
 
+class Refusal(NamedTuple):
+    """A circumstance in which a target raised: its levels by factor, and what it raised."""
+
+    levels: Mapping[str, str]
+    message: str
+
+
 @dataclass
 class Run(Worker):
     """All comparisons of a backend or a target.
@@ -76,6 +83,7 @@ class Run(Worker):
     skipped: list[Skip] = field(default_factory=list)
     identity: Identity | None = None
     signed: list[str] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
 
     @property
     def failures(self) -> list[Comparison]:

@@ -90,7 +90,7 @@ def fitted(
             reason = "only with all_cases=True, or --all"
         if not reason:
             resized, case = matched(target, case, group_size)
-            required = _requires_gate(resized, make(case, variant, dtype)) if required is None else required
+            required = requires_gate(resized, make(case, variant, dtype)) if required is None else required
         if reason:
             skipped.append(Skip(name, dtype, reason))
             continue
@@ -179,7 +179,7 @@ def missing(target: Target, run: Run, pairs: Collection[tuple[str, str]]) -> Ite
             yield name, dtype, "y", "no result came back"
 
 
-def _requires_gate(target: Target, data: Data) -> bool:
+def requires_gate(target: Target, data: Data) -> bool:
     """Whether it answers with a gate, and not without one."""
     primals, gate = (data.x, data.scale, data.bias), {"gate": np.ones_like(data.x)}
     for others, answer in ((data.arrays, False), (gate, True)):
@@ -274,12 +274,12 @@ def posed(target: Target, case: Case, variant: Variant, dtype: str, group_size: 
     """The target and the arrays of a case, with a gate if it answers with one alone."""
     sized, case = matched(target, case, group_size)
     data = make(case, variant, dtype)
-    if "gate" in target.arguments and _requires_gate(sized, data):
+    if "gate" in target.arguments and requires_gate(sized, data):
         data = make(replace(case, gate=(variant.gate_function, variant.gate_position)), variant, dtype)
     return sized, data
 
 
-def _in_groups(data: Data, size: int) -> Data:
+def in_groups(data: Data, size: int) -> Data:
     """The same call with the groups along an axis of their own, as the golden takes them."""
     if data.mask is not None:
         data = replace(data, mask=np.broadcast_to(data.mask, data.x.shape))
@@ -293,12 +293,12 @@ def _in_groups(data: Data, size: int) -> Data:
     options = {"axis": -1, "feature_axis": (-2, -1)}
     case, once = replace(data.case, shape=arrays["x"].shape, options=options, repeats=repeats), data.once
     split_data = replace(data, case=case, axis=-1, feature_axis=(-2, -1), tangents=tangents, **arrays)
-    return recast(replace(split_data, once=once and _in_groups(once, size)), data.variant)
+    return recast(replace(split_data, once=once and in_groups(once, size)), data.variant)
 
 
 def expect_in_groups(data: Data, quantities: Sequence[str], group_size: int | None) -> dict[str, Expected]:
     """What is expected of another program that normalises groups of this size, None for whole rows."""
-    asked = data if group_size is None else _in_groups(data, group_size)
+    asked = data if group_size is None else in_groups(data, group_size)
     expected = expect(asked, quantities, automatic=True)
     if group_size is None:
         return expected

@@ -129,6 +129,16 @@ def argument_names(function: Callable[..., Any]) -> list[str] | None:
     return [p.name for p in parameters]
 
 
+def optional_of(function: Callable[..., Any]) -> frozenset[str]:
+    """The arguments (scale, bias, gate, mask, residual) that a function may be called without.
+
+    >>> sorted(optional_of(lambda x, weight, bias=None: x))
+    ['bias']
+    """
+    every = [p for p in parameters_of(function) or () if p.default is not p.empty]
+    return frozenset(argument for p in every if (argument := argument_named(p.name)))
+
+
 def requires_residual(call: Callable[..., Any]) -> bool:
     """Whether a function, or the call of a layer, takes no x without a residual.
 

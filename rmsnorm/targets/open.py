@@ -24,6 +24,7 @@ from rmsnorm.targets.arguments import (
     arguments_of,
     constructor_arguments,
     makes_layers,
+    optional_of,
     requires_residual,
     width_argument,
 )
@@ -206,7 +207,8 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
             shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())[:120]
             raise NoTarget(f"{name}({shown}) raised {raised(lines[0], error)}; pass init, {_FACTORY}") from error
         is_new = isinstance(make, type)
-        return replace(_open(made, name, None, {}, replace(call, fresh=is_new)), resized=build, is_new=is_new)
+        target = _open(made, name, None, {}, replace(call, fresh=is_new))
+        return replace(target, resized=build, is_new=is_new, named_width=init.get(own_width or ""))
 
     return build(size)
 
@@ -239,7 +241,9 @@ def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
     def target_for(candidate: str) -> Target:
         library = keras_library() if candidate == "keras" else _BEYOND.get(candidate, candidate)
         opened = bridge(library, how.device)
-        return Target(name, candidate, opened, call, arguments, notes=notes, shape_of=shape_of)
+        return Target(
+            name, candidate, opened, call, arguments, notes=notes, shape_of=shape_of, optional=optional_of(function),
+        )  # fmt: skip
 
     def shape_of(argument: str, shape: Sequence[int]) -> tuple[int, ...]:
         axes = sorted(entry % len(shape) for entry in how.axes)
