@@ -8,6 +8,7 @@ python docs/families.py                  # prints the table of families.json for
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import logging
 import re
@@ -43,6 +44,18 @@ MORE: dict[str, dict[str, Any]] = {
     "gemma4_unified_text": {"global_head_dim": 34},
     "diffusion_gemma_text": {"global_head_dim": 34},
     "mamba2": {"num_heads": 8, "head_dim": 12},
+    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 12, "attn_layer_indices": [1]},
+    "dots1": {"n_shared_experts": 1},
+    "granitemoehybrid": {
+        "mamba_n_heads": 8,
+        "mamba_d_head": 12,
+        "layer_types": ["mamba", "attention", "mamba", "attention"],
+    },
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    "longcat_flash": {"ffn_hidden_size": 56, "expert_ffn_hidden_size": 28},
+    "qwen2_5_omni_audio_encoder": {"encoder_attention_heads": 4},
+    "qwen3_omni_moe_audio_encoder": {"encoder_attention_heads": 4},
+    "qwen2_vl_vision": {"embed_dim": 64},
     "zamba2": {"num_hidden_layers": 4, "layer_types": ["mamba", "hybrid", "mamba", "hybrid"], "mamba_headdim": 12},
 }
 HEADS = ("num_attention_heads", "num_key_value_heads", "num_heads", "linear_num_value_heads", "mamba_num_heads")
@@ -87,20 +100,53 @@ def build(name: str, **options: Any) -> Any:
         ValueError: the model is not small.
     """
     import torch
+
+    size = sum(parameter.numel() for parameter in outline(name, **options).parameters())
+    if size > LARGEST:
+        raise ValueError(f"it has {size} parameters: give it other sizes in MORE")
+    torch.manual_seed(0)
+    return from_options(name, options)
+
+
+def outline(name: str, **options: Any) -> Any:
+    """The model that ``build`` builds, without numbers."""
+    import torch
+
+    with torch.device("meta"):
+        return from_options(name, options)
+
+
+def from_options(name: str, options: dict[str, Any]) -> Any:
+    """The model of a small configuration in which these fields, which may be in parts, have these values."""
     import transformers
 
     kind = transformers.CONFIG_MAPPING[name]
     eps = (3e-4 + 1e-5 * i for i in count())
-    config = kind(**arguments(kind, eps, SIZES) | options)
+    values = arguments(kind, eps, SIZES)
+    for path, value in options.items():
+        *parts, key = path.split(".")
+        place = values
+        for part in parts:
+            place = place[part]
+        place[key] = value
+    config = kind(**values)
     autos = ("ImageTextToText", "CausalLM", "Seq2SeqLM")
     classes = [*(getattr(transformers, f"AutoModelFor{auto}") for auto in autos), transformers.AutoModel]
-    auto = next(auto for auto in classes if kind in auto._model_mapping)
-    with torch.device("meta"):
-        size = sum(parameter.numel() for parameter in auto.from_config(config).parameters())
-    if size > LARGEST:
-        raise ValueError(f"it has {size} parameters: give it other sizes in MORE")
-    torch.manual_seed(0)
-    return auto.from_config(config)
+    auto = next((auto for auto in classes if kind in auto._model_mapping), None)
+    return model_of(kind)._from_config(config) if auto is None else auto.from_config(config)
+
+
+def model_of(kind: Any) -> Any:
+    """The class of models of a class of configurations that no automatic class knows, as of a part."""
+    import transformers
+
+    module = importlib.import_module(kind.__module__.replace(".configuration_", ".modeling_"))
+    models = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
+    models = [each for each in models if issubclass(each, transformers.PreTrainedModel) and each.config_class is kind]
+    ends = ("ForConditionalGeneration", "ForCausalLM", "Model", "")
+    return next(
+        each for end in ends for each in models if each.__name__.endswith(end) and "PreTrained" not in str(each)
+    )
 
 
 def widths(model: Any) -> dict[str, int]:
@@ -153,12 +199,91 @@ def size_of(width: int | None, config: Any, part: str) -> str:
 
 
 def ask(name: str) -> list[dict[str, Any]]:
-    """The RMSNorms of a family: a row for those that compute the same."""
+    """The RMSNorms of a family: a row for those that compute the same and that the same options add or take away."""
+    return with_options(name, asked(name))
+
+
+def with_options(name: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, parted by the options that take them away, and those that an option adds."""
+    import transformers
+
+    defaults = dict(switches(transformers.CONFIG_MAPPING[name]()))
+    model = outline(name)
+    words, base, added = tested(model), norms_of(model), []
+    taken: dict[tuple[str, ...], dict[str, tuple[bool, bool]]] = defaultdict(dict)
+    for field, value in switches(model.config):
+        if field.rpartition(".")[2] not in words or field not in defaults or value is None:
+            continue
+        other = not value if isinstance(value, bool) else None
+        try:
+            norms = norms_of(outline(name, **{field: other}))
+            new = asked(name, **{field: other}) if norms - base else []
+        except Exception:  # no small model can be built with this option alone
+            continue
+        state = (on(value), on(defaults[field]))
+        for norm in base - norms:
+            taken[norm][field] = state
+        for row in new:
+            roles = [role for role in row["roles"] if not matching(row, role, base) and matching(row, role, norms)]
+            added += [row | {"roles": roles, "options": {field: (on(other), on(defaults[field]))}}] if roles else []
+    parted = []
+    for row in rows:
+        groups: dict[str, list[str]] = defaultdict(list)
+        for role in row["roles"]:
+            conditions = [taken[norm] for norm in matching(row, role, base)] or [{}]
+            common = {field: c for field, c in conditions[0].items() if all(field in other for other in conditions)}
+            groups[json.dumps(common)].append(role)
+        for common, roles in groups.items():
+            parted.append(row | {"roles": roles} | ({"options": json.loads(common)} if common != "{}" else {}))
+    return json.loads(json.dumps(parted + added))
+
+
+def on(value: Any) -> bool:
+    """Whether an option is set."""
+    return value is not None and value is not False
+
+
+def matching(row: dict[str, Any], role: str, norms: set[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The norms of a row that have this role."""
+    end = role.split(".")
+    return [norm for norm in norms if norm[0] == row["class"] and [*norm[-len(end) :]] == end]
+
+
+def norms_of(model: Any) -> set[tuple[str, ...]]:
+    """The class of each norm and its name without the numbers of layers."""
+    modules = ((type(module).__name__, name) for name, module in model.named_modules())
+    return {(kind, *role_of(name)) for kind, name in modules if "Norm" in kind}
+
+
+def switches(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields of a configuration and of its parts that are true or false, or that may be None."""
+    import transformers
+
+    shared = transformers.PreTrainedConfig.__dataclass_fields__
+    types = {key: str(field.type) for key, field in getattr(type(config), "__dataclass_fields__", {}).items()}
+    for key, value in vars(config).items():
+        may_be_none = isinstance(value, (int, type(None))) and re.search(r"int.*\| None", types.get(key, ""))
+        if hasattr(value, "model_type"):
+            yield from switches(value, f"{path}{key}.")
+        elif key not in shared and (isinstance(value, bool) or may_be_none):
+            yield path + key, value
+
+
+def tested(model: Any) -> set[str]:
+    """The words in the lines of the model's code that test something."""
+    files = {sys.modules[type(module).__module__].__file__ for module in model.modules()}
+    texts = [Path(file).read_text(encoding="utf-8") for file in files if file and "transformers" in file]
+    lines = (line for text in texts for line in text.splitlines() if re.search(r"\b(if|not|and|or)\b", line))
+    return {word for line in lines for word in re.findall(r"\w+", line)}
+
+
+def asked(name: str, **options: Any) -> list[dict[str, Any]]:
+    """The RMSNorms of a family with these options: a row for those that compute the same."""
     import transformers
 
     from rmsnorm.conversion import replace
 
-    model = build(name)
+    model = build(name, **options)
     defaults = dict(numbers(transformers.CONFIG_MAPPING[name]()))
     given = {value: key for key, value in numbers(model.config) if "eps" in key.split(".")[-1]}
     gainless, roles = widths(model), defaultdict(list)
@@ -230,14 +355,17 @@ def table(document: dict[str, Any]) -> str:
     columns = ("families", "variant", "eps in `config.json`", "default", "norms (size of a row)")
     groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for name, rows in sorted(document["families"].items()):
-        fields = " ".join(f"{row['field'] or ''} {row['size']}" for row in rows)
+        fields = " ".join(f"{row['field'] or ''} {row['size']} {' '.join(row.get('options', ()))}" for row in rows)
         parts = {field.rpartition(".")[0] for field in re.findall(r"[a-z][\w.]*", fields)}
         part = parts.pop() if len(parts) == 1 else ""
         cells: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for row in rows:
             field = f"`{row['field']}`" if row["field"] else "in the code"
             default = "" if row["default"] is None else f"{row['default']:g}".replace("e-0", "e-")
-            size = f" (`{row['size']}`)" if row["size"] else ""
+            conditions = [f"`{row['size']}`"] if row["size"] else []
+            for option, (wanted, _) in row.get("options", {}).items():
+                conditions.append(f"{'with' if wanted else 'without'} `{option}`")
+            size = f" ({'; '.join(conditions)})" if conditions else ""
             cells[f"{row['variant']} | {field} | {default}"][size] += row["roles"]
         lines = (
             f"{what} | {'; '.join(', '.join(f'`{role}`' for role in roles) + size for size, roles in norms.items())} |"

@@ -23,7 +23,7 @@ from rmsnorm.specification.families import families as families_of_models
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 LINKING = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")]
-ELSEWHERE = {"ci.md", "mismatches.md", "porting.md"}  # pages whose snippets other tests run
+ELSEWHERE = {"ci.md", "mismatches.md", "own-repository.md", "porting.md"}  # pages whose snippets other tests run
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path.name not in ELSEWHERE)
 SNIPPETS = {path.relative_to(DOCS).as_posix(): snippets(path) for path in PAGES}
 PRINTED = {

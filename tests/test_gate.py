@@ -182,6 +182,29 @@ def test_kernels_have_the_bits_of_the_golden_with_all_options(dtype, position, f
         assert np.array_equal(ours, golden)
 
 
+@pytest.mark.parametrize("result", ["x", "promote", "scale", "half_scale", "promote_first"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_gradient_of_the_gate_has_the_gain_that_y_rounds(function, result, monkeypatch):
+    """No preset has an offset and rounds before the gain; dx and dscale have the gain before it is rounded."""
+    pytest.importorskip("rmsnorm.cpu._native")
+    monkeypatch.setattr(fast, "golden", None)
+    variant = gated("llama", function, "after").replace(scale_offset=1.0, result_dtype=result)
+    random = np.random.default_rng(0)
+    for dtype, width in [
+        ("bfloat16", "bfloat16"),
+        ("float16", "float16"),
+        ("float32", "bfloat16"),
+        ("bfloat16", "float32"),
+    ]:
+        x, dy, z = (random.normal(size=(6, 64)).astype(dtype) for _ in range(3))
+        scale, bias = (random.normal(size=64).astype(width) for _ in range(2))
+        for options in ({}, {"mask": random.random((6, 64)) < 0.7}, {"bias": bias}):
+            options |= {"variant": variant, "gate": z}
+            want = numpy_impl.rms_norm_vjp(dy, x, scale, **options)
+            got = fast.rms_norm_vjp(dy, x, scale, **options)
+            assert all(golden is None or np.array_equal(ours, golden) for ours, golden in zip(got, want, strict=True))
+
+
 def _kernels_of_numpy(dy, x, gain, **options):
     return [
         *fast.rms_norm(x, gain, return_inverse_rms=True, **options),

@@ -60,6 +60,13 @@ rounding point moves a quarter of the elements, most of them by less than any bo
 sees it. The share is an expectation over values anywhere between the borders. In a row whose elements are alike, all
 of them cross a border or none does: there it does not bound what another program computes.
 
+Intervals: the static vectors say of each element which numbers are right, without a share, whatever the order of a sum.
+Then k stands for sqrt(k) in the table: one float32 after the other, 4,096 squares of bfloat16 numbers erred by 380, as
+many of these sums are ties. A kernel with a float32 statistic computes 1/rho times 1 + e, and what it multiplies after
+that, with |e| <= operations * 2^-24. Each rounding that the variant names is monotone. So y lies between the y of 1 - e
+and the y of 1 + e, with all its roundings: in 16 bits mostly one number, and two beside a tie. dx and dscale are sums,
+which may cancel: they lie within operations * 2^-24 * terms of the real number, then rounded.
+
 ``identify``, ``replace`` and ``to_rms_norm`` compare formulas before anything is known of roundings. Their thresholds,
 ``FORM`` and those after it, lie between what roundings do and what the nearest other formula does.
 """
@@ -140,25 +147,7 @@ def bound(
         >>> bound("y", call, "float32")
         Bound(ratio=15.0, identical=0.0)
     """
-    n, k = call.n or 0, call.k or 0
-    size = math.prod(s or 0 for s in call.shape)
-    rows = size / max(1, math.prod(s for s in call.feature_shape if s))
-    inverse = math.sqrt(k) / 2 + 5
-    operations = {
-        "inverse_rms": inverse,
-        "y": inverse + 4,
-        "dx": 2 * inverse + math.sqrt(n) + 8,
-        "dresidual": 2 * inverse + math.sqrt(n) + 8,
-        "jvp": 2 * inverse + math.sqrt(n) + 12,
-        "dscale": inverse + math.sqrt(rows) + 2,
-        "dbias": math.sqrt(rows),
-        "dgate": (2 * inverse + math.sqrt(n) + 8 if call.is_gated_before else inverse + 4) + 14,
-    }[quantity]
-    if call.exact_sum:
-        is_of_gate = quantity == "dgate"
-        operations += _SUM_OF_GATE[call.variant.gate_position] if is_of_gate else _SUM.get(quantity, 0)
-    if call.gate is not None:
-        operations += _GATE[call.variant.gate_position].get(quantity, 0)
+    operations = operations_of(quantity, call)
     free = call.variant.rounding == "input_dtype"
     arithmetic = call.sum if free else dtypes.arithmetic(dtypes.promote(call.x, call.product, call.result, call.gate))
     w = dtypes.unit_roundoff(arithmetic) / dtypes.unit_roundoff(dtype)
@@ -176,6 +165,42 @@ def bound(
     return Bound(roundings + w * operations, 1 - w * operations / 2 if exact_bits else 0.0)
 
 
+def operations_of(quantity: str, call: Call, *, worst: bool = False, sums: float = 1.0) -> float:
+    """How many roundings of the arithmetic reach a quantity, in units of its terms: the last column of the table.
+
+    ``worst`` counts k for a sum of k terms in place of sqrt(k); ``sums`` multiplies what sums count.
+
+    >>> from rmsnorm.specification.call import Spec, resolve
+    >>> from rmsnorm.specification.variants import Variant
+    >>> operations_of("y", resolve("rms_norm", Spec((4, 64), "float32"), variant=Variant.get("standard")))
+    13.0
+    """
+    n, k = call.n or 0, call.k or 0
+    size = math.prod(s or 0 for s in call.shape)
+    rows = size / max(1, math.prod(s for s in call.feature_shape if s))
+
+    def of_sum(terms: float) -> float:
+        return sums * (terms if worst else math.sqrt(terms))
+
+    inverse = of_sum(k) / 2 + 5
+    operations = {
+        "inverse_rms": inverse,
+        "y": inverse + 4,
+        "dx": 2 * inverse + of_sum(n) + 8,
+        "dresidual": 2 * inverse + of_sum(n) + 8,
+        "jvp": 2 * inverse + of_sum(n) + 12,
+        "dscale": inverse + of_sum(rows) + 2,
+        "dbias": of_sum(rows),
+        "dgate": (2 * inverse + of_sum(n) + 8 if call.is_gated_before else inverse + 4) + 14,
+    }[quantity]
+    if call.exact_sum:
+        is_of_gate = quantity == "dgate"
+        operations += _SUM_OF_GATE[call.variant.gate_position] if is_of_gate else _SUM.get(quantity, 0)
+    if call.gate is not None:
+        operations += _GATE[call.variant.gate_position].get(quantity, 0)
+    return operations
+
+
 def within(noise: float, least: float = 1e-6, most: float = 0.02) -> float:
     """How far a number may be from the one that was written, relative, where 1 / rho is measured with this noise.
 
@@ -189,12 +214,17 @@ def of_row(n: int, dtype: str) -> float:
     return (16 + math.sqrt(n)) * dtypes.unit_roundoff(dtype)
 
 
-def of_replacement(size: int, dtype: str) -> float:
-    """The largest difference of a layer and its replacement, as a share of the largest of so many elements.
+def of_replacement(quantity: str, call: Call, dtype: str) -> float:
+    """The largest parity ratio for the difference of another program and of ours, as above: both compute it.
 
-    It has sqrt(size) roundings for the sums of both, with random signs, and 32 for all else.
+    Each has the operations of the table, ours in float32 at least. Where a variant allows all arithmetic in 16 bits,
+    the sums of every framework still are in float32, and the rounding of each square is averaged over a row.
     """
-    return (math.sqrt(size) + 32) * dtypes.unit_roundoff(dtype)
+    w = dtypes.unit_roundoff("float32") / dtypes.unit_roundoff(dtype) if dtype in dtypes.HALF else 1.0
+    theirs = bound(quantity, call, dtype, automatic=True).ratio
+    if call.variant.rounding == "input_dtype" and dtype in dtypes.HALF:
+        theirs -= (1 - w) * (operations_of(quantity, call) - operations_of(quantity, call, sums=0.0))
+    return theirs + w * operations_of(quantity, call)
 
 
 def _named_roundings(call: Call) -> int:

@@ -129,7 +129,8 @@ def _of_config(folder: str, json: bool) -> None:
     if json:
         typer.echo(json_.dumps({"norms": [norm.json for norm in norms], "unknown": unknown}, indent=2))
         return
-    for part, kind in dict.fromkeys((norm.part, norm.model_type) for norm in norms):
+    for part, kind, told in dict.fromkeys((norm.part, norm.model_type, norm.told) for norm in norms):
+        kind += " (by architectures)" * (told == "architectures")
         typer.echo(wrapped(f"{errors.printable(part) or 'the model'}: {kind}, whose norms in transformers are"))
         for norm in norms:
             if norm.part == part:

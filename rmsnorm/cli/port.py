@@ -59,6 +59,7 @@ VERIFY_EPILOG: Final = (
     "Examples:\n\n    rmsnorm port verify ported/ --backend numpy\n\n"
     "Exit status: 0 held, 1 not held, 2 bad usage, or files that are damaged or missing."
 )
+_MORE: Final = {"allow_extra_args": True}  # the other models of an ensemble, which the command refuses by name
 _NORMS: Final = {"none": "no norm", "layer": "LayerNorm", "rms": "RMSNorm", "prms": "pRMSNorm"}
 
 Where = Annotated[
@@ -95,8 +96,12 @@ Backend = Annotated[
     _computed_by(help=f"Backend: {BACKEND_NAMES}.", show_default="torch if it is installed, else numpy"),
 ]
 Alpha = Annotated[
-    float | None, typer.Option(help="Scores are divided by length^ALPHA.", show_default="0, in zero its option")
-]
+    float | None,
+    typer.Option(
+        "--alpha", "--normalization-alpha", "--normalization_alpha", help="Scores are divided by length^ALPHA.",
+        show_default="0, in zero its option",
+    ),
+]  # fmt: skip
 Batch = Annotated[
     int | None,
     _computed_by(help="Sentences at once.", min=1, show_default="80, in zero its option"),
@@ -216,6 +221,7 @@ def verify(
 
     model = load(folder, None, None)
     key = backend_key("rmsnorm port verify", backend)
+    name = backend or key
     with stderr_kept():
         verdict = proof.verify(folder, key, model.config, model.parameters)
     console = screen.console(highlight=False)
@@ -225,16 +231,17 @@ def verify(
     scores = ", ".join(f"{score:.10g}" for score in verdict.expected.scores)
     numbers = f"{words}; -log p {scores}: max error {verdict.error:.2g}, at most {verdict.bound:.2g} is rounding"
     if verdict.is_held:
-        console.print(f"held in {key}: {numbers}", soft_wrap=True)
+        console.print(f"held in {name}: {numbers}", soft_wrap=True)
         return
-    console.print(Text(f"not held in {key}: {numbers}", style="red"), soft_wrap=True)
+    console.print(Text(f"not held in {name}: {numbers}", style="red"), soft_wrap=True)
     console.print(f"expected {verdict.expected.output}, now {verdict.now.output}; the model is another one than that "
                   "which was converted, or the backend has a mistake", soft_wrap=True)  # fmt: skip
     raise typer.Exit(DIFFERS)
 
 
-@app.command(epilog=TRANSLATE_EPILOG)
+@app.command(epilog=TRANSLATE_EPILOG, context_settings=_MORE)
 def translate(
+    context: typer.Context,
     model: Where,
     source: Source,
     beam: Annotated[
@@ -272,6 +279,7 @@ def translate(
     from rmsnorm.nematus.translate import translate
 
     command = "rmsnorm port translate"
+    _require_one(command, model, context.args)
     options = {
         "beam_size": beam, "max_length": max_length, "alpha": alpha, "seed": seed, "n_best": n_best, "batch_size": batch
     }  # fmt: skip
@@ -279,8 +287,9 @@ def translate(
     _run(command, loaded, backend, dictionary, output, translate, [lines_of(command, source)], options)
 
 
-@app.command(epilog=SCORE_EPILOG)
+@app.command(epilog=SCORE_EPILOG, context_settings=_MORE)
 def score(
+    context: typer.Context,
     model: Where,
     source: Source,
     target: Target,
@@ -297,6 +306,7 @@ def score(
     from rmsnorm.nematus.translate import score
 
     command = "rmsnorm port score"
+    _require_one(command, model, context.args)
     if source == target == STDIN:
         raise errors.out_of_domain(command, "target", "-", "another file than the source", "name one of the two")
     options = {"alpha": alpha or 0.0, "batch_size": batch}
@@ -350,6 +360,14 @@ def norms(
         raise typer.Exit(DIFFERS)
     console.print(f"{_NORMS[norm]} is better in {better} of {len(differences)} sentences: the model was trained with "
                   f"it. Add --source-norm {norm} to the next command.")  # fmt: skip
+
+
+def _require_one(command: str, model: Path, others: list[str]) -> None:
+    if others:
+        raise errors.out_of_domain(
+            command, "MODEL", [str(model), *others], "one model, as ensembles are not ported",
+            "name one of them, or let Nematus average them: rmsnorm port nematus MODEL DIR --to tf writes its form",
+        )  # fmt: skip
 
 
 def _run(

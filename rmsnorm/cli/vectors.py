@@ -22,7 +22,9 @@ WRITE_EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm vectors write vectors\n\n"
     "    rmsnorm vectors write vectors --variant llama --dtype bfloat16 --quantity y --quantity dx\n\n"
-    "The format is described in docs/ci.md. Exit status: 0 written, 2 wrong usage or the folder cannot be written."
+    "    rmsnorm vectors write vectors --static\n\n"
+    "docs/ci.md describes the format, docs/own-repository.md that of --static. Exit status: 0 written, 2 wrong usage "
+    "or the folder cannot be written."
 )
 CHECK_EPILOG: Final = (
     "Examples:\n\n"
@@ -54,11 +56,16 @@ def write(
             show_default="none",
         ),
     ] = None,
+    static: Annotated[
+        bool,
+        typer.Option("--static", help="The JSON files that a program reads without this package, all of them."),
+    ] = False,
 ) -> None:
     """Write inputs, the golden's outputs and gradients, and the bounds of every case as safetensors.
 
     The other program reads DIR/NAME.safetensors and writes what it computes to DIR/outputs/NAME.safetensors. All cases
-    take 67 MB. The same version writes the same bytes every time; manifest.json has the digests.
+    take 67 MB. The same version writes the same bytes every time; manifest.json has the digests. With --static, DIR is
+    the folder vectors/ of the repository: JSON and text with the interval of each element, which need no package.
     """
     from rmsnorm.accuracy.bounds import QUANTITIES
     from rmsnorm.parity import vectors
@@ -76,10 +83,14 @@ def write(
     with progress() as bars:
         task = bars.add_task("write", total=None)
         count = vectors.write(
-            folder, **filters, on_progress=lambda done, total: bars.update(task, completed=done, total=total)
+            folder,
+            **filters,
+            static=static,
+            on_progress=lambda done, total: bars.update(task, completed=done, total=total),
         )
-    size = sum(path.stat().st_size for path in folder.iterdir())
-    screen.console().print(f"{count} case{'s' * (count != 1)}, {size / 1e6:.1f} MB in {folder}", highlight=False)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    unit = f"{'test' if static else 'case'}{'s' * (count != 1)}"
+    screen.console().print(f"{count} {unit}, {size / 1e6:.1f} MB in {folder}", highlight=False)
 
 
 @app.command(epilog=CHECK_EPILOG)

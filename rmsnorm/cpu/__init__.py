@@ -68,7 +68,7 @@ def is_available() -> bool:
 
 
 def supports(call: Call) -> bool:
-    """Whether the kernels can compute a call.
+    """Whether the kernels can compute a call. One that is slow for want of kernels gives the warning, once.
 
     The last axes are normalised, and the parameters are along these, or along more of the last axes.
     """

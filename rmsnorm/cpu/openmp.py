@@ -23,7 +23,8 @@ def gomp_parallel() -> int:
 
     0 if no libgomp is loaded, or more than one; with RMSNORM_OPENMP=0; and in a forked process, where it would wait for
     threads of the parent. What the parent did before this package was imported, nobody knows, so that Linux is asked,
-    too, whether the process is forked.
+    too, whether the process is forked. 0 also where Linux does not say that, as in a sandbox without /proc, or where
+    the file of libgomp was replaced after it was loaded.
     """
     return _gomp_parallel() if os.getpid() == _PROCESS else 0
 
@@ -32,6 +33,13 @@ def gomp_parallel() -> int:
 def _gomp_parallel() -> int:
     if sys.platform != "linux" or environment.read("RMSNORM_OPENMP") == "0":
         return 0
+    try:
+        return _found()
+    except (OSError, AttributeError):
+        return 0
+
+
+def _found() -> int:
     with open("/proc/self/stat") as stat:
         flags = stat.read().rpartition(")")[2].split()[6]  # after the name of the program, which may have any character
     if int(flags) & _FORKED:

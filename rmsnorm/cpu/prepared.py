@@ -32,6 +32,12 @@ class Prepared(NamedTuple):
     plan: Any
     reason: str | None
 
+    def in_memory(self) -> Any:
+        """The plan, for arrays in the memory of a CPU. If there are no kernels, the one warning says so."""
+        if self.plan is None:
+            cpu.supports(self.rows)
+        return self.plan
+
 
 def prepare(
     op: str, options: Options, x: Any, scale: Any = None, bias: Any = None, mask: Any = None, residual: Any = None,

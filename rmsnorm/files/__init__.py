@@ -18,6 +18,7 @@ FREE: Final = 2**28  # bytes that any file may expand to
 ZIP: Final = "a zip archive"
 SAFETENSORS: Final = "a safetensors file"
 HDF5: Final = "an HDF5 file"
+GGUF: Final = "a GGUF file"
 INDEX: Final = "the index of a TensorFlow checkpoint"
 JSON: Final = "a JSON file"
 TEXT: Final = "a text file"
@@ -27,7 +28,8 @@ _INDEX_END: Final = bytes.fromhex("57fb808b247547db")
 _FIELD_1: Final = 8  # a number follows, the version of ONNX
 _GZIP, PICKLE = "a gzip file", "a pickle"
 _STARTS: Final = {
-    b"PK\x03\x04": ZIP, b"PK\x05\x06": ZIP, b"\x89HDF\r\n\x1a\n": HDF5, b"\x1f\x8b": _GZIP,
+    b"PK\x03\x04": ZIP, b"PK\x05\x06": ZIP, b"\x89HDF\r\n\x1a\n": HDF5, b"GGUF": GGUF,
+    b"\x1f\x8b": _GZIP,
     b"\x93NUMPY": "a single array of NumPy",
     **dict.fromkeys((bytes([0x80, protocol]) for protocol in range(2, 6)), PICKLE),
 }  # fmt: skip

@@ -136,7 +136,7 @@ def keras(op: str, path: Path, within: str = "", wanted: str = HDF5) -> Tensors:
     try:
         h5py: Any = import_module("h5py")
     except ImportError as error:
-        raise errors.missing_framework("Keras", "tf") from error
+        raise errors.missing_framework("Keras", "keras") from error
     weights: Any = path
     with reading(op, path, wanted):
         check_kind(op, path, wanted, ZIP if path.suffix == ".keras" else files.HDF5)

@@ -39,6 +39,7 @@ from rmsnorm.flax_impl.rounding import (
 )
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call
+from rmsnorm.specification.variants import CLAMPED
 
 
 class Across(NamedTuple):
@@ -168,14 +169,12 @@ def _along_x(
     normalised = _over_rho(zero_outside(mask, h), inverse_rms, wide)
     dh = _over_rho(zero_outside(mask, convert(dh, wide)), inverse_rms, wide)
     along = normalised  # what the statistic squares, over rho
-    if may_leave_range(call):  # a mean is taken of h, as XLA may contract h / rho with it
+    if may_leave_range(call) or call.variant.statistic == "variance":  # XLA may contract h / rho with its mean
         along = _over_rho(_centred(call, zero_outside(counted, double(h)), counted, k, across), inverse_rms, wide)
-    else:
-        if counted is not None:
-            x, inverse = lax.optimization_barrier((h, inverse_rms))
-            along = _over_rho(zero_outside(counted, x), inverse, wide)
-        along = _centred(call, along, counted, k, across)
-    along = along * _slope(call, k, inverse_rms, wide)
+    elif counted is not None:
+        x, inverse = lax.optimization_barrier((h, inverse_rms))
+        along = _over_rho(zero_outside(counted, x), inverse, wide)
+    along = along * _slope(call, h, counted, k, inverse_rms, wide, across)
     # outside 0 times an infinite sum would be NaN in the transpose, below 0 times an infinite or NaN 1 / rho
     inner = _sum(call, zero_outside(counted, along * dh), across) / number_as(k, wide)
     if counted is not None:
@@ -257,14 +256,18 @@ def _eps(call: Call, k: Any, inverse_power: Any = 1.0) -> tuple[Any, Any, Any]:
     )
 
 
-def _slope(call: Call, k: Any, inverse_rms: jax.Array, dtype: str) -> Any:
+def _slope(
+    call: Call, h: jax.Array, counted: jax.Array | None, k: Any, inverse_rms: jax.Array, dtype: str,
+    across: Across | None,
+) -> Any:  # fmt: skip
     """rho / s, with drho / dh = h / (k s): 1 for eps inside, rho / (rho - eps) outside, 1 or 0 for a clamp."""
-    _, outside, floor = _eps(call, k)
     if call.variant.eps_position == "outside":
-        share = 1 - outside * inverse_rms
+        share = 1 - call.eps * inverse_rms
         return convert(zero_outside(share > 0, 1 / where(share > 0, share, 1.0)), dtype)
-    if call.variant.eps_position == "clamp":  # rho == floor up to the rounding of 1 / rho
-        return (inverse_rms * floor < 1 - 2.0**-50).astype(dtype)
+    if call.variant.eps_position == "clamp":  # it begins where the length of a row over rho is eps / rho
+        along = _centred(call, zero_outside(counted, double(h)), counted, k, across) * inverse_rms
+        is_constant = _sum(call, along * along, across) < (call.eps * CLAMPED * inverse_rms) ** 2
+        return 1 - is_constant.astype(dtype)
     return 1.0
 
 

@@ -159,8 +159,8 @@ def settings(
     """The settings of a kernel: forward, backward, the sum_parts of either, or add_up, of ``sum_tiles``.
 
     ``formats``: the dtypes of scale and bias for forward, those of its one or two totals for add_up.
-    ``float64``: of the card, see ``has_fast_float64``. x of 32 bits is computed in float64 on every card. ``step``: from
-    one row of x to the next, if there is a gap between them.
+    ``float64``: of the card, see ``has_fast_float64``. x of 32 bits is computed in float64 on every card.
+    ``step``: from one row of x to the next, if there is a gap between them.
 
     Example:
         >>> from rmsnorm.specification.call import Spec, resolve

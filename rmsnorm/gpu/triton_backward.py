@@ -157,7 +157,8 @@ def backward(
 
     Those are PROGRAMS by n times the number of groups. ``parts``: what sum_parts has written, if rows are split; a
     tile then is a chunk of one row. The loop over tiles has no branch, so that the compiler reads ahead. Tiles in
-    which some element was not exact are computed again behind it, and the sums, if a row was special. EIGHTS: as forward.
+    which some element was not exact are computed again behind it, and the sums, if a row was special.
+    EIGHTS: as forward.
     """
     if EIGHTS:
         n, h_step = n // 8 * 8, h_step // 8 * 8

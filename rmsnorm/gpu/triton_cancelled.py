@@ -67,7 +67,7 @@ def recompute(
         share, other = eps / rho, tl.sqrt(q) / rho
         slope = tl.where(q > 0, rho / tl.sqrt(q), 0.0)
     else:
-        share = tl.where(tl.sqrt(q) < rho, 1.0, 0.0)
+        share = tl.where(square[:, None] < eps * eps * (1 - 2.0**-47), 1.0, 0.0)  # CLAMPED of the specification
         slope = 1 - share
         other = slope
     is_short = (rho.to(tl.float32).to(tl.float64) == rho) | ((r > 0) & (r < float("inf")) == 0)

@@ -168,13 +168,11 @@ def step_of(inner, r, alive, size, part, eps, POSITION: tl.constexpr, FLOAT64: t
     if POSITION == "outside":
         step *= 1 / (1 - eps * r)
         special = special | (eps * r > 0.5)
-    elif POSITION == "clamp":
-        step *= tl.where(r * (eps / tl.sqrt(size)) < 1 - 2.0**-50, 1.0, 0.0)  # 1 / rho is rounded
+    elif POSITION == "clamp":  # pairs say on which side of it a row is
+        special = special | ((inner != 0) & (r * (eps / tl.sqrt(size)) > 1 - 2.0**-18))
     special = special | ((step != 0) & (((tl.abs(step) >= LEAST_STEP) & (tl.abs(step) <= MOST)) == 0))
     if not FLOAT64:
         special = special | ((inner != 0) & ((tl.abs(inner) <= 2 * LEAST_SIZE) | (tl.abs(inner) >= MOST_SIZE / 2)))
-        if POSITION == "clamp":
-            special = special | (r * (eps / tl.sqrt(size)) > 1 - 2.0**-18)
     return step, special & alive
 
 

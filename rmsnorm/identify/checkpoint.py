@@ -6,39 +6,58 @@ Training moves it, and what stays is a tendency. So each tensor speaks for
     w        if its mean is at least 0.7 and less than 1 % of it is negative;
     1 + w    if its mean is at most 0.3, on either side of 0, and at least 10 % of it is negative, or all of it is 0;
 
-and for neither otherwise. Tensors of one kind, whose names differ in numbers alone, are counted together. They fit what
-more than two thirds of those that speak for something speak for.
+and for neither otherwise. Tensors of one kind, whose names differ in the numbers of the blocks around the norm alone,
+are counted together. They fit what more than two thirds of those that speak for something speak for.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from rmsnorm.files import HDF5, PICKLE, SAFETENSORS, ZIP, check_kind, check_regular, tensors
+from rmsnorm import files
+from rmsnorm.files import check_expansion, check_kind, check_regular, reading, tensors
+from rmsnorm.files.gguf import gguf
 from rmsnorm.specification import errors
 from rmsnorm.specification.variants import PRESETS, Variant, get_variant
 
 _OP: Final = "gains"
 _WANTED: Final = (
-    "a .safetensors, .npz, .keras or .weights.h5 file, a folder of safetensors files or an Orbax checkpoint"
+    "a .safetensors, .gguf, .npz, .keras or .weights.h5 file, a folder of safetensors or GGUF files or an Orbax "
+    "checkpoint"
 )
 _LARGEST: Final = 2**24  # elements of a gain
-_GAIN: Final = re.compile(r"^(weight|scale|gamma|gain|g)$|norm_(weight|scale|gamma)$|^new_std$|_ln_?s$")
+_AXES: Final = 5  # of a gain at most: (C, 1, 1, 1) in models of video, (1, C, 1, 1, 1) in others
+_GAIN: Final = re.compile(r"^(weight|scale|gamma|gain|g|alpha)$|norm_(weight|scale|gamma)$|^new_std$|_ln_?s$")
 _NORM: Final = re.compile(r"norm|(^|_)ln(_|\d|f|$)|^rms", re.IGNORECASE)
 _OTHER: Final = re.compile(r"(batch|group|instance|weight|spectral)_?norm|^bn\d*$", re.IGNORECASE)
+_MATRIX: Final = re.compile(r"(norm|ln).*(linear|dense|proj|fc|mlp|conv|qkv|emb|lora|modul)", re.IGNORECASE)
 _TRAINER: Final = re.compile(r"^(optim\w*|opt_state|adam\w*|exp_avg\w*|momentum|velocity)$", re.IGNORECASE)
 _MOMENTS: Final = ("m", "v", "mu", "nu")  # of a trainer where they come first; elsewhere v may be the values
 _OF_BATCHES: Final = ("running_mean", "running_var", "moving_mean", "moving_variance", "mean", "var")
-_BIASES: Final = {"weight": "bias", "scale": "bias", "gamma": "beta", "gain": "bias", "g": "b", "0": "1"}
+_BIASES: Final = {
+    "weight": ("bias",), "scale": ("bias",), "gamma": ("beta", "bias"), "gain": ("bias",), "g": ("b",), "0": ("1",),
+    "alpha": ("beta", "bias"),
+}  # fmt: skip
 
 Fit = Literal["w", "1 + w", "bias", "unclear"]
+_NAMES: Final = 8  # in a sentence; the table has all
+_IN_FOLDERS: Final[dict[str, Callable[[str, Path], tensors.Tensors]]] = {
+    ".safetensors": tensors.safetensors,
+    ".gguf": gguf,
+}
+_ALONE: Final[dict[str, Callable[[str, Path], tensors.Tensors]]] = {
+    ".npz": tensors.npz,
+    ".keras": tensors.keras,
+    ".weights.h5": tensors.keras,
+}
 _OFFSETS: Final[Mapping[str, float]] = {"w": 0.0, "1 + w": 1.0}
 _UNTOLD: Final[Mapping[str, str]] = {
     "unclear": "whether they are w or 1 + w cannot be told", "bias": "they have a bias beside them, as in a LayerNorm",
@@ -47,10 +66,10 @@ _UNTOLD: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Kind:
-    """The gains whose names differ in numbers alone.
+    """The gains whose names differ in the numbers of the blocks around the norm alone.
 
     Attributes:
-        name: with a star for each number.
+        name: with a star for each such number.
         count: of tensors.
         mean: of all elements; ``least`` and ``most`` are the ends of their range.
         negative: share of the elements below 0.
@@ -89,11 +108,12 @@ class Checkpoint:
 def identify_checkpoint(path: str | os.PathLike[str], variant: str | Variant | None = None) -> Checkpoint:
     """Compare the gains of a checkpoint with a variant, or find out whether they are w or 1 + w.
 
-    Only tensors that are named as gains of a norm are read; of safetensors files of any size no others are loaded.
-    Quantisation scales, layer scales, batch norms and the state of an optimiser are no gains.
+    Only tensors that are named as gains of a norm are read; of safetensors and GGUF files of any size no others are
+    loaded. Quantisation scales, layer scales, batch norms, the matrices within a norm (AdaLN) and the state of an
+    optimiser are no gains.
 
     Args:
-        path: a safetensors file or a folder of them, a NumPy archive, a file of Keras, a checkpoint of Orbax.
+        path: a safetensors or GGUF file or a folder of them, a NumPy archive, a file of Keras, a checkpoint of Orbax.
         variant: a preset or a ``Variant``, of which ``scale_offset`` counts.
 
     Raises:
@@ -109,18 +129,16 @@ def identify_checkpoint(path: str | os.PathLike[str], variant: str | Variant | N
     """
     chosen = None if variant is None else get_variant(_OP, variant)
     shapes, tensor = _read(Path(path))
-    groups: dict[str, list[tuple[np.ndarray[Any, Any], bool]]] = {}
-    for name, shape in shapes.items():
-        if not name.isprintable():  # it would be printed
-            raise errors.InputValueError(
-                f"{_OP}: a tensor of {path} has the name {name!r:.80}, expected printable words"
-            )
-        if not 1 <= len(shape) <= 3 or not 0 < np.prod(shape) <= _LARGEST or not _is_gain(name, shapes):
-            continue
+    for name in filter(lambda name: not name.isprintable(), shapes):  # it would be printed
+        raise errors.InputValueError(f"{_OP}: a tensor of {path} has the name {name!r:.80}, expected printable words")
+    names = [name for name, shape in shapes.items() if _is_gain(name, shape, shapes)]
+    with reading(_OP, Path(path), _WANTED):
+        check_expansion(sum(8 * math.prod(shapes[name]) for name in names), _size(Path(path)))
+    groups: dict[str, list[_Summary]] = {}
+    for name in names:
         values = tensor(name)
         if values.dtype.kind in "fV":  # V: the formats that NumPy lacks
-            kind = re.sub(r"\d+(?=.*[./])", "*", name)
-            groups.setdefault(kind, []).append((values.astype(np.float64), _has_bias(name, shapes)))
+            groups.setdefault(_kind_of(name), []).append(_summary(name, values.astype(np.float64), shapes))
     if not groups:
         some = ", ".join(list(shapes)[:4]) or "none"
         raise errors.InputValueError(
@@ -134,72 +152,132 @@ def identify_checkpoint(path: str | os.PathLike[str], variant: str | Variant | N
 
 def _read(path: Path) -> tensors.Tensors:
     if (path / "_CHECKPOINT_METADATA").is_file():
-        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        return tensors.orbax(_OP, path, size)
+        return tensors.orbax(_OP, path, _size(path))
     if path.is_dir():
-        paths = sorted(path.glob("*.safetensors"))
-        for file in paths:
-            check_regular(_OP, file, _WANTED)
-        files = [tensors.safetensors(_OP, file) for file in paths]
-        if files:
-            readers = {name: tensor for shapes, tensor in files for name in shapes}
-            every = {name: shape for shapes, _ in files for name, shape in shapes.items()}
-            return every, lambda name: readers[name](name)
+        for suffix, read in _IN_FOLDERS.items():
+            paths = sorted(path.glob(f"*{suffix}"))
+            for file in paths:
+                check_regular(_OP, file, _WANTED)
+            if paths:
+                return _together([read(_OP, file) for file in paths])
     else:
         check_regular(_OP, path, _WANTED)
-        for suffix, read in (
-            (".safetensors", tensors.safetensors), (".npz", tensors.npz),
-            (".keras", tensors.keras), (".weights.h5", tensors.keras),
-        ):  # fmt: skip
+        for suffix, read in (_IN_FOLDERS | _ALONE).items():
             if path.name.endswith(suffix):
                 return read(_OP, path)
-        check_kind(_OP, path, _WANTED, ZIP, SAFETENSORS, HDF5, PICKLE)
+        check_kind(_OP, path, _WANTED, files.ZIP, files.SAFETENSORS, files.GGUF, files.HDF5, files.PICKLE)
     fix = "save it as one of these; files of pickle (.pt, .bin, .ckpt) are never read"
     raise errors.out_of_domain(_OP, "checkpoint", str(path), _WANTED, fix)
 
 
-def _is_gain(name: str, shapes: Mapping[str, Any]) -> bool:
-    """Whether it is the name of a norm's gain, among the names of the others."""
+def _together(parts: list[tensors.Tensors]) -> tensors.Tensors:
+    readers = {name: tensor for shapes, tensor in parts for name in shapes}
+    every = {name: shape for shapes, _ in parts for name, shape in shapes.items()}
+    return every, lambda name: readers[name](name)
+
+
+def _size(path: Path) -> int:
+    parts = path.rglob("*") if path.is_dir() else [path]
+    return sum(part.stat().st_size for part in parts if part.is_file())
+
+
+def _kind_of(name: str) -> str:
+    """Its name with a star for each number of a block; the number in the norm's own name tells it from others.
+
+    ``blocks.3.norm1.weight`` is of ``blocks.*.norm1.weight``; Keras counts all layers of a class, whatever they are.
+    """
+    *above, last = re.split(r"(?<=[./])", name)
+    own = -2 if above[-1:] == ["vars/"] else -1
+    return "".join([*(re.sub(r"\d+", "*", part) for part in above[:own]), *above[own:], last])
+
+
+def _is_gain(name: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether a tensor is the gain of a norm by its name and shape, among the names and shapes of the others."""
     parts = re.split(r"[./]", name)
     *above, last = parts
+    prefix = name[: len(name) - len(last)]
     in_keras = above[-1:] == ["vars"]
     if in_keras:  # Keras numbers the weights of a layer
         above = above[:-1]
-    is_gain = last == "0" if in_keras else _GAIN.search(last)
-    # the layer itself, or the one around it: norm.weight, norm.scale.value, layer_norm_weight, cell_lns
-    named = any(_NORM.search(part) for part in above[-2:]) or re.search(r"norm_|^new_std$|_ln_?s$", last)
-    of_others = parts[0] in _MOMENTS or any(_OTHER.search(part) or _TRAINER.search(part) for part in parts)
-    if not (is_gain and named) or of_others:
+    if not (last == "0" if in_keras else _GAIN.search(last)):
+        return False
+    if any(_OTHER.search(part) or _TRAINER.search(part) for part in parts) or parts[0] in _MOMENTS:
         return False
     others = ("2", "3") if in_keras else _OF_BATCHES
-    prefix = name[: len(name) - len(last)]
-    return not any(prefix + other in shapes for other in others)
+    if any(prefix + other in shapes for other in others):
+        return False
+    if not 1 <= len(shape) <= _AXES or not 0 < math.prod(shape) <= _LARGEST:
+        return False
+    if last == "alpha" and (shape == (1,) or any(prefix + gain in shapes for gain in ("weight", "gamma", "scale"))):
+        return False  # a factor: of LoRA, of dynamic tanh
+    own = bool(re.search(r"norm_|^new_std$|_ln_?s$", last))
+    layer = above[-1] if above else ""
+    if layer.isdigit():  # in a list
+        layer = above[-2] if len(above) > 1 else ""
+    # the layer itself: norm.weight, norm.scale.value, layer_norm_weight, cell_lns
+    if own or _NORM.search(layer):
+        return own or len(shape) == 1 or not _is_matrix(layer, prefix, last, shape, shapes)
+    # or the one around it, whose parts may also be matrices, as those of AdaLN are
+    return len(shape) == 1 and any(_NORM.search(part) for part in above[-2:])
+
+
+def _is_matrix(
+    layer: str, prefix: str, last: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]
+) -> bool:
+    """Whether a tensor of several axes is the weight of a Linear or a Conv that has a norm in its name.
+
+    A gain has a bias of its own shape. A layer that is a norm and a Linear in one has a gain beside the matrix.
+    """
+    if last not in ("weight", "0"):
+        return False
+    biases = [shapes[prefix + bias] for bias in _BIASES[last] if prefix + bias in shapes]
+    is_named = bool(_MATRIX.search(layer)) and sum(size > 1 for size in shape) > 1
+    return is_named or any(bias != shape for bias in biases) or f"{prefix}layer_norm_weight" in shapes
 
 
 def _has_bias(name: str, shapes: Mapping[str, Any]) -> bool:
     last = re.split(r"[./]", name)[-1]
     prefix = name[: len(name) - len(last)]
-    others = [_BIASES.get(last, last), last.replace("weight", "bias"), last.replace("lns", "lnb"), "new_mean"]
+    others = [*_BIASES.get(last, ()), last.replace("weight", "bias"), last.replace("lns", "lnb"), "new_mean"]
     return any(other != last and prefix + other in shapes for other in others)
 
 
-def _kind(name: str, members: list[tuple[np.ndarray[Any, Any], bool]]) -> Kind:
-    every = np.concatenate([values.ravel() for values, _ in members])
-    if not np.isfinite(every).all():
+class _Summary(NamedTuple):
+    """What is kept of a gain, whose values are not."""
+
+    size: int
+    total: float
+    least: float
+    most: float
+    negative: int
+    fits: Fit
+    has_bias: bool
+
+
+def _summary(name: str, values: np.ndarray[Any, Any], shapes: Mapping[str, Any]) -> _Summary:
+    if not np.isfinite(values).all():
         raise errors.InputValueError(
             f"{_OP}: {name} has NaN or infinity, expected finite gains; take another checkpoint"
         )
-    spoken = [_speaks_for(values) for values, _ in members]
+    total, least, most = float(values.sum()), float(values.min()), float(values.max())
+    negative, fits, has_bias = int((values < 0).sum()), _speaks_for(values), _has_bias(name, shapes)
+    return _Summary(values.size, total, least, most, negative, fits, has_bias)
+
+
+def _kind(name: str, members: list[_Summary]) -> Kind:
+    spoken = [member.fits for member in members]
     plain, shifted = spoken.count("w"), spoken.count("1 + w")
     fits: Fit = "unclear"
-    if any(bias for _, bias in members):
+    if any(member.has_bias for member in members):
         fits = "bias"
     elif 3 * plain > 2 * (plain + shifted):
         fits = "w"
     elif 3 * shifted > 2 * (plain + shifted):
         fits = "1 + w"
-    mean, least, most, negative = map(float, (every.mean(), every.min(), every.max(), np.mean(every < 0)))
-    return Kind(name, len(members), mean, least, most, negative, fits)
+    size = sum(member.size for member in members)
+    mean, negative = sum(member.total for member in members) / size, sum(member.negative for member in members) / size
+    ends = min(member.least for member in members), max(member.most for member in members)
+    return Kind(name, len(members), mean, *ends, negative, fits)
 
 
 def _speaks_for(values: np.ndarray[Any, Any]) -> Fit:
@@ -215,7 +293,9 @@ def _conclusions(kinds: tuple[Kind, ...], variant: Variant | None) -> tuple[bool
         some = [kind for kind in kinds if kind.fits == fit]
         if some:
             text = _UNTOLD.get(fit) or _told(fit, some, variant)
-            sentences.append(f"{text} ({', '.join(kind.name for kind in some)})")
+            names = [kind.name for kind in some]
+            more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+            sentences.append(f"{text} ({', '.join(names[:_NAMES])}{more})")
     offsets = {_OFFSETS[kind.fits] for kind in kinds if kind.fits in _OFFSETS}
     if not offsets:
         return None, sentences

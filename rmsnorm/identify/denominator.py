@@ -36,6 +36,12 @@ _KINDS: Final[dict[Kind, str]] = {
     "rmsnorm": "x divided by the root of its mean square, whatever its mean",
     "l2norm": "x divided by the root of its sum of squares at every width: its norm, with eps beside that",
 }
+_POWERS: Final = {  # of the root that x is divided by, and not the first
+    -1: "multiplied by the root of its {}, not divided by it, as by x / rsqrt(q + eps)",
+    2: "divided by its {}, not by the root of it",
+    -2: "multiplied by its {}, not divided by the root of it",
+    0.5: "divided by the fourth root of its {}, not by the square root",
+}
 _FORMULAS: Final[Mapping[EpsPosition, str]] = {
     "inside": "sqrt(q + eps)", "outside": "sqrt(q) + eps", "clamp": "max(sqrt(q), eps / sqrt(k))",
 }  # fmt: skip
@@ -117,6 +123,7 @@ def _with_size(probe: Probe, measured: Denominator) -> Denominator:
     per, minus, spiked = np.append(solved, np.zeros(3))[:3]
     fitted = used @ solved
     if np.any(fitted <= 0) or np.max(np.abs(rho / np.sqrt(np.maximum(fitted, 1e-300)) - 1)) > FORM:
+        _require_no_other_power(rho * size, size, used, k)
         raise NotRms("the denominator is no function of the row's sum of squares and sum")
     if np.max(np.abs(used[:, :2] @ solved[:2]) / fitted) < FORM:
         raise NotRms("the denominator is the largest |x| of a row, not its root mean square")
@@ -130,6 +137,20 @@ def _with_size(probe: Probe, measured: Denominator) -> Denominator:
     return replace(
         measured, kind="variance" if variance else "mean_square", size=float(1 / per), of_max=of_max, noise=noise
     )
+
+
+def _require_no_other_power(denominator: Array, size: float, columns: Array, k: int) -> None:
+    """Raises NotRms if rows of that size are divided by another power of the root than the first."""
+    for power, words in _POWERS.items():
+        rho = denominator ** (1 / power) / size
+        weight = 1 / rho[:, None] ** 2
+        if not np.all(np.isfinite(weight)):
+            continue
+        solved = np.linalg.lstsq(columns * weight, np.ones(len(rho)), rcond=None)[0]
+        fitted = columns @ solved
+        if np.all(fitted > 0) and np.max(np.abs(rho / np.sqrt(fitted) - 1)) <= FORM:
+            is_variance = len(solved) > 1 and -solved[1] * k / solved[0] > 0.5
+            raise NotRms(f"x is {words}".format("variance" if is_variance else "mean square"))
 
 
 @np.errstate(all="ignore")

@@ -96,7 +96,7 @@ class Identity:
 
     def mends(self, wanted: Variant) -> list[str]:
         """How to make it this variant: a line for each defect and each field that differs, where one is known."""
-        lines = [*map(mending.defect_mended, (self.kind, *self.defects))]
+        lines = [*map(mending.defect_mended, (self._unrecognised if self.kind == "none" else self.kind, *self.defects))]
         if self.kind != "rms_scaling":  # which the line of its kind mends
             lines += [mending.field_mended(name, getattr(wanted, name)) for name in self.unlike(wanted)]
         return list(dict.fromkeys(filter(None, lines)))

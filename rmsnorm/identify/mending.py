@@ -43,6 +43,7 @@ _DEFECTS: Final = (
     (r"layernorm", "do not subtract the mean, and divide by the root of the mean of x * x"),
     (r"rms_scaling", "take the mean of x * x, from which no mean of x was subtracted"),
     (r"l2norm", "divide by the root of the mean of x * x, not of its sum"),
+    (r"not divided by|not by the (root|square root)", "divide x by sqrt(q + eps), or multiply it by rsqrt(q + eps)"),
     (r"divided by n - 1", "divide the sum of squares by n"),
     (r"divided by all \d+ elements", "divide the sum of squares by the number of summed elements"),
     (r"last \d+ elements", "take the statistic of the first elements"),

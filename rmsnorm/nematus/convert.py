@@ -21,6 +21,7 @@ from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.dialects import rules
 from rmsnorm.nematus.model import Model, load
 from rmsnorm.nematus.proof import BOUND, wide
+from rmsnorm.nematus.vocabulary import require_dictionaries
 
 
 class Target(NamedTuple):
@@ -68,6 +69,10 @@ def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm:
     """Write a model in another form, with its options and dictionaries, into a new folder if its logits stay the same.
 
     ``to`` is a key of TARGETS. With rms_norm LayerNorm becomes RMSNorm, exactly.
+
+    Raises:
+        ValueError: a dictionary of the model has too few words for it, or that of the source and of the target are
+            exchanged; or what ``load`` and the form raise.
     """
     out, target = Path(folder), TARGETS[to]
     target = target._replace(file=target.file.replace("model.npz", rules(source.config).checkpoint))
@@ -75,6 +80,7 @@ def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm:
         raise FileExistsError(f"port: {out} exists, expected a new or an empty folder; name another")
     if not out.parent.is_dir():
         raise FileNotFoundError(f"port: {out.parent} is not a folder, expected one to make {out.name} in; make it")
+    require_dictionaries(source)
     config, parameters, exact = source.config, source.parameters, wide(source.parameters)
     wanted = ArrayModel("numpy", config, exact).logits(*_sentences(config))
     if rms_norm:

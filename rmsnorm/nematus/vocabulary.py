@@ -63,9 +63,52 @@ def read_vocabulary(
     if missing:
         raise errors.InputValueError(
             f"vocabulary: {path} has no word for {missing[0]} and {len(missing) - 1} more, expected one for each of "
-            f"the {size} ids of the model; is it the dictionary of another model?"
+            f"the {size} ids of the model; is it the dictionary of another model? put that of this one in its place"
         )
     return Vocabulary(ids, unknown, RULES[dialect].end)
+
+
+def _of_sizes(paths: Sequence[Any], sizes: Sequence[int], config: Config) -> list[Vocabulary]:
+    """The dictionaries of a model, that of the target last; of those that were exchanged the error says so."""
+    unknown, dialect = rules(config).unknown, config.dialect
+
+    def read(paths: Sequence[Any]) -> list[Vocabulary]:
+        return [read_vocabulary(path, size, unknown, dialect) for path, size in zip(paths, sizes, strict=True)]
+
+    try:
+        return read(paths)
+    except errors.InputValueError as error:
+        if not len(paths) == 2 == len(config.source_vocab_sizes) + 1:
+            raise
+        try:
+            read(paths[::-1])
+        except errors.InputError:
+            raise error from None
+        want = f"a dictionary of {sizes[0]} words for the source and one of {sizes[1]} for the target"
+        raise errors.out_of_domain(
+            "vocabulary",
+            "the order of the dictionaries",
+            list(map(str, paths)),
+            want,
+            "exchange the two, in the options of the model or after --dictionary",
+        ) from None
+
+
+def require_dictionaries(model: Loaded) -> None:
+    """Refuses a model whose dictionaries have too few words for it; those that are missing or not named are no fault.
+
+    Raises:
+        ValueError: a dictionary that is there has no word for an id of the model, or another form.
+    """
+    paths, config = dictionaries(model), model.config
+    sizes = (*config.source_vocab_sizes, config.target_vocab_size)
+    if not paths:
+        return
+    if len(paths) != len(sizes):
+        want = f"{len(sizes)} files"
+        raise errors.out_of_domain("vocabularies", "the dictionaries", list(map(str, paths)), want, "name all of them")
+    there = [(path, size) for path, size in zip(paths, sizes, strict=True) if path.exists()]
+    _of_sizes([path for path, _ in there], [size for _, size in there], config)
 
 
 def read_entries(path: str | os.PathLike[str], dialect: Dialect) -> dict[str, int]:
@@ -120,10 +163,7 @@ def vocabularies(
             f"vocabularies: {missing[0]} is missing, expected a dictionary of the model; copy {names} from the folder "
             f"of the model that this one was made from into {where}, or name the files with --dictionary"
         )
-    read = [
-        read_vocabulary(path, size, rules(config).unknown, config.dialect)
-        for path, size in zip(paths, sizes, strict=True)
-    ]
+    read = _of_sizes(paths, sizes, config)
     if scoring:
         read = [words if words.ids.get("<UNK>") == 2 else replace(words, unknown=1) for words in read]
     return read[:-1], read[-1]

@@ -15,6 +15,7 @@ import numpy as np
 
 from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
 from rmsnorm.specification.call import Call
+from rmsnorm.specification.variants import CLAMPED
 
 _BLOCK = 2**15  # elements: the temporaries of a block of rows stay in cache
 _LEAST = -(2**20)  # below every exponent
@@ -115,8 +116,9 @@ def statistic(call: Call, h: Scaled, counted: Array, mask: Array, scale: Array |
         rho, radial = root + _visible(shift, root), shift / (root + shift)
     else:
         floor = length.scaled(-exponent)
-        clamped = (root.hi < floor.hi) | ((root.hi == floor.hi) & (root.lo < floor.lo))
-        rho = DoubleDouble(np.where(clamped, floor.hi, root.hi), np.where(clamped, floor.lo, root.lo))
+        below = (root.hi < floor.hi) | ((root.hi == floor.hi) & (root.lo < floor.lo))
+        rho = DoubleDouble(np.where(below, floor.hi, root.hi), np.where(below, floor.lo, root.lo))
+        clamped = root.hi < floor.hi * CLAMPED
         radial = DoubleDouble(np.where(clamped, 1.0, 0.0))
     s = (rho, exponent) if position == "inside" else (own.where((own.hi != 0) & ~clamped, np.inf), size)
     radial = radial.where(rho.hi != 0, np.nan)

@@ -4,8 +4,8 @@
 
 The arithmetic has the 53 bits of float64, that of the golden 106. So f16, bf16 and f32 equal the golden's results
 unless the exact result is within a few 2^-53 of the middle between two numbers, and y in f64 is within an ulp:
-docs/numbers.md. For a residual whose sum is rounded after the norm, and without kernels, these functions call
-the golden.
+docs/numbers.md. For a residual whose sum is rounded after the norm, for gradients where residual or dh have
+another dtype than x, and without kernels, these functions call the golden.
 
 dscale and dbias are summed in float64 over chunks of rows, from the first row to the last, and then over the chunks,
 from the first to the last. The size of a chunk depends on the number and the length of the rows alone: not on how they
@@ -114,7 +114,8 @@ def rms_norm_vjp(
     )
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
     prepared = prepare("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy, dh)
-    call, one_dtype = prepared.call, residual is None or residual.dtype == x.dtype
+    call = prepared.call
+    one_dtype = {array.dtype.name for array in (x, residual, dh) if array is not None} == {call.x}
     if prepared.plan is None or call.exact_sum or not one_dtype:
         _say_what_is_missing()
         return golden.rms_norm_vjp(
@@ -122,7 +123,7 @@ def rms_norm_vjp(
             mask=mask, residual=residual, gate=gate, out_dtype=out_dtype,
         )  # fmt: skip
     with np.errstate(all="ignore"):
-        h = x if residual is None else x + residual  # both have one dtype: the sum is rounded once
+        h = x if residual is None else x + residual  # all have one dtype: each sum is rounded once
     dx, dscale, dbias, dgate = kernels.backward(prepared, dy, h, scale, bias, mask, dh, gate)
     return dx, dscale, dbias, *(() if residual is None else (dx.copy(),)), *(() if gate is None else (dgate,))
 

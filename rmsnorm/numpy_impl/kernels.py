@@ -42,7 +42,7 @@ def backward(
     prepared: Prepared, dy: Array, h: Array, scale: Array | None, bias: Array | None, mask: Array | None,
     dh: Array | None, gate: Array | None,
 ) -> tuple[Array, Array | None, Array | None, Array | None]:  # fmt: skip
-    """dx + dh, dscale, dbias and dgate, each in the dtype of its argument."""
+    """dx + dh, dscale, dbias and dgate, each in the dtype of its argument. dh has the dtype of h."""
     _, order, call, plan, _ = prepared
     if order is not None:
         mask = None if mask is None else np.broadcast_to(mask, prepared.call.shape)

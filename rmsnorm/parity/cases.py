@@ -18,7 +18,15 @@ import numpy.typing as npt
 
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Axis, Call, Spec, resolve
-from rmsnorm.specification.variants import PRESETS, GateFunction, GatePosition, ResidualRounding, Variant, derive
+from rmsnorm.specification.variants import (
+    CHOICES,
+    PRESETS,
+    GateFunction,
+    GatePosition,
+    ResidualRounding,
+    Variant,
+    derive,
+)
 
 Array = npt.NDArray[Any]
 _EVERY: Final = tuple(PRESETS)
@@ -39,16 +47,17 @@ class Case:
         shape: of x.
         variants: names of the presets that it runs with.
         reason: what it can tell.
-        data: kind of values: rows (a quarter of them with an outlier), huge, tiny, clamped, zero_rows (half of them,
-            and x the same memory along its first axis), constant (and one-hot), non_finite, alike (rows without an
-            outlier: beside one, a long sum in float32 loses what is small) or one_sign (no element of x or dy is
-            negative, so that the terms of a sum of gradients add up).
+        data: kind of values: rows (a quarter of them with an outlier), huge, tiny, clamped, at_clamp (integers of norm
+            5, times a power of two), zero_rows (half of them, and x the same memory along its first axis), constant
+            (and one-hot), non_finite, alike (rows without an outlier: beside one, a long sum in float32 loses what is
+            small) or one_sign (no element of x or dy is negative, so that the terms of a sum of gradients add up).
         scale, bias: whether there is one; bias None means as the variant has it.
         parameters: dtype of scale and bias, None for that of x.
         mask: some elements not counted, with NaN in x and in a gate under the mask, and a row with none.
         residual, strided: whether there is a residual; whether x is a strided view.
         gate: gate_function and gate_position of the variant that it runs with; None for no gate.
         residual_rounding: that of the variant that it runs with; None for that of the variant itself.
+        fields: further fields of the variant that it runs with.
         options: further arguments of the call.
         repeats: how often the values are repeated along each axis of x, powers of two; empty for once. The golden
             computes them once, so that a case may have many rows. Not for sums of one sign: there equal terms are
@@ -69,6 +78,7 @@ class Case:
     strided: bool = False
     gate: tuple[GateFunction, GatePosition] | None = None
     residual_rounding: ResidualRounding | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
     dtypes: tuple[str, ...] = dtypes.FLOATS
     options: Mapping[str, Any] = field(default_factory=dict)
     repeats: tuple[int, ...] = ()
@@ -117,6 +127,29 @@ class Data:
         return {"mask": self.mask, "residual": self.residual, "gate": self.gate}
 
 
+def _drawn(count: int) -> Iterator[Case]:
+    """Cases with fields of the variant, options and data that no preset and no other case combines."""
+    random = np.random.default_rng(9)
+
+    def one_of(*choices: Any) -> Any:
+        return choices[random.integers(len(choices))]
+
+    for number in range(1, count + 1):
+        fields = {name: one_of(*choices) for name, choices in CHOICES.items()}
+        fields |= {"scale_offset": one_of(0.0, 1.0, -0.75), "eps": one_of(None, 0.0, 1e-5, 0.3)}
+        layout = one_of({}, {"axis": (-2, -1)}, {"axis": -1, "feature_axis": (-2, -1)}, {"axis": 1})
+        gate = one_of(None, (fields["gate_function"], fields["gate_position"]))
+        # h = x f(z) is rounded, of which a variance of few elements may leave some digits alone
+        cancels = fields["statistic"] == "variance" and gate is not None and gate[1] == "before"
+        yield Case(
+            f"drawn {number}", (5, 6, 12), ("standard",), "options that no preset combines", one_of("rows", "alike"),
+            scale=one_of(True, True, False), bias=one_of(True, False), parameters=one_of(None, "float32", "bfloat16"),
+            dtypes=dtypes.FLOATS[:-1] if cancels else dtypes.FLOATS,
+            mask=one_of(True, False), residual=one_of(True, False), gate=gate, fields=fields,
+            options=layout | one_of({}, {"partial": 0.4}) | one_of({}, {"out_dtype": "float32"}),
+        )  # fmt: skip
+
+
 CASES: Final = (
     Case("rows", (48, 96), _EVERY, "every variant on rows of very different norm, some with an outlier"),
     Case("odd", (5, 3, 41), ("standard", "llama"), "an odd width leaves a remainder in vectorised loops"),
@@ -138,6 +171,8 @@ CASES: Final = (
     Case("huge", (8, 33), ("standard", "llama", "gemma", "paper", "zhang_torch", "x_transformers"),
          "squares that overflow float32", "huge"),
     Case("tiny", (8, 33), ("paper", "standard", "zhang_torch"), "squares that underflow float32", "tiny"),
+    Case("at the clamp", (12, 5), ("x_transformers",), "the norms of rows are eps, half of it and twice", "at_clamp",
+         options={"eps": 5.0}),
     Case("clamped", (8, 33), ("x_transformers",), "norms on both sides of the clamp", "clamped",
          dtypes=("bfloat16", "float32", "float64")),
     Case("zero rows", (3, 2, 20), ("standard", "torch", "zhang_torch", "keras_rms_scaling"),
@@ -196,6 +231,7 @@ CASES: Final = (
          mask=True, residual=True, gate=("silu", "before"), options={"axis": -1, "feature_axis": (-2, -1)}),
     Case("gate, exact sum", (16, 48), ("standard",), "a sum that is not rounded, and its gate", residual=True,
          gate=("sigmoid", "before"), residual_rounding="after"),
+    *_drawn(24),
 )  # fmt: skip
 
 
@@ -251,7 +287,7 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
         x = room[1::2, 1::2]
     gate = _gate(case.shape, dtype, random) if case.gate else None
     if gate is not None and mask is not None:
-        gate[~mask & mask.any(axis=-1, keepdims=True)] = np.nan
+        gate[~mask & (mask & _first(layout)).any(axis=layout.axes, keepdims=True)] = np.nan
     call = _call(case, chosen, dtype, scale, bias)
     return Data(
         case=case,
@@ -274,6 +310,11 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
         feature_axis=feature_axis,
         out_dtype=case.options.get("out_dtype"),
     )
+
+
+def _first(call: Call) -> Array:
+    """Which elements are among the first ones that enter the statistic, as an array that broadcasts."""
+    return (np.arange(call.n) < call.k).reshape([s if a in call.axes else 1 for a, s in enumerate(call.shape)])
 
 
 def recast(data: Data, variant: Variant) -> Data:
@@ -323,9 +364,9 @@ def _call(case: Case, variant: Variant, dtype: str, scale: Array | None, bias: A
 
 def _chosen(case: Case, variant: Variant) -> Variant:
     """The variant with the fields that the case has of its own."""
-    fields: dict[str, Any] = {}
+    fields = dict(case.fields)
     if case.gate is not None:
-        fields = dict(zip(("gate_function", "gate_position"), case.gate, strict=True))
+        fields |= zip(("gate_function", "gate_position"), case.gate, strict=True)
     if case.residual_rounding is not None:
         fields["residual_rounding"] = case.residual_rounding
     return variant.replace(**fields) if fields else variant
@@ -352,6 +393,9 @@ def _values(case: Case, dtype: str, random: np.random.Generator) -> Array:
         x = np.clip(x * spread * _MAGNITUDE[case.data][dtype], -limit, limit)
     elif case.data == "constant":
         x = np.where(_row_numbers(rows) % 2 == 1, _outliers(case.shape, 2), 1.0) * 2.0 ** random.integers(-2, 3, rows)
+    elif case.data == "at_clamp":
+        rows_of_5 = [(5, 0, 0, 0, 0), (0, -3, 4, 0, 0), (1, 2, -2, 4, 0), (2, 2, 2, 2, 3)]
+        x = np.resize(rows_of_5, case.shape) * 2.0 ** np.resize([0, 0, 0, 0, -1, 1], rows)
     else:
         x *= 10.0 ** random.uniform(-3.5, 1.5, rows) if len(case.shape) > 1 else 0.01
     if case.data == "rows" and along_last and len(case.shape) > 1 and case.shape[-1] > 1:

@@ -15,6 +15,7 @@ import numpy as np
 from rmsnorm.accuracy.rounding import cast, rounded
 from rmsnorm.parity.cases import Array, Data
 from rmsnorm.parity.judge import Outcome
+from rmsnorm.specification.variants import CLAMPED
 
 Change = Callable[["Steps", Any], Any]  # gets the steps and the right value of one of them, and returns another value
 
@@ -91,7 +92,8 @@ EQUATIONS: Final[dict[str, Callable[[Steps], Any]]] = {
     "floor": lambda s: s.eps / np.sqrt(s.size),
     "rho": lambda s: {
         "inside": np.sqrt(s.q + s.eps), "outside": s.root + s.eps, "clamp": np.maximum(s.root, s.floor)}[s.position],
-    "s": lambda s: {"inside": s.rho, "outside": s.root, "clamp": np.where(s.root > s.floor, s.root, 0.0)}[s.position],
+    "is_clamped": lambda s: (s.position == "clamp") & (s.root < s.floor * CLAMPED),
+    "s": lambda s: s.rho if s.position == "inside" else np.where(s.is_clamped, 0.0, s.root),
     "inverse": lambda s: np.where(s.shown, 1 / s.rho, 0.0),
     "normalised": lambda s: np.where(s.shown, s.h * s.inverse, 0.0),
     # y: gain, bias and the gate after. ``norm`` is the dtype to which h / rho is rounded, None where only y is.

@@ -153,6 +153,7 @@ def asked(target: Target, variant: Variant, types: tuple[str, ...], *, extremes:
     pairs = {
         (case.name, dtype): case
         for case, _, dtype in select((variant.name, "standard"), types)
+        if not case.fields
         if case.options or case.gate or (case.scale and not (case.bias or case.strided or case.residual_rounding))
     }
     for case, dtype in product(_OF_OPTIONS, types):

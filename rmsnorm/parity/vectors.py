@@ -25,7 +25,8 @@ from rmsnorm.parity.cases import Array, Data, make, select
 from rmsnorm.parity.comparison import Comparison, Run, labelled
 from rmsnorm.parity.instead import Output, instead
 from rmsnorm.parity.judge import Expected, Outcome, compare, expect, failed
-from rmsnorm.parity.quantised_cases import cases_of
+from rmsnorm.parity.quantised_cases import cases_of, quotients
+from rmsnorm.parity.static_files import write_static
 from rmsnorm.specification import errors
 from rmsnorm.specification.dtypes import HALF
 from rmsnorm.specification.quantisation import get_quantisation
@@ -48,6 +49,7 @@ def write(
     cases: Sequence[str] = (),
     quantities: Sequence[str] = QUANTITIES,
     quantisations: Sequence[str] = (),
+    static: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
     """Write the vectors of all cases, or of those with these variants, dtypes and names.
@@ -58,10 +60,11 @@ def write(
         quantities: what the other program computes; cases that have none of them are left out.
         quantisations: presets of ``Quantisation``: their exact cases are written, for x of 16 bits if there are no
             ``types``, and none of the others.
+        static: write the files of ``vectors/`` of the repository instead, which a program reads without this package.
         on_progress: called after every case with the number of cases done and the number of all.
 
     Returns:
-        The number of cases.
+        The number of cases, or of static tests.
 
     Raises:
         ValueError: no case has these quantities, variants, dtypes and names, or the folder is not empty.
@@ -75,7 +78,12 @@ def write(
     if quantisations and (variants or cases):
         want, fix = "none, as quantisations have cases of their own", "write them into another folder"
         raise errors.out_of_domain("rmsnorm vectors write", "variants and cases", [*variants, *cases], want, fix)
-    named = [pair for pair in select(tuple(variants), tuple(types)) if not cases or pair[0].name in cases]
+    some = () if len(quantities) == len(QUANTITIES) else quantities
+    if static and (filters := [*variants, *types, *cases, *quantisations, *some]):
+        fix = "leave them out: the folder is written as a whole"
+        raise errors.out_of_domain("rmsnorm vectors write", "filters of static vectors", filters, "none", fix)
+    presets = [pair for pair in select(tuple(variants), tuple(types)) if not pair[0].fields]
+    named = [pair for pair in presets if not cases or pair[0].name in cases]
     chosen = named if cases else [pair for pair in named if not pair[0].is_large]
     total = 0 if quantisations else len(chosen)  # of exact cases the number is not known before
     made = not folder.exists()
@@ -83,6 +91,8 @@ def write(
     if any(folder.iterdir()):  # files of other vectors would count as a part of these
         raise errors.out_of_domain("rmsnorm vectors write", "folder", str(folder), "an empty one", "empty it first")
     try:
+        if static:
+            return write_static(folder, on_progress)
         with replacing(folder / "manifest.json") as manifest:
             exact = _of_quantisations(quantisations, types or HALF)
             count = _write(
@@ -90,7 +100,6 @@ def write(
                 lambda done: on_progress(done, max(done, total)),
             )  # fmt: skip
             if not count:
-                some = () if len(quantities) == len(QUANTITIES) else quantities
                 asked = " ".join([*variants, *types, *cases, *some])
                 raise errors.out_of_domain("rmsnorm vectors write", "filter", asked, "one that a case passes",
                                            "list them with `rmsnorm selftest --list`")  # fmt: skip
@@ -116,16 +125,19 @@ def _of_variants(chosen: Sequence[Any], quantities: Sequence[str]) -> Iterator[V
 def _of_quantisations(quantisations: Sequence[str], types: Sequence[str]) -> Iterator[Vector]:
     """The vectors of the calls that quantise and whose result is exact in any order of the sum, for x of these dtypes.
 
-    In these 1 / rho, every scale and every code are known, so that a program must return just these numbers.
+    In these 1 / rho, every scale and every code are known, so that a program must return just these numbers. ``lo.q``
+    and ``hi.q`` are the least and the greatest y / s that have the code.
     """
     exact = Bound(0.0, 1.0)
     for name in quantisations:
         preset = get_quantisation("rmsnorm vectors write", name)
+        intervals = quotients(preset)
         for dtype in types:
             for case in cases_of(preset, dtype, residual=False, always=False):
                 if case.slack or case.reciprocal_slack:
                     continue
                 q, scales, *_ = rms_norm_quantised(case.x, case.gain, eps=case.eps, quantisation=preset, **case.options)
+                ends = {f"{end}.q": own[q.view(np.uint8)] for end, own in zip(("lo", "hi"), intervals, strict=True)}
                 results = {"q": q, "scales": np.atleast_1d(scales)}
                 values = {name: array.astype(np.float32) for name, array in results.items()}
                 expected = {name: Expected(value, np.ones(value.shape), exact) for name, value in values.items()}
@@ -133,7 +145,7 @@ def _of_quantisations(quantisations: Sequence[str], types: Sequence[str]) -> Ite
                 fields = {field: value for field, value in asdict(preset).items() if field not in ("name", "source")}
                 metadata |= case.options | {f"quantisation.{field}": value for field, value in fields.items()}
                 texts = {name: str(value) for name, value in metadata.items()}
-                yield texts, {"x": case.x, "scale": case.gain}, expected
+                yield texts, {"x": case.x, "scale": case.gain, **ends}, expected
 
 
 def _sums(data: Data, expected: Mapping[str, Expected]) -> dict[str, Array]:

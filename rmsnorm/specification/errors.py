@@ -214,8 +214,8 @@ def install(extra: str) -> str:
     return f"from a checkout: pip install '.[{extra}]'"
 
 
-def missing_framework(name: str, extra: str) -> ModuleNotFoundError:
-    message = f"rmsnorm: {name} is not installed, expected for this backend; {install(extra)}"
+def missing_framework(name: str, extra: str, instead: str = "") -> ModuleNotFoundError:
+    message = f"rmsnorm: {name} is not installed, expected for this backend; {install(extra)}{instead}"
     return MissingFramework(message, name=name)
 
 

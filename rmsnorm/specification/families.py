@@ -1,11 +1,15 @@
-"""The norms of families of models in transformers: a table that docs/families.py measures. No array library."""
+"""The norms of families of models in transformers, and where their files have what they read. No array library.
+
+docs/families.py asks models for the first table, docs/family_files.py configurations for the second.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class FamilyNorm(NamedTuple):
@@ -19,6 +23,7 @@ class FamilyNorm(NamedTuple):
         eps: the default of that, or what the code has; None where no variant describes the norm.
         size: the field of config.json with the size of a row, or a product of fields; empty if it is not known.
         part: the model_type of the part of the configuration that they belong to, None if that is the whole.
+        options: the fields that say whether they are there, each with what it must be (set or not) and is by default.
     """
 
     roles: tuple[str, ...]
@@ -28,6 +33,7 @@ class FamilyNorm(NamedTuple):
     eps: float | None
     size: str
     part: str | None
+    options: tuple[tuple[str, bool, bool], ...] = ()
 
     @property
     def preset(self) -> str | None:
@@ -41,6 +47,9 @@ class FamilyNorm(NamedTuple):
         return f"{', '.join(self.roles)}: {self.variant}{eps}{rows} ({self.norm})"
 
 
+_NAMES = {"class": "norm", "default": "eps"}  # of a row of the file that are others here
+
+
 @lru_cache(maxsize=1)
 def families() -> dict[str, tuple[FamilyNorm, ...]]:
     """The families of models whose norms were asked, by their model_type, from families.json.
@@ -48,11 +57,60 @@ def families() -> dict[str, tuple[FamilyNorm, ...]]:
     >>> [(norm.roles[0], norm.field, norm.eps) for norm in families()["deepseek_v3"]][-2:]
     [('kv_a_layernorm', None, 1e-06), ('input_layernorm', 'rms_norm_eps', 1e-06)]
     """
-    document = json.loads(Path(__file__).with_name("families.json").read_text(encoding="utf-8"))["families"]
     return {
-        name: tuple(FamilyNorm(tuple(row.pop("roles")), *row.values()) for row in rows)
-        for name, rows in document.items()
+        name: tuple(
+            FamilyNorm(
+                tuple(row.pop("roles")),
+                options=tuple((field, *states) for field, states in row.pop("options", {}).items()),
+                **{_NAMES.get(key, key): value for key, value in row.items()},
+            )
+            for row in rows
+        )
+        for name, rows in _document("families.json")["families"].items()
     }
+
+
+@lru_cache(maxsize=1)
+def files() -> dict[str, dict[str, Any]]:
+    """What is particular to a config.json, by its model_type: its parts and where a field may be.
+
+    ``parts``: the ``kind`` (model_type) of a part, whether a file may say ``any`` other one, and what it calls them
+    (``named``); ``optional`` parts may be missing. ``places``: the paths in a file that a field is taken from, the
+    first one that is there; ``flat``: those where the file does not have the part that the field belongs to.
+
+    >>> files()["qwen2_5_vl"]["flat"], files()["lfm3"]["places"]
+    ({'text_config.rms_norm_eps': ['rms_norm_eps']}, {'norm_eps': ['rms_norm_eps', 'norm_eps']})
+    """
+    rows: dict[str, dict[str, Any]] = _document("family_files.json")["files"]
+    return rows
+
+
+@lru_cache(maxsize=1)
+def _spelled() -> dict[str, str]:
+    """The known model_type by its letters and digits alone, and by the classes of models that are named otherwise."""
+    document = _document("family_files.json")
+    known = {_letters(name): name for name in sorted({*families(), *files()}, reverse=True)}
+    return {_letters(text): kind for text, kind in document["named"].items()} | known | document["architectures"]
+
+
+def family_of(name: str) -> str | None:
+    """The model_type that is known by a name, which may be an architecture, or None.
+
+    >>> family_of("LlamaForCausalLM"), family_of("Qwen3-Next"), family_of("KimiK2ForCausalLM"), family_of("MyModel")
+    ('llama', 'qwen3_next', 'deepseek_v3', None)
+    """
+    if name in families() or name in files():
+        return name
+    return _spelled().get(name) or _spelled().get(_letters(re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", name)))
+
+
+def _letters(name: str) -> str:
+    return re.sub("[-_. ]", "", name).lower()
+
+
+def _document(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    return document
 
 
 def family_named(name: str) -> str | None:

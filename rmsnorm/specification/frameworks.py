@@ -83,7 +83,17 @@ def imported(key: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name not in (row.package, row.layers):
             raise
-        raise errors.missing_framework(error.name, row.extra) from None
+        raise errors.missing_framework(error.name, row.extra, _instead_of(error.name)) from None
+
+
+def _instead_of(package: str) -> str:
+    """Without TensorFlow, which Keras takes by default, its layers run on another backend that is installed."""
+    if package != "tensorflow" or find_spec("keras") is None:
+        return ""
+    others = [name for name in ("jax", "torch") if find_spec(name) is not None]
+    if not others:
+        return ""
+    return f"; layers of Keras also run without it, if KERAS_BACKEND={' or '.join(others)} is set before Python starts"
 
 
 def lazy(

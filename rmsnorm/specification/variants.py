@@ -53,7 +53,10 @@ ResultDtype = Literal["x", "scale", "promote", "promote_first", "half_scale"]
 GateFunction = Literal["silu", "sigmoid"]
 GatePosition = Literal["after", "before"]
 ResidualRounding = Literal["before", "after"]
-_CHOICES: Final = {
+# Below so much of eps / sqrt(k) a root is clamped, and rho has no derivative. A row of norm eps that was computed, such
+# as one that was normalised before, has a root within a few 2^-53 of eps / sqrt(k): on one side for everybody.
+CLAMPED: Final = 1 - 2.0**-48
+CHOICES: Final = {
     "eps_position": get_args(EpsPosition),
     "statistic": get_args(Statistic),
     "rounding": get_args(Rounding),
@@ -76,7 +79,8 @@ class Variant:
         eps: a finite number >= 0, or None for the machine epsilon of the arithmetic dtype (float32 for 16-bit T).
         eps_position: where eps enters the denominator rho, with q the mean square over k elements:
             ``inside`` sqrt(q + eps), ``outside`` sqrt(q) + eps, ``clamp`` max(sqrt(q), eps / sqrt(k)),
-            so that eps is a lower bound of the norm.
+            so that eps is a lower bound of the norm. In a row whose norm is eps, up to rounding (``CLAMPED``), rho has
+            the derivative of sqrt(q), as in torch.nn.functional.normalize.
         statistic: ``mean_square``, or ``variance`` for rms_scaling of Keras: the mean is subtracted in q
             but not in the numerator, which is not RMSNorm.
         rounding: ``after_scale`` rounds once, at the end. ``before_scale`` rounds h / rho to T, then each
@@ -124,16 +128,18 @@ class Variant:
     source: str = ""
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
+        for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise errors.not_a_choice("Variant", name, getattr(self, name), choices)
         if self.eps is not None:
             check_eps("Variant", self.eps)
+            object.__setattr__(self, "eps", _plain("eps", self.eps))
         if self.partial is not None:
             check_partial("Variant", self.partial)
             object.__setattr__(self, "partial", Fraction(str(self.partial)))  # 0.07 is 7/100, not a binary number
         if not is_real(self.scale_offset) or not -math.inf < self.scale_offset < math.inf:
             raise errors.out_of_domain("Variant", "scale_offset", self.scale_offset, "a finite number", "use 0 or 1")
+        object.__setattr__(self, "scale_offset", _plain("scale_offset", self.scale_offset))
         if not isinstance(self.bias, bool):
             raise errors.wrong_type("Variant", "bias", self.bias, "a bool", "use True or False")
         # made once: a compiler that traces a call then has one text to compare, not every field
@@ -218,6 +224,16 @@ class Variant:
         up = p.denominator - 1 if self.partial_rounding == "ceil" else 0
         k = (n * p.numerator + up) // p.denominator  # of numbers >= 0: in ONNX, // of others rounds towards 0
         return min(n, max(1, k))
+
+
+def _plain(name: str, value: Any) -> float:
+    """A number of any library as one of Python, which compilers and JSON know."""
+    if type(value) is float:  # what a compiler traces
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        raise errors.out_of_domain("Variant", name, value, "a number that float64 holds", "pass a float") from None
 
 
 def is_real(value: object) -> bool:

@@ -73,7 +73,7 @@ def context_of(
     if not tf.executing_eagerly():
         return Context(True, is_recorded, is_mixed, graph.may_hold_functions(tensors), False, None)
     is_readable = kernels.are_readable(tensors)
-    if prepared.reason is None and is_readable and not is_recorded and not is_mixed:
+    if is_readable and prepared.in_memory() is not None and not is_recorded and not is_mixed:
         return _IN_MEMORY
     may_compile = math.prod(prepared.call.shape) >= _LARGE and graph.uses_xla()
     return Context(False, is_recorded, is_mixed, may_compile, is_readable, prepared.reason)

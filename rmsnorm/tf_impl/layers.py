@@ -119,11 +119,9 @@ class RMSNormalization(keras.layers.Layer):
         if self.compute_dtype not in formats.FLOATS:
             raise errors.not_a_choice("RMSNormalization", "dtype", self.compute_dtype, formats.FLOATS)
         self._preset = get_variant("RMSNormalization", variant)
-        self.variant = derive("RMSNormalization", variant, epsilon, partial)
+        self._variant = derive("RMSNormalization", variant, epsilon, partial)
         self.axis = _plain(axis)
         self.feature_axis = _plain(feature_axis)
-        self.epsilon = self.variant.eps
-        self.partial = self.variant.partial
         self.use_scale = scale
         self.use_bias = self.variant.bias if bias is None else bias
         if scale_initializer is None:
@@ -136,6 +134,33 @@ class RMSNormalization(keras.layers.Layer):
         self.bias_constraint = keras.constraints.get(bias_constraint)
         self.scale = self.bias = None
         self.supports_masking = True
+
+    @property
+    def variant(self) -> Variant:
+        """What the layer computes, with its epsilon and partial: these three may be set at any time."""
+        return self._variant
+
+    @variant.setter
+    def variant(self, variant: Preset | Variant) -> None:
+        self._preset = self._variant = get_variant("RMSNormalization", variant)
+
+    @property
+    def epsilon(self) -> float | None:
+        return self._variant.eps
+
+    @epsilon.setter
+    def epsilon(self, epsilon: float | None) -> None:
+        eps = self._preset.eps if epsilon is None else epsilon
+        self._variant = derive("RMSNormalization", self._variant, eps, None)
+
+    @property
+    def partial(self) -> float | Fraction | None:
+        return self._variant.partial
+
+    @partial.setter
+    def partial(self, partial: float | Fraction | None) -> None:
+        chosen = derive("RMSNormalization", self._preset, None, partial)
+        self._variant = self._variant.replace(partial=chosen.partial)
 
     def __repr__(self) -> str:
         built = f"built={self.built}"

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call
+from rmsnorm.specification.variants import CLAMPED
 from rmsnorm.tf_impl.gate import factor, slope
 from rmsnorm.tf_impl.rounding import (
     cast,
@@ -60,7 +61,12 @@ def statistic(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
     # not the operator, which in graphs of TensorFlow 1 compares identities
     positive = tf.not_equal(tf.stop_gradient(radicand), 0)
     root = tf.where(positive, tf.sqrt(tf.where(positive, radicand, 1.0)), 0.0)  # a finite slope at 0
-    rho = tf.maximum(root + outside, tf.convert_to_tensor(floor, tf.float64))
+    rho = root + outside
+    if call.variant.eps_position == "clamp":  # at the floor, up to rounding, it has the derivative of the root
+        floor = tf.convert_to_tensor(floor, tf.float64)
+        still = tf.stop_gradient(root)
+        rise = tf.where(still < floor, floor - still, 0.0)
+        rho = tf.where(still < floor * CLAMPED, floor, root + rise)
     if empty is not None:
         rho = tf.where(~empty, rho, 1.0)  # for eps = 0: no 0 / 0 for a derivative to meet
     inverse_rms = inverse_power / rho
@@ -203,7 +209,7 @@ def backward(
             exponents.append(excess(exponent_of(tf.reduce_max(tf.abs(gain))), 100))
             gain = gain * two_to(-exponents[-1])
     u = u if gain is None else u * gain
-    share = _slope(call, k, inverse_rms) * _sum(u * normalised, call.axes, keepdims=True) / k
+    share = _slope(call, h, counted, k, inverse_rms) * _sum(u * normalised, call.axes, keepdims=True) / k
     along = _centred(call, normalised, counted, k) * tf.cast(share, h.dtype)
     along = along if counted is None else tf.where(counted, along, 0.0)  # not 0 times infinity
     if not exponents:
@@ -227,7 +233,7 @@ def recalled(call: Call, h: tf.Tensor, mask: tf.Tensor | None, inverse_rms: tf.T
     def function(h: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             saved = function(h)
-            along = _centred(call, h * saved, counted, k) * _slope(call, k, saved)
+            along = _centred(call, h * saved, counted, k) * _slope(call, h, counted, k, saved)
             return -upstream * saved * (saved * along / k)
 
         return tf.identity(inverse_rms), gradient
@@ -293,15 +299,16 @@ def _eps(call: Call, k: Any, inverse_power: Any = 1.0) -> tuple[Any, Any, Any]:
     )
 
 
-def _slope(call: Call, k: Any, inverse_rms: tf.Tensor) -> Any:
+def _slope(call: Call, h: tf.Tensor, counted: tf.Tensor | None, k: Any, inverse_rms: tf.Tensor) -> Any:
     """rho / s, with drho / dh = h / (k s): 1 for eps inside, rho / (rho - eps) outside, 1 or 0 for a clamp."""
-    _, outside, floor = _eps(call, k)
     if call.variant.eps_position == "outside":
-        share = 1 - outside * inverse_rms
+        share = 1 - call.eps * inverse_rms
         positive = tf.stop_gradient(share) > 0
         return tf.where(positive, 1 / tf.where(positive, share, 1.0), 0.0)
-    if call.variant.eps_position == "clamp":  # rho == floor up to the rounding of 1 / rho
-        return tf.cast(tf.stop_gradient(inverse_rms) * floor < 1 - 2.0**-50, tf.float64)
+    if call.variant.eps_position == "clamp":  # it begins where the length of a row over rho is eps / rho
+        along = tf.stop_gradient(_centred(call, _double(h), counted, k) * inverse_rms)
+        edge = tf.stop_gradient(call.eps * CLAMPED * inverse_rms)
+        return tf.cast(_sum(tf.square(along), call.axes, keepdims=True) >= tf.square(edge), tf.float64)
     return 1.0
 
 

@@ -45,7 +45,8 @@ def normalised(
         root = root + call.eps / divisor
     if position == "clamp":
         floor = length(call, k) / divisor
-        root = ops.where(root < floor, floor, root)
+        rise = ops.stop_gradient(ops.where(root < floor, floor - root, ops.zeros_like(root)))
+        root = ops.where(root < floor * (1 - 2.0**-20), floor, root + rise)  # CLAMPED, for the rounding of float32
     return h / divisor, root
 
 

@@ -32,7 +32,15 @@ class RMSNormFunction(torch.autograd.Function):
         ctx.call, ctx.plan = call, plan
         ctx.dtypes = x.dtype, None if residual is None else residual.dtype
         ctx.bias = None if gate is not None else bias  # without a gate only its dtype counts
-        ctx.save_for_backward(x if h is None else h, scale, bias if gate is not None else None, mask, gate, inverse_rms)
+        kept = (
+            _savable(x if h is None else h),
+            scale,
+            bias if gate is not None else None,
+            mask,
+            _savable(gate),
+            inverse_rms,
+        )
+        ctx.save_for_backward(*kept)
         if has_tangents():
             ctx.save_for_forward(x, residual, scale, bias, mask, gate)
         ctx.set_materialize_grads(False)
@@ -86,7 +94,8 @@ class RepeatedFunction(torch.autograd.Function):
         ctx.repeated, ctx.bias = repeated, bias
         # saved in the order of RMSNormFunction: a checkpoint compares what the first call saves with what the next does
         y, inverse_rms = repeated.forward(x, scale, bias, *gate, with_inverse_rms=True)
-        ctx.save_for_backward(x, scale, *((bias, *gate) if gate else ()), inverse_rms)
+        others = (bias, *map(_savable, gate)) if gate else ()
+        ctx.save_for_backward(_savable(x), scale, *others, inverse_rms)
         return y
 
     @staticmethod
@@ -115,6 +124,17 @@ def repeat(
     tensors: Any = (x, scale, bias) if gate is None else (x, scale, bias, gate)
     y: Tensor = _apply(repeated, *tensors) if is_differentiated(*tensors) else repeated.forward(*tensors)[0]
     return y
+
+
+def own_copy(x: Tensor, *parameters: Tensor | None) -> Tensor:
+    """A copy of x for the backward pass, if there will be one, so that a model may write into x."""
+    needs = torch.is_grad_enabled() and (x.requires_grad or any(p is not None and p.requires_grad for p in parameters))
+    return x.clone() if needs else x
+
+
+def _savable(x: Tensor | None) -> Tensor | None:
+    """x, or a copy of what was made in inference mode, as a layer that is frozen makes it."""
+    return x.clone() if x is not None and x.is_inference() else x
 
 
 _apply = apply_of(RepeatedFunction)  # a layer repeats no call of torch.func

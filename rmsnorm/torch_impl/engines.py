@@ -161,8 +161,8 @@ def prepared_for(options: Options, tensors: Tensors) -> tuple[Prepared | None, A
 def repeated_for(
     settings: Any, axes: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None = None
 ) -> kernels.Repeated | None:
-    """What a layer keeps of a call with its eps and variant, axis and feature_axis, for the next call."""
-    eps, variant = settings
+    """What a layer keeps of a call with its settings, axis and feature_axis, for the next call."""
+    eps, variant, *_ = settings
     prepared, plan = prepared_for((variant, eps, None, *axes, None), (x, None, scale, bias, None, gate))
     if prepared is None or prepared.order is not None:
         return None

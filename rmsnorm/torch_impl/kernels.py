@@ -51,7 +51,7 @@ def plan(device: torch.device, call: Call, scale: str | None, bias: str | None, 
 def plan_of(x: Tensor, prepared: Prepared, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None) -> Any:
     """The same for a prepared call on tensors where x is."""
     if x.is_cpu and not is_interpreted():
-        return prepared.plan
+        return prepared.in_memory()
     return plan(x.device, prepared.rows, *(None if t is None else dtype_name(t.dtype) for t in (scale, bias, gate)))
 
 

@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from rmsnorm.specification import errors
 from rmsnorm.specification.interface import constructor
 from rmsnorm.specification.variants import Preset, Variant, derive
-from rmsnorm.torch_impl.autograd import repeat
+from rmsnorm.torch_impl.autograd import own_copy, repeat
 from rmsnorm.torch_impl.engines import repeated_for
 from rmsnorm.torch_impl.functional import rms_norm
 from rmsnorm.torch_impl.kernels import Repeated
@@ -62,6 +62,7 @@ class RMSNorm(torch.nn.RMSNorm):
     """
 
     _repeated: Repeated | None = None
+    _copied: tuple[torch.dtype, ...] = ()  # the dtypes of x of which the backward pass has a copy: see ``own_copy``
 
     @constructor
     def __init__(
@@ -79,11 +80,10 @@ class RMSNorm(torch.nn.RMSNorm):
         if dtype is not None:
             dtype = getattr(torch, errors.dtype_named("RMSNorm", "dtype", dtype))
         super(torch.nn.RMSNorm, self).__init__()  # the parameters are made here, where there may be two
-        derive("RMSNorm", variant, eps, None)
+        eps = derive("RMSNorm", variant, eps, None).eps
         self.variant = derive("RMSNorm", variant, None, partial)
         self.normalized_shape = _sizes(normalized_shape)
-        self._axes = tuple(range(-len(self.normalized_shape), 0))
-        self.eps = self.variant.eps if eps is None else eps
+        self.eps = eps
         self.elementwise_affine = elementwise_affine
         has_bias = self.variant.bias if bias is None else bias
         for name, exists in (("weight", elementwise_affine), ("bias", elementwise_affine and has_bias)):
@@ -149,15 +149,17 @@ class RMSNorm(torch.nn.RMSNorm):
         parameters = self._parameters  # where Module.__getattr__ would look last, which takes a microsecond
         weight = parameters["weight"] if "weight" in parameters else self.weight  # noqa: SIM401  (get would look it up)
         bias = parameters["bias"] if "bias" in parameters else self.bias  # noqa: SIM401
+        if self._copied and isinstance(x, Tensor) and x.dtype in self._copied:
+            x = own_copy(x, weight, bias)
         alone = (
             mask is None and residual is None
             and type(x) is Tensor and not x.is_nested and not is_watched() and not has_tangents()
         )  # fmt: skip
         if alone:
-            settings = self.eps, self.variant
+            settings = self.eps, self.variant, self.normalized_shape
             if (y := repeat(self._repeated, settings, x, weight, bias, gate)) is not None:
                 return y
-        out_dtype = None
+        out_dtype, axes = None, tuple(range(-len(self.normalized_shape), 0))
         if not isinstance(x, Tensor):
             if isinstance(x, torch.fx.Proxy) and x.tracer.root is not self:  # one node of the graph, as the built-in is
                 options = {"mask": mask, "residual": residual, "gate": gate}
@@ -165,9 +167,9 @@ class RMSNorm(torch.nn.RMSNorm):
                 return x.tracer.create_proxy("call_module", x.tracer.path_of_module(self), (x,), tensors)
         elif x.is_nested and x.layout is torch.strided and mask is residual is gate is None:
             return torch.nested.as_nested_tensor([self.forward(part) for part in x.unbind()])
-        elif x.shape[self._axes[0] :] != self.normalized_shape:
+        elif x.shape[axes[0] :] != self.normalized_shape:
             why = f"normalized_shape, x being {errors.describe(x.shape, dtype_name(x.dtype))}"
-            raise errors.wrong_shape("RMSNorm", "the end of x", x.shape[self._axes[0] :], self.normalized_shape, why)
+            raise errors.wrong_shape("RMSNorm", "the end of x", x.shape[axes[0] :], self.normalized_shape, why)
         elif may_differ(x.device.type):
             out_dtype = built_in_dtype(self.variant.name, x, weight, residual)
         y = rms_norm(
@@ -176,14 +178,14 @@ class RMSNorm(torch.nn.RMSNorm):
             bias,
             variant=self.variant,
             eps=self.eps,
-            axis=self._axes,
+            axis=axes,
             mask=mask,
             residual=residual,
             gate=gate,
             out_dtype=out_dtype,
         )
         if alone and out_dtype is None and (x.is_cpu or x.is_cuda):
-            self.__dict__["_repeated"] = repeated_for(settings, (self._axes, None), x, weight, bias, gate)
+            self.__dict__["_repeated"] = repeated_for(settings, (axes, None), x, weight, bias, gate)
         return y
 
     if TYPE_CHECKING:

@@ -30,14 +30,21 @@ def is_plain(*tensors: Tensor | None) -> bool:
         if tensor is not None:
             if (type(tensor) is not Tensor and type(tensor) is not Parameter) or not tensor.is_cpu or tensor.is_neg():
                 return False
-            try:
-                if not tensor.data_ptr() and tensor.numel():
-                    if not is_zero_tensor(tensor) and not tensor.untyped_storage().nbytes():
-                        raise errors.no_memory("rms_norm", tuple(tensor.shape))
-                    return False
-            except RuntimeError:  # sparse, or a batch of gradients
+            if not _is_in_memory(tensor):
                 return False
     return not modes()
+
+
+def _is_in_memory(tensor: Tensor) -> bool:
+    """Whether a tensor has an address. That of a parameter which FSDP has freed is an error."""
+    try:
+        if tensor.data_ptr() or not tensor.numel():
+            return True
+        if not is_zero_tensor(tensor) and not tensor.untyped_storage().nbytes():
+            raise errors.no_memory("rms_norm", tuple(tensor.shape))
+    except RuntimeError:  # sparse, or a batch of gradients
+        pass
+    return False
 
 
 def is_plain_on_gpu(*tensors: Tensor | None, index: int | None = None) -> bool:
@@ -48,7 +55,7 @@ def is_plain_on_gpu(*tensors: Tensor | None, index: int | None = None) -> bool:
         if t is not None:
             if (
                 (type(t) is not Tensor and type(t) is not Parameter) or not t.is_cuda or t.is_neg()
-                or t.layout is not torch.strided or is_zero_tensor(t)
+                or t.layout is not torch.strided or not _is_in_memory(t)
             ):  # fmt: skip
                 return False
             if index is None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rmsnorm.specification.call import Call
+from rmsnorm.specification.variants import CLAMPED
 from rmsnorm.torch_impl.gate import factor, slope
 from rmsnorm.torch_impl.private import is_transformed
 from rmsnorm.torch_impl.rounding import (
@@ -49,7 +50,7 @@ def statistic(call: Call, h: Tensor, mask: Tensor | None) -> Statistic:
     root = torch.where(radicand == 0, 0.0, torch.where(radicand == 0, 1.0, radicand).sqrt())  # a finite slope at 0
     rho = root + outside
     if call.variant.eps_position == "clamp":
-        rho = _at_least(rho, _tensor(floor, q))
+        rho = _clamped(rho, _tensor(floor, q))
     if empty is not None:
         rho = torch.where(empty, 1.0, rho)  # for eps = 0: no 0 / 0 for a derivative to meet
     inverse_rms = inverse_power / rho
@@ -148,7 +149,8 @@ def backward(
             exponents.append(excess(exponent_of(gain.abs().mean()), 100))
             gain = gain * two_to(-exponents[-1])
     u = u if gain is None else u * gain
-    along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
+    along = _centred(call, normalised, counted, k)
+    along = along * _slope(call, along, inverse_rms)
     along = along * (_sum(call, u * normalised) / k)
     dx = u - (along if counted is None else torch.where(counted, along, 0.0))  # not 0 times infinity
     if not exponents:
@@ -227,7 +229,8 @@ def tangent(
     dy = torch.zeros_like(h)
     if dh is not None:
         dh = dh.double() if mask is None else torch.where(mask, dh.double(), 0.0)
-        along = _centred(call, normalised, counted, k) * _slope(call, k, inverse_rms)
+        along = _centred(call, normalised, counted, k)
+        along = along * _slope(call, along, inverse_rms)
         dy = inverse_rms * (dh - normalised * (_sum(call, along * dh) / k))
         if scale is not None:
             dy = dy * _gain(call, scale)
@@ -295,14 +298,16 @@ def _tensor(value: Any, like: Tensor) -> Tensor:
     return like.new_full((), value)
 
 
-def _slope(call: Call, k: Any, inverse_rms: Tensor) -> Any:
-    """rho / s, with drho / dh = h / (k s): 1 for eps inside, rho / (rho - eps) outside, 1 or 0 for a clamp."""
-    _, outside, floor = _eps(call, k)
+def _slope(call: Call, along: Tensor, inverse_rms: Tensor) -> Any:
+    """rho / s, with drho / dh = h / (k s): 1 for eps inside, rho / (rho - eps) outside, 1 or 0 for a clamp.
+
+    ``along`` is what the statistic squares, over rho. So its length is eps / rho where the clamp begins.
+    """
     if call.variant.eps_position == "outside":
-        share = 1 - outside * inverse_rms
+        share = 1 - call.eps * inverse_rms
         return torch.where(share > 0, 1 / torch.where(share > 0, share, 1.0), 0.0)
-    if call.variant.eps_position == "clamp":  # rho == floor up to the rounding of 1 / rho
-        return (inverse_rms * floor < 1 - 2.0**-50).double()
+    if call.variant.eps_position == "clamp":
+        return 1 - (_sum(call, along.square()) < (call.eps * CLAMPED * inverse_rms).square()).double()
     return 1.0
 
 
@@ -318,8 +323,14 @@ def _inverse_power(call: Call, h: Tensor, k: Any) -> Tensor:
         return two_to(-exponent_of(_at_least(_sum(call, h.abs() / call.n), _tensor(length, h))))
 
 
+def _clamped(root: Tensor, floor: Tensor) -> Tensor:
+    """Their maximum, with the derivative of the root where that is the floor, up to rounding."""
+    rise = torch.where(root < floor, floor - root, 0.0).detach()
+    return torch.where(root < floor * CLAMPED, floor, root + rise)
+
+
 def _at_least(values: Tensor, least: Tensor) -> Tensor:
-    """Their maximum, an operation that DTensors of PyTorch 2.5 lack. If equal, the values have the derivative."""
+    """Their maximum, an operation that DTensors of PyTorch 2.5 lack."""
     return torch.where(values < least, least, values)
 
 

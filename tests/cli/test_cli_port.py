@@ -363,3 +363,30 @@ def test_a_norm_that_the_names_tell_needs_no_scores(tmp_path: Path) -> None:
         assert wanted in run("norms", tmp_path, *usual)
     damaged(tmp_path)
     assert "model.npz is damaged" in run("norms", tmp_path, *usual, status=2)
+
+
+def test_an_ensemble_is_refused(tmp_path: Path) -> None:
+    """Not as an argument that typer does not expect."""
+    saved(tmp_path)
+    source = tmp_path / "source"
+    for command, more in (("translate", ()), ("score", ("--target", source))):
+        shown = run(command, tmp_path, tmp_path / "b", tmp_path / "c", "--source", source, *more, status=2)
+        assert "expected one model, as ensembles are not ported; name one of them, or let Nematus" in shown
+
+
+def test_nematus_own_name_of_alpha_is_an_option(tmp_path: Path) -> None:
+    saved(tmp_path)
+    usual = [
+        "translate",
+        tmp_path,
+        "--source",
+        tmp_path / "source",
+        "--backend",
+        "numpy",
+        "--max-length",
+        5,
+        "--n-best",
+    ]
+    plain, shown = run(*usual), run(*usual, "--alpha", 1)
+    assert shown != plain
+    assert run(*usual, "--normalization-alpha", 1) == run(*usual, "--normalization_alpha", 1) == shown

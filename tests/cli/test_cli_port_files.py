@@ -254,3 +254,31 @@ def test_no_proof(tmp_path: Path) -> None:
     for text in ("[]", "{}", '{"source": [[]], "beam_size": 1}', '{"source": 3}'):
         (tmp_path / "proof.json").write_text(text)
         assert "proof.json is something else, expected the proof" in run("verify", tmp_path, status=2)
+
+
+def test_a_dictionary_that_does_not_fit_is_not_converted(tmp_path: Path) -> None:
+    """Too small, of another form, or exchanged; one that is missing is a warning."""
+    config, _ = saved(tmp_path)
+    sizes = *config.source_vocab_sizes, config.target_vocab_size
+    assert sizes[0] > sizes[1]
+    own, out = [(tmp_path / f"{number}.json").read_text() for number in (0, 1)], tmp_path / "out"
+
+    def shown(*texts: str, status: int = 2) -> str:
+        for number, text in enumerate(texts):
+            (tmp_path / f"{number}.json").write_text(text)
+        return run("nematus", tmp_path / "model.npz", out, "--to", "numpy", status=status)
+
+    small = shown(own[0], '{"w0": 0, "w1": 1, "w2": 2}')
+    assert f"1.json has no word for 3 and {sizes[1] - 4} more, expected one for each of the {sizes[1]} ids" in small
+    assert "put that of this one in its place" in small
+    exchanged = shown(*own[::-1])
+    assert f"expected a dictionary of {sizes[0]} words for the source and one of {sizes[1]} for the target" in exchanged
+    assert "exchange the two, in the options of the model or after --dictionary" in exchanged
+    assert "0.json is no dictionary of Nematus" in shown("[1, 2]", own[1])
+    assert not out.exists()
+    (tmp_path / "1.json").unlink()
+    assert "0.json has no word for 1 and" in shown('{"w0": 0}')
+    (tmp_path / "0.json").write_text(own[0])
+    assert "1.json is missing: copy it beside the result" in run(
+        "nematus", tmp_path / "model.npz", out, "--to", "numpy"
+    ).replace("\n", " ")

@@ -133,7 +133,7 @@ def test_keras_rms_scaling():
     keras = keras_of()
     norm = keras.layers.LayerNormalization(rms_scaling=True, name="n")
     result = to_rms_norm(keras.Sequential([keras.layers.Dense(4), norm]), np.ones((2, 3), "float32"))
-    assert "divides by the variance" in shown(result)["n"]
+    assert "divides by the root of the variance" in shown(result)["n"]
 
 
 def test_keras_casts():

@@ -155,3 +155,22 @@ def test_a_norm_with_a_gate() -> None:
     np.testing.assert_allclose(mine(X, z), y, rtol=1e-5, atol=1e-6)
     assert not np.array_equal(mine(hidden=X, gate=z), y)  # ours is not its code
     assert np.array_equal(mine(X), layer(X)), "without a gate it runs its own"
+
+
+class WithEps(OwnNorm):
+    def __init__(self, eps: float) -> None:
+        super().__init__(8)
+        self.eps = eps
+
+    def __call__(self, hidden: Any) -> Any:
+        return hidden * jax.lax.rsqrt(jnp.square(hidden).mean(-1, keepdims=True) + self.eps) * self.g[...]
+
+
+def test_an_eps_that_is_set_later_counts() -> None:
+    mine, call = WithEps(1e-6), nnx.jit(lambda norm, x: norm(x))
+    replace(mine)
+    np.testing.assert_allclose(call(mine, X), WithEps(1e-6)(X), rtol=1e-5)
+    mine.eps = 1.0
+    for each in (mine, nnx.clone(mine), copy.deepcopy(mine)):
+        np.testing.assert_allclose(each(X), WithEps(1.0)(X), rtol=1e-5)
+        np.testing.assert_allclose(call(each, X), WithEps(1.0)(X), rtol=1e-5)

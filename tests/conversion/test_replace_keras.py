@@ -262,3 +262,20 @@ def test_a_line_says_in_mixed_bfloat16_which_side_is_exact() -> None:
     assert str(entry).endswith(
         f"of 1,048,576 elements of y differ, by at most {found.ulps:.0f} ulp, and ours are exact"
     )
+
+
+@pytest.mark.parametrize("make", [OwnNorm, RMSNormalization])
+def test_an_eps_that_is_set_later_counts(make: Any) -> None:
+    """In a replaced layer, and in ours: as in Keras's own."""
+    name = "eps" if make is OwnNorm else "epsilon"
+    layer, other = make(**{name: 1e-6}), make(**{name: 1.0})
+    for each in (layer, other):
+        each.build((None, 8))
+    replace(layer)
+    layer(X)
+    setattr(layer, name, 1.0)
+    want = np.asarray(other(X))
+    again = type(layer).from_config(layer.get_config())
+    for each in (layer, again):
+        np.testing.assert_allclose(np.asarray(each(X)), want, rtol=1e-6)
+    assert layer.get_config()[name] == 1.0

@@ -394,6 +394,18 @@ def test_tiny_parts_of_a_residual_of_another_dtype(monkeypatch: pytest.MonkeyPat
     check_all_same(*(own.rms_norm_vjp(residual, x, residual=residual) for own in (fast, golden)))
 
 
+@pytest.mark.parametrize(("dtype", "other"), [("bfloat16", "float32"), ("float16", "float64"), ("float32", "float64")])
+def test_a_gradient_of_another_dtype_beside_x_is_not_rounded_first(
+    dtype: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast, "golden", golden)
+    rng = np.random.default_rng(0)
+    x, residual, dy = (rng.normal(size=(6, 64)).astype(dtype) for _ in range(3))
+    for second in (residual, residual.astype(other)):
+        for dh in (rng.normal(size=(6, 64)).astype(name) for name in (other, dtype)):
+            check_all_same(*(own.rms_norm_vjp((dy, dh), x, residual=second) for own in (fast, golden)))
+
+
 def test_the_comparison_can_fail() -> None:
     one = np.ones(3, ml_dtypes.bfloat16)
     for other in (np.float32([1, 1, 1]), one[:2], np.nextafter(one, one + one), one * np.asarray(np.nan, one.dtype)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -11,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmsnorm import cpu
-from rmsnorm.cpu import threads
-from rmsnorm.numpy_impl import fast
+from rmsnorm import PRESETS, cpu
+from rmsnorm.cpu import launch, threads
+from rmsnorm.cpu.prepared import prepare
+from rmsnorm.numpy_impl import fast, kernels
 
 if not cpu.is_available():
     pytest.skip("there are no kernels here", allow_module_level=True)
@@ -36,6 +38,47 @@ def test_the_bits_do_not_depend_on_the_threads(count: int, monkeypatch: pytest.M
     for _ in range(3):
         for got, expected in zip(_call(), want, strict=True):
             assert np.array_equal(got, expected)
+
+
+GATES = [None, *itertools.product(("silu", "sigmoid"), ("after", "before"))]
+
+
+@pytest.mark.parametrize("gate", GATES, ids=str)
+@pytest.mark.parametrize("variant", PRESETS)
+@pytest.mark.sample(24)
+def test_a_row_does_not_feel_its_neighbours(
+    variant: str, gate: tuple[str, str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of zeros, or one whose squares leave the range, goes another way through a kernel: that row alone does.
+
+    1 / rho in float64 shows it, which is hardly seen in y.
+    """
+    names = dict(zip(("gate_function", "gate_position"), gate or (), strict=False))
+    chosen, random = PRESETS[variant].replace(**names), np.random.default_rng(5)
+    rows, n = 768, 96  # which several threads share, but for
+    monkeypatch.setattr(launch, "_POOL", 0)
+    x, dy, z = random.normal(size=(3, rows, n))
+    x[::7] *= random.choice([0.0, 1e-37, 1e30, np.inf, np.nan], (len(x[::7]), 1))
+    z[3::11] = random.choice([-700.0, -90.0, 90.0, 1e4], (len(z[3::11]), 1))
+    for dtype in ("bfloat16", "float32"):
+        a, b, c = (array.astype(dtype) for array in (x, dy, z))
+        gain = random.normal(size=n).astype(dtype)
+
+        def call(some: slice, a: Any = a, b: Any = b, c: Any = c, gain: Any = gain) -> list[Any]:
+            options = {"variant": chosen, "gate": c[some] if gate else None}
+            prepared = prepare("test", (chosen, None, None, -1, None, None), a[some], gain, gate=options["gate"])
+            y, _, inverse_rms = kernels.forward(prepared, a[some], gain, None, None, None, options["gate"], True)
+            dx, dscale, *dgate = (g for g in fast.rms_norm_vjp(b[some], a[some], gain, **options) if g is not None)
+            return [y, inverse_rms, dx, *dgate, dscale]
+
+        monkeypatch.setenv("RMSNORM_NUM_THREADS", "1")
+        want = call(slice(None))
+        for count in ("2", "3", "8"):
+            monkeypatch.setenv("RMSNORM_NUM_THREADS", count)
+            assert [part.tobytes() for part in call(slice(None))] == [part.tobytes() for part in want], count
+        for row in range(24):
+            alone = call(slice(row, row + 1))[:-1]
+            assert [part.tobytes() for part in alone] == [part[row : row + 1].tobytes() for part in want[:-1]], row
 
 
 def test_calls_from_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -65,3 +66,29 @@ def test_every_order_of_axes_is_one_that_kernels_take_or_the_order_of_x() -> Non
         assert rows.has_neighbours
         assert partial is None or set(call.axes) <= set(call.feature_axes)
     assert moved > 50
+
+
+@pytest.mark.parametrize("framework", ["torch", "tf", "flax"])
+def test_an_eager_call_without_kernels_warns_once(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every framework that has the kernels; calls that no kernel could compute say nothing."""
+    package = {"torch": "torch", "tf": "tensorflow", "flax": "jax"}[framework]
+    arrays = import_module(pytest.importorskip(package).__name__ + (".numpy" if package == "jax" else ""))
+    make = arrays.constant if package == "tensorflow" else arrays.asarray
+    rms_norm = import_module(f"rmsnorm.{framework}_impl").rms_norm
+    x, g = make(np.ones((5, 7), "float32")), make(np.ones(7, "float32"))
+    caches = [cpu.is_available, _prepared]
+    if package == "torch":
+        caches.append(import_module("rmsnorm.torch_impl.kernels").plan)
+    monkeypatch.setattr(cpu, "is_switched_off", lambda: False)
+    monkeypatch.setattr(cpu, "what_is_missing", lambda: "there are none today")
+    try:
+        for cache in caches:
+            cache.cache_clear()
+        rms_norm(make(np.ones((0, 7), "float32")), g)
+        with pytest.warns(UserWarning, match="rmsnorm: using slower code with the same results, as there are none to"):
+            rms_norm(x, g)
+        rms_norm(x, g)  # warnings are errors
+        rms_norm(make(np.ones((3, 7), "float32")), g, variant="llama")
+    finally:
+        for cache in caches:
+            cache.cache_clear()

@@ -264,6 +264,26 @@ def test_rows_of_all_kinds_have_the_goldens_bits(dtype, used, monkeypatch):
     assert used == ["forward", "backward"] * 6
 
 
+@pytest.mark.parametrize(
+    ("dtype", "branch", "float64"),
+    [("float16", "many", True), ("bfloat16", "one", False), ("float32", "one", True)],
+)
+def test_a_row_whose_norm_is_the_clamp_has_the_slope_of_its_root(dtype, branch, float64, used, monkeypatch):
+    choose(branch, monkeypatch)
+    monkeypatch.setattr(gpu, "has_fast_float64", lambda capability: float64)
+    monkeypatch.setattr(triton_cancelled, "STEP", triton.language.constexpr(64))
+    random, x = np.random.default_rng(0), np.zeros((8, 16))
+    rows = ([5], [3, -4], [2, 2, 2, 2, 3], [2.5], [10], [0], [4.9375, 0.75], [3, 4.0625])
+    for row, start in zip(x, rows, strict=True):
+        row[7 : 7 + len(start)] = start
+    x, dy = x.astype(DTYPES[dtype]), random.normal(size=x.shape).astype(DTYPES[dtype])
+    want = numpy_impl.rms_norm_vjp(dy, x, variant="x_transformers", eps=5.0)[0]
+    leaf = tensor(x).requires_grad_()
+    (got,) = torch.autograd.grad(rms_norm(leaf, variant="x_transformers", eps=5.0), leaf, tensor(dy))
+    assert same_bits(array(got), want).all()
+    assert used == ["forward", "backward"]
+
+
 @pytest.mark.parametrize(("dtype", "half"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
 def test_a_number_beside_the_middle_of_two_is_rounded_once(dtype, half):
     """What is nearer to the middle than float32 can say."""

@@ -87,11 +87,84 @@ def test_bfloat16_in_several_files(tmp_path: Path) -> None:
         ({"a.norm.weight": gains(1), "a.norm.bias": gains(0)}, "bias"),
         ({"layer_normalization/vars/0": gains(1), "layer_normalization/vars/1": gains(0)}, "bias"),
         ({"layer_norm_weight": gains(1), "layer_norm_bias": gains(0)}, "bias"),
+        ({"encoder.norm1.gamma": gains(1).reshape(64, 1, 1, 1)}, "w"),  # of models of images and of video
+        ({"norm.gamma": gains(0).reshape(1, 64, 1, 1, 1)}, "1 + w"),
+        ({"q_norm.weight": gains(1).reshape(8, 8)}, "w"),  # a gain for each head
+        ({"linear_attn_norm.weight": gains(1).reshape(8, 8)}, "w"),
+        ({"norm.alpha": gains(1)}, "w"),
+        ({"norm.alpha": gains(1), "norm.bias": gains(0)}, "bias"),
+        ({"norm1.norm.weight": gains(1), "norm1.linear.weight": gains(0).reshape(8, 8)}, "w"),
     ],
 )
 def test_what_gains_are_called_and_what_they_say(arrays: dict[str, Any], fits: str, tmp_path: Path) -> None:
     (kind,) = identify_checkpoint(saved(tmp_path / "a.safetensors", arrays)).kinds
     assert kind.fits == fits
+
+
+MATRIX = gains(0).reshape(8, 8)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"joint_transformer_blocks.0.norm1.linear.weight": MATRIX},  # AuraFlow: AdaLN without biases
+        {"blocks.0.norm1_context.linear.weight": MATRIX, "blocks.0.norm1_context.linear.bias": gains(0)[:8]},
+        {"norm.emb.timestep_embedder.linear_1.weight": MATRIX, "norm.emb.class_embedder.weight": MATRIX},
+        {"blocks.0.norm.mlp.1.weight": MATRIX},
+        {"decoder.norm1.conv_y.weight": gains(0).reshape(8, 8, 1, 1)},
+        {"norm.conv.weight": gains(0).reshape(16, 1, 4)},
+        {"norm.to_gamma.weight": gains(0).reshape(64, 1)},
+        {"norm_linear.weight": MATRIX},
+        {"blocks.3.adanorm_proj.weight": MATRIX},
+        {"norm_in.weight": MATRIX, "norm_in.bias": gains(0)[:8]},  # a gain has a bias of its own shape
+        {"layernorm_qkv.weight": MATRIX},
+        {"norm/dense/vars/0": MATRIX, "norm/dense/vars/1": gains(0)[:8]},
+        {"norm/dense/vars/0": MATRIX},
+        {"lora_norm_out_linear.alpha": gains(1)[:1]},
+        {"norm.alpha": gains(1)[:1]},  # of dynamic tanh
+    ],
+)
+def test_matrices_within_a_norm_are_no_gains(arrays: dict[str, Any], tmp_path: Path) -> None:
+    """Linear and convolution layers whose names, or whose module's, have norm in them."""
+    with pytest.raises(ValueError, match="has no gain of a norm among its"):
+        identify_checkpoint(saved(tmp_path / "a.safetensors", arrays))
+    found = identify_checkpoint(saved(tmp_path / "b.safetensors", arrays | LLAMA), "llama")
+    assert (found.agrees, len(found.kinds)) == (True, 2)
+
+
+def test_all_gains_together_have_a_limit(tmp_path: Path) -> None:
+    """A file of 1 MB that says so would take 1 GB; none of its tensors is read."""
+    zeros = np.zeros(2**21, np.float32)
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, **{f"layers.{i}.norm.weight": zeros for i in range(17)})
+    assert path.stat().st_size < 2**19
+    with pytest.raises(ValueError, match=r"a.npz is damaged \(285212672 bytes in memory, of a file of \d+ at most"):
+        identify_checkpoint(path)
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed; pip install '.[tf]'")
+    with h5py.File(tmp_path / "a.weights.h5", "w") as file:
+        for i in range(17):
+            file.create_dataset(f"layers/norm_{i}/vars/0", (2**21,), "f4")  # never written, so it takes no room
+    with pytest.raises(ValueError, match="285212672 bytes in memory, of a file of"):
+        identify_checkpoint(tmp_path / "a.weights.h5")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"layers/rms_normalization{number}/vars/0" for number in ("", "_1", "_2", "_3", "_4", "_5")],
+        [f"norm{number}.weight" for number in range(6)],
+        [f"norms.{number}.weight" for number in range(6)],
+    ],
+)
+def test_norms_that_only_their_own_number_tells_apart_are_not_pooled(names: list[str], tmp_path: Path) -> None:
+    """Keras counts the layers of a class, whatever they are: here one of six has Gemma's gain."""
+    arrays = {name: gains(0 if index == 4 else 1, seed=index) for index, name in enumerate(names)}
+    found = identify_checkpoint(saved(tmp_path / "a.safetensors", arrays), "llama")
+    assert found.agrees is False
+    assert {kind.name: kind.fits for kind in found.kinds} == {
+        name: "1 + w" if index == 4 else "w" for index, name in enumerate(names)
+    }
+    assert f"({names[4]})" in found.text
 
 
 def test_kinds_that_differ_are_told_apart(tmp_path: Path) -> None:
@@ -128,7 +201,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "folder" / "a.safetensors")
     with pytest.raises(ValueError, match=r"a\.safetensors is no regular file, expected a \.safetensors"):
         identify_checkpoint(tmp_path / "folder")
-    with pytest.raises(FileNotFoundError, match=r"nothing.npz is missing, expected a .safetensors, .npz"):
+    with pytest.raises(FileNotFoundError, match=r"nothing.npz is missing, expected a .safetensors, .gguf, .npz"):
         identify_checkpoint(tmp_path / "nothing.npz")
     assert not (tmp_path / "sprung").exists()
 

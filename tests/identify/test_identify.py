@@ -141,3 +141,31 @@ def test_an_identity_survives_json():
     assert again.variant == identity.variant
     assert again.text == identity.text
     assert again.nearest == identity.nearest
+
+
+@pytest.mark.parametrize(
+    ("framework", "power", "words"),
+    [
+        ("torch", 1, "x is multiplied by the root of its mean square, not divided by it, as by x / rsqrt(q + eps)"),
+        ("numpy", 1, "x is multiplied by the root of its mean square, not divided by it, as by x / rsqrt(q + eps)"),
+        ("numpy", -2, "x is divided by its mean square, not by the root of it"),
+        ("numpy", 2, "x is multiplied by its mean square, not divided by the root of it"),
+        ("torch", -0.5, "x is divided by the fourth root of its mean square, not by the square root"),
+    ],
+)
+def test_another_power_of_the_root_is_named(framework, power, words):
+    def norm(x, weight):
+        mean = (x * x).mean(-1)[..., None]
+        return x * (mean + 1e-6) ** (power / 2) * weight
+
+    identity = identify(norm, framework=framework)
+    assert identity.headline.endswith(f"is not recognised: {words}")
+    mends = identity.mends(Variant.get("llama"))
+    assert mends[0] == "divide x by sqrt(q + eps), or multiply it by rsqrt(q + eps)"
+
+
+def test_a_power_of_the_standard_deviation_is_named():
+    def norm(x, weight):
+        return x * (x.var(-1, unbiased=False)[..., None] + 1e-6).sqrt() * weight
+
+    assert "multiplied by the root of its variance, not divided by it" in identify(norm, framework="torch").headline

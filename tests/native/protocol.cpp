@@ -7,6 +7,7 @@
 // many threads there are. The sanitizer then reports it (-fsanitize=address: heap-use-after-free).
 #include "threads.h"
 
+#include <signal.h>
 #include <unistd.h>
 #include <sys/wait.h>
 
@@ -16,6 +17,7 @@
 #include <cstdlib>
 #include <deque>
 #include <mutex>
+#include <new>
 #include <random>
 #include <thread>
 #include <utility>
@@ -113,10 +115,41 @@ void call_many(Pool pool, int calls, unsigned seed) {
     }
 }
 
+thread_local int allocations_left = -1;  // that succeed; below 0 all do
+
+}  // namespace
+
+void* operator new(std::size_t size) {
+    if (allocations_left == 0) throw std::bad_alloc();
+    if (allocations_left > 0) --allocations_left;
+    if (void* memory = std::malloc(size)) return memory;
+    throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace {
+
+// Before any worker has started: the memory may not do for the job, for the queue, or for a thread. No signal stays blocked.
+void call_without_memory() {
+    for (int left = 0; left < 4; ++left) {
+        Sums sums{std::vector<std::int64_t>(8), false};
+        allocations_left = left;
+        const bool succeeded = share_out({3}, 8, count, &sums);
+        allocations_left = -1;
+        expect(succeeded == (left > 0), "the answer is wrong where memory is short");
+        for (const auto times : sums.counts) expect(times == (left > 0), "a chunk was not computed once");
+        sigset_t blocked;
+        pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+        expect(!sigismember(&blocked, SIGINT), "signals stay blocked");
+    }
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
     const int calls = count > 1 ? std::atoi(arguments[1]) : 5000;
+    call_without_memory();
     FakePool fake(4);
     std::vector<std::thread> callers;
     for (unsigned i = 0; i < 3; ++i)  // they share the pools

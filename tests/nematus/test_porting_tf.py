@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from nematus_commands import checkpoint, run, save
 from nematus_models import config_of, random_parameters, reference, refuses, same
+from programs import finished
 
 from rmsnorm import nematus
 from rmsnorm.nematus import zero
@@ -109,3 +111,22 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(OSError, match="No space left on device"):
         save(tmp_path, to="tf")
     assert not [*tmp_path.iterdir()]
+
+
+def test_another_backend_of_keras_is_refused() -> None:
+    """The models are written in TensorFlow's operations."""
+    pytest.importorskip("jax")
+    done = finished("-c", "import rmsnorm.nematus.tf", KERAS_BACKEND="jax")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(
+        "rmsnorm.nematus.tf: the backend of Keras is 'jax', expected 'tensorflow', as these models need; "
+        "set KERAS_BACKEND=tensorflow before Python starts, or take the model for flax or torch"
+    )
+
+
+def test_another_model_of_keras_is_no_damaged_file(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "model.keras", "w") as archive:
+        archive.writestr("config.json", json.dumps({"class_name": "Sequential", "config": {"name": "a", "layers": []}}))
+    words = "is a file of Keras with the model 'Sequential', expected a model of rmsnorm in a file of Keras; name the"
+    with pytest.raises(ValueError, match=words):
+        nematus.load(tmp_path / "model.keras")

@@ -111,7 +111,7 @@ class Row:
         floor = eps / mp.sqrt(self.k)
         self.rho = {"inside": mp.sqrt(q + eps), "outside": root + eps, "clamp": max(root, floor)}[position]
         s = self.rho if position == "inside" else root
-        if s and not (position == "clamp" and root < floor):
+        if s and not (position == "clamp" and root < floor * (1 - mpf(2) ** -48)):
             self.slope = [v / (self.k * s) for v in c]
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rmsnorm import PRESETS, Variant, numpy_impl
-from rmsnorm.specification import errors
+from rmsnorm.specification import errors, frameworks
 
 X = np.ones((4, 16), np.float32)
 G = np.ones(16, np.float32)
@@ -375,3 +375,20 @@ def test_unknown_sizes_are_written_as_question_marks():
     assert errors.describe((None, 3), "bfloat16") == "bf16[?, 3]"
     assert "expected a known one; call set_shape on it first" in str(errors.unknown_rank("rms_norm", "x"))
     assert "give it in the input shape" in str(errors.unknown_size("build", "input", -1))
+
+
+@pytest.mark.parametrize(
+    ("installed", "words"),
+    [
+        ({"keras", "jax"}, "; layers of Keras also run without it, if KERAS_BACKEND=jax is set before Python starts"),
+        ({"keras", "jax", "torch"}, "if KERAS_BACKEND=jax or torch is set before Python starts"),
+        ({"keras"}, "pip install '.[tf]'"),
+        ({"jax", "torch"}, "pip install '.[tf]'"),
+    ],
+)
+def test_keras_without_tensorflow_has_other_backends(installed, words, monkeypatch):
+    monkeypatch.setattr(frameworks, "find_spec", lambda name: name if name in installed else None)
+    said = r"tensorflow is not installed, expected .*pip install '.\[tf\]'"
+    with pytest.raises(ModuleNotFoundError, match=said) as no, frameworks.imported("tf"):
+        raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
+    assert str(no.value).endswith(words)

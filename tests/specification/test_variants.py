@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import pickle
+from decimal import Decimal
 from fractions import Fraction
 from typing import get_args
 
+import numpy as np
 import pytest
 
 from rmsnorm import PRESETS, Variant
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Spec, resolve
-from rmsnorm.specification.variants import Preset
+from rmsnorm.specification.variants import Preset, derive
 
 # eps, its place, rounding, offset, bias, rounding of partial, dtype of y, name of the gain
 TABLE = {
@@ -144,6 +147,26 @@ def test_a_variant_is_immutable_hashable_and_can_be_pickled():
     assert hash(standard.replace(partial=0.5)) == hash(standard.replace(partial=Fraction(1, 2)))
     assert standard.replace(partial=0.5) == standard.replace(partial=Fraction(1, 2)) != standard
     assert pickle.loads(pickle.dumps(standard.replace(partial=0.07))) == standard.replace(partial=0.07)
+
+
+@pytest.mark.parametrize("number", [np.float32, np.float64, np.longdouble, np.float16, Fraction, float, int, np.int8])
+def test_numbers_of_any_library_become_those_of_python(number):
+    """In JSON and in a compiler another one is a text or an array."""
+    value = number(1) if number in (int, np.int8) else number(0.25)
+    variant = Variant(name="a", eps=value, scale_offset=value, partial=value)
+    assert [type(variant.eps), type(variant.scale_offset), type(variant.partial)] == [float, float, Fraction]
+    assert (variant.eps, variant.scale_offset, variant.partial) == (value, value, Fraction(float(value)))
+    assert json.loads(variant.json)["eps"] == json.loads(variant.json)["scale_offset"] == float(value)
+    assert Variant.from_json(variant.json) == variant
+    called = derive("rms_norm", "llama", value, value)
+    assert [type(called.eps), type(called.partial)] == [float, Fraction]
+
+
+@pytest.mark.parametrize("field", ["eps", "scale_offset", "partial"])
+def test_what_is_no_real_number_is_refused(field):
+    for value in (Decimal("0.5"), np.bool_(True), np.array(0.5), "0.5", 10**400, Fraction(10**400), 1j):
+        with pytest.raises((TypeError, ValueError), match=rf"^Variant: {field} is .*, expected a (finite )?(num|frac)"):
+            Variant(name="a", **{field: value})
 
 
 def test_eps_of_a_dtype():

@@ -122,7 +122,7 @@ class _Trace(Trace):
             gain, bias = operation.gamma, operation.beta
             node.norm = self._norm(path, axes, args[0].shape, gain, bias, leaves.get(id(bias)))
             if operation.rms_scaling:
-                self.obstacles[path] = "rms_scaling=True divides by the variance"
+                self.obstacles[path] = "rms_scaling=True divides by the root of the variance"
         elif path in self._recognised and len(inputs) == 1:
             names = self._recognised[path].scale, self._recognised[path].bias
             gain, bias = (next((v for v in operation.weights if v.name == name), None) for name in names)

@@ -28,8 +28,10 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
     Each module stays the same object and an instance of its class: its parameters, their names, devices and dtypes, its
     attributes and methods, its hooks, its mode and all references to it stay valid. Only its call with x alone is
     computed anew (of a norm with a gate, the call with both), and only for numbers of axes that were tried; any other
-    call runs the code that it ran before. A torch.nn.RMSNorm becomes rmsnorm.torch_impl.RMSNorm. Call this before the
-    model is compiled or sharded.
+    call runs the code that it ran before, and so does every call once an attribute that the class's code reads, such as
+    an eps, has another value than it had here. In the dtypes in which a PyTorch class keeps a copy of x, as LLaMA's
+    does in 16 bits, ours does, so that the model may write into x (``x += f(norm(x))``). A torch.nn.RMSNorm
+    becomes rmsnorm.torch_impl.RMSNorm. Call this before the model is compiled or sharded.
 
     What makes the model anew makes the norms that it had: from_pretrained, load_model of a .keras file, from_config,
     keras.models.clone_model, and a PyTorch or Flax model that is built again before its weights are loaded. Call
@@ -38,8 +40,8 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
 
     Nothing changes before everything is decided. A module is replaced if its copy with random parameters gives the same
     outputs and gradients as the replacement: in training and in evaluation, called twice, on x of one to five axes, not
-    contiguous ones too, with rows of zeros, NaN and infinity, in every dtype that it takes. It is not replaced if a
-    call changes it or adds a loss.
+    contiguous ones too, with rows of zeros, NaN and infinity, in float16, bfloat16, float32 and
+    float64. It is not replaced if a call changes it or adds a loss.
 
     A trial cannot show what a module does elsewhere: another formula from 1,000 rows or from some size of x on, after
     some number of calls, on another device, for a value that was not tried, or a change of something outside of the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import jax
@@ -15,6 +16,7 @@ from rmsnorm.conversion.replacement.change import Replaced, called_with, compute
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import Proof, decide, require_gain_alone
 from rmsnorm.conversion.replacement.report import Unproven
+from rmsnorm.conversion.replacement.settings import settings_of
 from rmsnorm.flax_impl.functional import rms_norm
 from rmsnorm.flax_impl.layers import RMSNorm
 from rmsnorm.identify import Target, open_target
@@ -50,9 +52,11 @@ def _state(module: nnx.Module) -> Any:
 def class_of(kind: Any, norm: Norm) -> Any:
     """A class whose call with x alone, or with x and a gate, is that of rms_norm; all else is inherited."""
 
+    is_proven = norm.settings.check()
+
     def __call__(self: Any, *inputs: Any, **named: Any) -> Any:
         x, gate = called_with(norm, is_float, inputs, named)
-        if not hasattr(x, "shape") or not norm.takes(x.shape):
+        if not hasattr(x, "shape") or not norm.takes(x.shape) or not is_proven(self):
             return kind.__call__(self, *inputs, **named)
         parameters = (None if name is None else getattr(self, name) for name in (norm.scale, norm.bias))
         scale, bias = (None if p is None else vector(jax.numpy, p[...], x, norm) for p in parameters)
@@ -86,6 +90,7 @@ class Flax(Backend):
             raise Unproven("it has modules of its own")
         target = open_target(nnx.clone(module))
         require_gain_alone(target, self.tensors(module))
+        settings = settings_of(module, nnx.Module, "__call__", vars(nnx.Module()), self.tensors(module))
 
         def replacement(norm: Norm) -> Target:
             ours = nnx.clone(module)
@@ -98,7 +103,7 @@ class Flax(Backend):
         proof = decide(target, module.__call__, replacement, _dtypes(module), open_target(asked))
         if _changes(nnx.clone(module), *[jax.numpy.ones(proof.norm.shapes[-1])] * (2 if proof.norm.gate else 1)):
             raise Unproven("a call changes its state")
-        return proof
+        return proof._replace(norm=replace(proof.norm, settings=settings))
 
     def key_of(self, module: nnx.Module) -> Any:
         variables = [(name, variable.shape, variable.dtype) for name, variable in _variables(module).items()]

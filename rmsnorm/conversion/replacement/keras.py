@@ -13,8 +13,9 @@ import numpy as np
 from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.change import called_with, computed, vector
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import Proof, changed, decide, require_gain_alone, require_same
+from rmsnorm.conversion.replacement.proof import Proof, changed, decide, limits_of, require_gain_alone, require_same
 from rmsnorm.conversion.replacement.report import Unproven
+from rmsnorm.conversion.replacement.settings import Settings, settings_of
 from rmsnorm.identify import Target
 from rmsnorm.targets.layers import build, open_keras
 from rmsnorm.tf_impl.layers import RMSNormalization, compute
@@ -97,6 +98,7 @@ class Keras(Backend):
         except Exception as error:  # get_config may raise anything
             raise Unproven(f"its config cannot be read ({type(error).__name__})") from None
         require_gain_alone(target, self.tensors(layer))
+        self._settings(layer)
 
         def replacement(norm: Norm) -> Target:
             return open_keras(layer, layer.name, "cpu", change=lambda fresh: self.become(fresh, norm))
@@ -104,6 +106,11 @@ class Keras(Backend):
         proof = decide(target, layer.call, replacement, (layer.compute_dtype, layer.variable_dtype))
         _require_no_more(layer, proof.norm)
         return proof
+
+    def _settings(self, layer: Any) -> Settings:
+        common = vars(keras.layers.Layer())
+        weights = [name for name, value in vars(layer).items() if isinstance(value, keras.Variable)]
+        return settings_of(layer, keras.layers.Layer, "call", common, weights)
 
     def key_of(self, layer: Any) -> Any:
         try:
@@ -135,18 +142,22 @@ class Keras(Backend):
         variables = [v.value for v in layer.trainable_variables], [v.value for v in layer.non_trainable_variables]
         results = layer.stateless_call(*variables, **inputs)[0], fresh(**inputs)  # the layer itself stays as it is
         want, got = (keras.ops.convert_to_numpy(keras.ops.cast(y, "float32")) for y in results)
-        require_same("y", want, got, layer.compute_dtype, " with its own weights")
+        x = x.astype(layer.compute_dtype)
+        weights = {name: keras.ops.convert_to_numpy(_weight(layer, own))
+                   for name, own in (("scale", norm.scale), ("bias", norm.bias)) if own is not None}  # fmt: skip
+        arrays = weights | ({} if norm.gate is None else {"gate": x})
+        require_same("y", want, got, limits_of(norm, x, x, arrays, x.dtype.name)["y"], " with its own weights")
 
     def become(self, layer: Any, norm: Norm) -> None:
         """Gives a layer another call; its class stays, and so do its config and what is saved of it."""
-        own = layer.call
+        own, is_proven = layer.call, self._settings(layer).check()
 
         @functools.wraps(own)
         def call(*inputs: Any, **named: Any) -> Any:
             asked = {name: value for name, value in named.items() if name != "training" and value is not None}
             x, gate = called_with(norm, _is_float, inputs, asked)
             shape = getattr(x, "shape", None)
-            if shape is None or not norm.takes(shape):
+            if shape is None or not norm.takes(shape) or not is_proven(layer):
                 return own(*inputs, **named)
             scale, bias = (vector(keras.ops, _weight(layer, name), x, norm) for name in (norm.scale, norm.bias))
             rms_norm = functools.partial(compute, out_dtype=keras.backend.standardize_dtype(x.dtype))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rmsnorm.conversion.replacement.report import NoNorm, Unproven
+from rmsnorm.conversion.replacement.settings import Settings
 from rmsnorm.identify import Target, TargetError
 from rmsnorm.identify.layout import Layout, feature_axes, normalised_axes
 from rmsnorm.specification.variants import Variant
@@ -35,6 +36,9 @@ class Norm:
         gate: its name of the gate, which follows x.
         group: the number of neighbours along the last axis that are normalised together, None for all.
         offset: what is added to a gain that is one number.
+        settings: the values of the attributes for which it was proven; with others the layer runs its own code.
+        copied: the dtypes of x, and of the gate, in which a model may write into it before the backward pass, as the
+            layer keeps a copy. Of PyTorch.
         keeps_order: whether the axes of y have the order of those of x in memory; else y is contiguous. Of PyTorch.
     """
 
@@ -49,6 +53,8 @@ class Norm:
     gate: str | None = None
     group: int | None = None
     offset: float = 0.0
+    settings: Settings = Settings()  # noqa: RUF009  (it is immutable)
+    copied: tuple[tuple[Any, ...], tuple[Any, ...]] = ((), ())
     keeps_order: bool = False
     unlike: tuple[int, ...] = ()
 
@@ -67,14 +73,14 @@ class Norm:
         """The layout to identify the layer with: of x with few axes, the first of which that may count rows does.
 
         Raises:
-            Unproven: there is none.
+            NoNorm: there is none.
         """
         for shape in sorted(self.shapes, key=len):
             layout = self.layout(shape)
             first = next((axis for axis in range(len(shape)) if axis not in layout.axes), None)
             if first is not None and first not in layout.feature_axes:
                 return replace(layout, sizes=(*shape[:first], None, *shape[first + 1 :]))
-        raise Unproven("it takes one row alone")
+        raise NoNorm("it takes one row alone")
 
     @property
     def known(self) -> Variant:

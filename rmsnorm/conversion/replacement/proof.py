@@ -15,17 +15,18 @@ from rmsnorm.accuracy.bounds import of_replacement
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.conversion.replacement.layout import Norm, find_layout, size_of_gain
-from rmsnorm.conversion.replacement.report import REASONS, NoNorm, Roundings, Unproven, recognised
+from rmsnorm.conversion.replacement.report import UNSUPPORTED, NoNorm, Roundings, Unproven, recognised
 from rmsnorm.identify import Identity, Target, TargetError
 from rmsnorm.identify.layout import Layout, parameters
 from rmsnorm.identify.solve import identify_opened
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Call, Spec, resolve
 from rmsnorm.targets.arguments import argument_named
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import random_state_kept
 
-_DTYPES: Final = ("float32", "bfloat16", "float16")
+_DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 _SPECIAL: Final = (("zeros", 0.0), ("NaN", np.nan), ("infinity", np.inf), ("-infinity", -np.inf))
 _TIME: Final = 600.0  # seconds for identify
 _ELEMENTS: Final = 2**20  # of y in 16 bits: a handful of them are not the nearest number after float32 arithmetic
@@ -61,7 +62,7 @@ def decide(
     """
     x, gate = first_parameter(call), _gate_parameter(call)
     if "gate_vector" in target.arguments or ("gate" in target.arguments and gate is None):
-        raise Unproven(REASONS["rmsnorm"])
+        raise Unproven(UNSUPPORTED)
     with target.evaluating():
         norm, identity = _identified(target, asked or target, x, gate)
     try:
@@ -90,7 +91,7 @@ def decide(
 
 def _roundings(theirs: Target, ours: Target, norm: Norm, dtype: str, of_parameters: str) -> Roundings | None:
     """How y differs in the dtype in which a layer computes; None for one of more than 16 bits, or of few rows."""
-    if dtype not in _DTYPES[1:]:
+    if dtype not in dtypes.HALF:
         return None
     try:
         layout = norm.example
@@ -236,7 +237,7 @@ def _require_results(
         got = _results(ours, x, dy, arrays)
     except TargetError as error:
         raise Unproven(f"its replacement fails{where}: {error}") from None
-    narrow = max(x.dtype.name, want["y"].dtype.name, key=dtypes.unit_roundoff)
+    limits = limits_of(norm, x, dy, arrays, want["y"].dtype.name)
     special = ~np.isfinite(x.astype(np.float32)).all(norm.axes, keepdims=True)
     for name, value in want.items():
         other = got.get(name)
@@ -249,19 +250,45 @@ def _require_results(
             elif value.shape == x.shape:
                 unknown |= special
             value, other = (np.where(unknown, 0, entry).astype(entry.dtype) for entry in (value, other))
-        terms = _terms_of_dgate(norm, x, dy, arrays) if name == "dgate" and x.dtype == np.float32 else None
-        require_same(name, value, other, narrow, where, terms)
+        require_same(name, value, other, limits.get(name), where)
 
 
-def _terms_of_dgate(norm: Norm, x: Array, dy: Array, arrays: dict[str, Array]) -> Array:
-    """The sums that make each element. They cancel at an outlier, whose x multiplies what float32 leaves of 0."""
+def limits_of(norm: Norm, x: Array, dy: Array, arrays: dict[str, Array], result: str) -> dict[str, Array]:
+    """How far the results of a layer, whose y is of the dtype ``result``, and of its replacement may be apart.
+
+    Each element has the bound of its terms. What cancels in a row, or in the sum over rows, counts by what it is made
+    of. Both may compute in float32 inside, in float64 too.
+    """
     layout = norm.layout(x.shape)
-    count = x.size // layout.n
-    rows, dy, gate = (layout.to_rows(each, count) for each in (x, dy, arrays["gate"]))
-    scale, bias = (layout.spread(arrays[name], count) if name in arrays else None for name in ("scale", "bias"))
-    options: dict[str, Any] = {"variant": norm.known, "feature_axis": (0, 1), "gate": gate}
-    terms = layout.to_x(term_sizes(rows, scale, bias, dy=dy, tangents=(rows, None, None), **options)["dgate"])
-    return np.where(np.isfinite(terms), terms, 0.0)
+    count, narrow = x.size // layout.n, max(x.dtype.name, result, "float32", key=dtypes.unit_roundoff)
+    rows, slopes = (layout.to_rows(each, count) for each in (x, dy))
+    vectors = {name: layout.spread(arrays[name], count) for name in ("scale", "bias") if name in arrays}
+    gate = {"gate": layout.to_rows(arrays["gate"], count)} if norm.gate else {}
+    known: dict[str, Any] = {"variant": norm.known, "feature_axis": (0, 1), "tangents": (rows, None, None)}
+    sizes = term_sizes(rows, **vectors, **gate, dy=slopes, **known)
+    inverse = np.broadcast_to(np.nan_to_num(sizes["inverse_rms"], posinf=1.0), rows.shape)
+    limits = {}
+    for name, argument in {"y": "x", "dx": "x", "dscale": "scale", "dbias": "bias", "dgate": "gate"}.items():
+        array = arrays.get(argument, x if argument == "x" else None)
+        if array is not None:
+            terms = layout.to_x(sizes[name])
+            number: Any = 1
+            if array.shape != x.shape:
+                others = range(x.ndim) if array.size == 1 else set(range(x.ndim)) - set(layout.feature_axes)
+                terms, number = terms.sum(tuple(others)).reshape(array.shape), x.size // array.size
+            ratio = of_replacement(name, _call(norm, (number, layout.n), arrays, x.dtype.name), narrow)
+            # A step that underflows errs by half a spacing, which 1 / rho or the sum over rows multiplies.
+            times = np.maximum(1.0, layout.to_x(inverse)) if argument == "x" and name != "y" else number
+            unit = np.maximum(dtypes.unit_roundoff(narrow) * terms, times * dtypes.smallest_subnormal(narrow) / 2)
+            limits[name] = np.where(np.isfinite(terms), ratio * unit, 0.0)
+    return limits
+
+
+def _call(norm: Norm, shape: tuple[int, int], arrays: dict[str, Array], dtype: str) -> Call:
+    """The call on this number of rows, in float32 in place of float64."""
+    named = {name: "float32" if array.dtype == np.float64 else array.dtype.name for name, array in arrays.items()}
+    specs = {name: Spec(shape if name == "gate" else shape[1:], named[name]) for name in named}
+    return resolve("replace", Spec(shape, "float32" if dtype == "float64" else dtype), variant=norm.known, **specs)
 
 
 def _quick(target: Target) -> Target:
@@ -311,20 +338,18 @@ def _with_special_rows(target: Target, norm: Norm, x: Array) -> list[tuple[str, 
     return views
 
 
-def require_same(
-    name: str, want: Array | None, got: Array | None, dtype: str, where: str, terms: Array | None = None
-) -> None:
-    """Two results must be the same up to roundings to a dtype of their largest number, or of an element's ``terms``.
+def require_same(name: str, want: Array | None, got: Array | None, limit: Array | None, where: str) -> None:
+    """Two results must be the same, but for roundings: each element may differ by its limit, or not where it has none.
 
     Raises:
         Unproven: they are not.
     """
-    difference = _difference(want, got, dtype, terms)
+    difference = _difference(want, got, limit)
     if difference:
         raise Unproven(f"{name} of its replacement {difference}{where}")
 
 
-def _difference(want: Array | None, got: Array | None, dtype: str, terms: Array | None) -> str | None:
+def _difference(want: Array | None, got: Array | None, limit: Array | None) -> str | None:
     """How two results differ by more than the roundings of both."""
     if want is None or got is None:
         other = want if got is None else got
@@ -335,9 +360,7 @@ def _difference(want: Array | None, got: Array | None, dtype: str, terms: Array 
     finite = np.isfinite(want)
     if not np.array_equal(got[~finite], want[~finite], equal_nan=True) or not np.isfinite(got[finite]).all():
         return "has NaN or infinity at other places"
-    far = np.abs(got[finite] - want[finite])
-    size = np.abs(want[finite]).max(initial=0.0)
-    allowed = of_replacement(want.size, dtype) * (size if terms is None else np.maximum(size, terms[finite]))
-    if np.all(far <= allowed):
+    far, size = np.abs(got - want)[finite], np.abs(want[finite]).max(initial=0.0)
+    if np.all(far <= (0.0 if limit is None else limit[finite])):
         return None
     return f"differs by {far.max() / size:.1g} of the largest element" if size else "is not 0"

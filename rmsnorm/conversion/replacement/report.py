@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, get_args
+from typing import Final, NamedTuple, assert_never, get_args
 
 from rmsnorm.identify import Identity
 from rmsnorm.identify.names import named
 from rmsnorm.specification.variants import PRESETS, GateFunction, GatePosition, Variant
 
-REASONS: Final = {
-    "none": "it computes something else",
-    "layernorm": "it computes LayerNorm",
-    "rms_scaling": "it divides by the variance",
-    "rmsnorm": "it has a gate or groups that replace does not support there",
-}
+UNSUPPORTED: Final = "it has a gate or groups that replace does not support there"
 
 
 class Unproven(Exception):
@@ -103,14 +98,29 @@ def recognised(identity: Identity, *, gated: bool) -> Variant:
         known = known if gated else not function
         fits = identity.recognised and identity.last_axes and known
     if not fits:
-        if identity.kind == "rmsnorm":
-            raise Unproven("; ".join(identity.defects) or REASONS["rmsnorm"])
-        if identity.kind != "none" and not identity["group_size"]:
-            raise NoNorm(REASONS[identity.kind])
-        evidence = next((finding.evidence for finding in identity.findings if finding.name == "kind"), "")
-        raise NoNorm("; ".join(identity.defects) or f"{REASONS['none']}: {evidence}")
+        raise _reason(identity)
     variant = _named(identity)
     return variant.replace(gate_function=function, gate_position=position) if gated else variant
+
+
+def _reason(identity: Identity) -> Unproven:
+    """Why a module that computes no variant alone stays as it is."""
+    defects = "; ".join(identity.defects)
+    match identity.kind:
+        case "rmsnorm":
+            return Unproven(defects or UNSUPPORTED)
+        case "l2norm":
+            return Unproven(f"it computes {identity.cluster}")
+        case "layernorm" | "rms_scaling" if identity["group_size"]:
+            return NoNorm(defects or "it computes something else, in groups")
+        case "layernorm":
+            return NoNorm("it computes LayerNorm")
+        case "rms_scaling":
+            return NoNorm("it divides by the root of the variance")
+        case "none":
+            evidence = next((finding.evidence for finding in identity.findings if finding.name == "kind"), "")
+            return NoNorm(defects or f"it computes something else: {evidence}")
+    assert_never(identity.kind)  # so that a kind without a reason fails the check of types
 
 
 def _named(identity: Identity) -> Variant:

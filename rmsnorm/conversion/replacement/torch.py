@@ -18,11 +18,12 @@ from rmsnorm.conversion.replacement.change import Replaced, axes_of, called_with
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import Proof, changed, decide, require_gain_alone
 from rmsnorm.conversion.replacement.report import Unproven
+from rmsnorm.conversion.replacement.settings import settings_of
 from rmsnorm.identify import Target, TargetError, open_target
 from rmsnorm.specification.variants import PRESETS, Variant
 from rmsnorm.targets.layers import dtype_of
 from rmsnorm.targets.target import random_state_kept
-from rmsnorm.torch_impl.autograd import repeat
+from rmsnorm.torch_impl.autograd import own_copy, repeat
 from rmsnorm.torch_impl.engines import repeated_for
 from rmsnorm.torch_impl.functional import rms_norm
 from rmsnorm.torch_impl.layers import RMSNorm
@@ -96,11 +97,10 @@ def _attributes(module: nn.Module) -> dict[str, str]:
             if name not in common and isinstance(value, _COMPARABLE)}  # fmt: skip
 
 
-def become_layer(module: Any, variant: Variant, eps: float | None) -> None:
+def become_layer(module: Any, variant: Variant, eps: float | None, copied: tuple[torch.dtype, ...] = ()) -> None:
     """Turns a module with a normalized_shape into rmsnorm.torch_impl.RMSNorm."""
     module.__class__ = RMSNorm
-    module.variant, module.eps = variant, eps
-    module._axes = tuple(range(-len(module.normalized_shape), 0))
+    module.variant, module.eps, module._copied = variant, eps, copied
     for name in ("weight", "bias"):
         if name not in module._parameters:
             module.register_parameter(name, None)
@@ -110,17 +110,24 @@ def become_layer(module: Any, variant: Variant, eps: float | None) -> None:
 def class_of(kind: Any, norm: Norm) -> Any:
     """A class whose call with x alone, or with x and a gate, is that of rms_norm; all else is inherited."""
     settings, last = (norm.known.eps, norm.known), tuple(range(-len(norm.axes), 0))
-    may_keep, axes = norm.axes == norm.gain_axes == last, axes_of(norm)
+    names, (copied, gate_copied) = (norm.scale, norm.bias), norm.copied
+    may_keep, axes, are_proven = norm.axes == norm.gain_axes == last, axes_of(norm), norm.settings.check()
 
     def forward(self: Any, *inputs: Any, **named: Any) -> Any:
         x, gate = called_with(norm, is_float, inputs, named)
-        if not isinstance(x, Tensor):
+        if not isinstance(x, Tensor) or not are_proven(self):
             return kind.forward(self, *inputs, **named)
-        shape, names = x.shape, (norm.scale, norm.bias)
+        shape, parameters = x.shape, [None if name is None else getattr(self, name) for name in names]
+        if any(p is None and name is not None for p, name in zip(parameters, names, strict=True)):
+            return kind.forward(self, *inputs, **named)
         if norm.group is not None and not norm.takes(shape):
             return kind.forward(self, *inputs, **named)
-        parameters = (None if name is None else vector(torch, getattr(self, name), x, norm) for name in names)
-        tensors = in_groups(torch, norm, shape, x, *parameters, *(() if gate is None else (gate,)))
+        if x.dtype in copied:
+            x = own_copy(x, *parameters)
+        if gate is not None and gate.dtype in gate_copied:
+            gate = own_copy(gate, *parameters)
+        vectors = (vector(torch, parameter, x, norm) for parameter in parameters)
+        tensors = in_groups(torch, norm, shape, x, *vectors, *(() if gate is None else (gate,)))
         alone = may_keep and type(x) is Tensor and not is_watched() and not has_tangents()
         # of the last call, as in rmsnorm.torch_impl.RMSNorm
         y = repeat(self.__dict__.get("_repeated"), settings, *tensors) if alone else None
@@ -147,6 +154,21 @@ def _keeps_order(module: nn.Module, norm: Norm) -> bool:
         y = module(x) if norm.gate is None else module(x, x.clone())
         return not x.is_contiguous() and bool(y.stride() == x.stride())
     return False
+
+
+def _copied(module: nn.Module, norm: Norm) -> Iterator[tuple[torch.dtype, ...]]:
+    """For x, and the gate: the dtypes in which a model may write into it before the backward pass."""
+    for written in (0, 1):
+        dtypes = []
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+            leaf = torch.ones(norm.shapes[-1], dtype=dtype, requires_grad=True)
+            tensors = [leaf * 1 for _ in range(1 if norm.gate is None else 2)]
+            with torch.enable_grad(), contextlib.suppress(Exception):
+                y = module(*tensors)
+                tensors[written].add_(1)
+                torch.autograd.grad(y.sum(), leaf)
+                dtypes.append(dtype)
+        yield tuple(dtypes)
 
 
 def is_float(value: Any) -> bool:
@@ -190,9 +212,11 @@ class Torch(Backend):
             return replace(open_target(ours), arguments=target.arguments)
 
         own = dtype_of([*module.parameters(), *module.buffers(), torch.ones(())][0])
+        settings = settings_of(module, nn.Module, "forward", vars(nn.Module()), self.tensors(module))
         proof = decide(target, module.forward, replacement, (own, own))
         with random_state_kept():
-            norm = replace(proof.norm, keeps_order=_keeps_order(probe, proof.norm))
+            kept = {"keeps_order": _keeps_order(probe, proof.norm), "copied": tuple(_copied(probe, proof.norm))}
+        norm = replace(proof.norm, settings=settings, **kept)
         touched = changed(_everything(before), _everything(target.probe))
         if touched:
             raise Unproven(f"a call changes its {', '.join(touched)}")
@@ -213,7 +237,8 @@ class Torch(Backend):
             module.__class__ = class_of(kind, norm)
             return
         preset = PRESETS.get(norm.known.name, norm.known)
-        become_layer(module, preset if preset.replace(eps=norm.known.eps) == norm.known else norm.known, norm.known.eps)
+        variant = preset if preset.replace(eps=norm.known.eps) == norm.known else norm.known
+        become_layer(module, variant, norm.known.eps, norm.copied[0])
 
     def finish(self, model: nn.Module) -> None:
         """A norm that changed its class in place becomes an attribute anew, as the layer looks at where it is then."""

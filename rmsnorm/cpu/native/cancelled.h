@@ -33,12 +33,12 @@ inline void cancelled(
         inner = sum_of(inner, product_of({u, product_error(v[j], gain[j], u)}, {h[j], 0}));
         if (j < c.k) square = sum_of(square, product_of(centred(j), centred(j)));
     }
-    double q = square.value / size, root = std::sqrt(q), rho = rho_of(c, q, k), share = 0;
+    double rho = rho_of(c, square.value / size, k), share = 0;
     if (c.position == Position::inside) {
         share = c.eps / (rho * rho);
     } else if (c.position == Position::outside) {
         share = c.eps / rho;
-    } else if (root < rho || rho == 0) {
+    } else if (is_clamped(square.value, c.eps) || rho == 0) {
         share = rho > 0 ? 1.0 : std::nan("");
     }
     Pair along{std::isfinite(inner.value) ? 0.0 : std::nan(""), 0};

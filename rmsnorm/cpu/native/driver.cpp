@@ -126,7 +126,7 @@ bool backward(const Call& call, const Backward& arrays, const Pool& pool) {
             const auto last = std::min(first + call.step, call.rows);
             if (!own.backward(call, arrays, parameters, first ? others : sums, first, last)) return false;
             if (first)
-                for (std::int64_t j = 0; j < pair; ++j) sums[j] += others[j];
+                for (std::int64_t j = 0; j < (arrays.dbias ? pair : call.features); ++j) sums[j] += others[j];
         }
     } else {
         const Work<Backward> work{own, call, arrays, parameters, sums, call.step};

@@ -97,6 +97,15 @@ template <Format X>
     });
 }
 
+// The gains that y has, in `memory` if they are others: the backward pass has them before they are rounded.
+inline const double* gains_of_y(const Call& c, const double* gain, double* memory) {
+    if (c.norm == Format::none || c.offset == 0) return gain;
+    by_eights(c.n, [=, &c](std::int64_t j, auto count) {
+        store<Format::f64>(memory + j, rounded(load<Format::f64>(gain + j, count), c.product), count);
+    });
+    return memory;
+}
+
 // A row of a b f'(z), in the format of the gate.
 [[gnu::noinline]] inline void store_gradient(
     Format format, const double* a, const double* b, const double* slope, std::byte* to, std::int64_t n) {

@@ -157,7 +157,7 @@ inline bool backward_general(
         }
         double inverse = k ? 1 / row.rho : 0.0;
         if (a.dgate && !c.gate_before) {  // beside dy
-            fill_row(row, gain, group.bias, dx);
+            fill_row(row, gains_of_y(c, gain, dx), group.bias, dx);
             gradient_of_gate(row, own, slope, dx);
             store_any(c.gate, a.dgate + i * n * size_of(c.gate), dx, n);
         }
@@ -177,7 +177,7 @@ inline bool backward_general(
         });
         groups.add(i, a.dbias);
         if (!a.dx && !(a.dgate && c.gate_before)) continue;
-        double length = c.position == Position::outside ? sum_of_squares<Format::f64>(centred, n) : 0.0;
+        double length = needs_length(row.call, k, inverse) ? sum_of_squares<Format::f64>(centred, n) : 0.0;
         double share = slope_of(row.call, k, inverse, length) * inner / static_cast<double>(k ? k : 1);
         bool again = false;
         if (row.counts || c.variance) {

@@ -33,6 +33,7 @@ inline void prepare(
     std::int64_t all = c.features;
     double *gain = parameters, *flag = parameters + 2 * all;
     float* single = reinterpret_cast<float*>(flag + 1);
+    *flag = 0;
     if (scale) {
         with_format(c.scale, [=]<Format F>() { load_row<F>(as<Stored<F>>(scale), gain, all); });
     } else {
@@ -115,8 +116,8 @@ public:
     const Group& at(std::int64_t i) {
         std::int64_t group = group_of(c, i), first = group * c.n;
         if (c.has_own()) {
-            own = {p.gain + first, has_bias ? p.bias + first : nullptr, p.single + first, sums + first,
-                   sums + c.features + first};
+            own = {p.gain + first, has_bias ? p.bias + first : nullptr, p.single + first,
+                   sums ? sums + first : nullptr, sums ? sums + c.features + first : nullptr};
         } else {
             if (written != group) write_out(group);
             if (sums) std::fill_n(own.dscale, 2 * c.n, 0.0);

@@ -17,6 +17,7 @@ bool forward_plain(const Call& c, const Forward& a, const double* parameters, st
         std::int64_t count = std::min(many, last * c.groups - start);
         const Stored<X>* rows[most];
         double rho[most];
+        bool may_have_left_range[most] = {};
         for (std::int64_t b = 0; b < count; ++b) {
             std::int64_t i = start + b;
             rows[b] = as<Stored<X>>(a.x + place(c, i, a.x_step, n * size_of(X)));
@@ -29,7 +30,7 @@ bool forward_plain(const Call& c, const Forward& a, const double* parameters, st
                 double* h = memory.get() + b * n;
                 multiply_by_gate<X>(c, rows[b], a.gate + place(c, i, a.gate_step, n * size_of(c.gate)), h);
                 rho[b] = sum_of_squares<Format::f64>(h, c.k) / static_cast<double>(c.k);
-                if (may_have_left(c, rho[b])) return forward_general(c, a, parameters, start, last * c.groups);
+                may_have_left_range[b] = may_have_left(c, rho[b]);
             } else {
                 rho[b] = sum_of_squares<X>(rows[b], c.k) / static_cast<double>(c.k);
             }
@@ -48,6 +49,9 @@ bool forward_plain(const Call& c, const Forward& a, const double* parameters, st
             } else {
                 row_of_y<X, Y>(c, groups.at(i), groups.are_moderate(), rows[b], rho[b], y);
             }
+        }
+        for (std::int64_t b = 0; b < count; ++b) {  // each alone: no bit of a row depends on its neighbours
+            if (may_have_left_range[b] && !forward_general(c, a, parameters, start + b, start + b + 1)) return false;
         }
     }
     return true;
@@ -75,7 +79,7 @@ inline bool gradients_of_row(
     });
     if (!dx) return true;
     double length = 0;
-    if (c.position == Position::outside) {
+    if (needs_length(c, k, factor)) {
         length = sum_over(k, [=](D total, std::int64_t j, auto count) {
             D v = load<X>(h + j, count) * f;
             return fma(v, v, total);
@@ -144,7 +148,7 @@ inline bool backward_gated(
         std::byte* dgate = a.dgate ? a.dgate + i * gate_bytes : nullptr;
         if (!c.gate_before) {
             if (dgate) {
-                fill<W, W>(c, x, group.gain, group.bias, Quotient(rho, true), other, 0, n);
+                fill<W, W>(c, x, gains_of_y(c, group.gain, other), group.bias, Quotient(rho, true), other, 0, n);
                 store_gradient(c.gate, other, v, slope, dgate, n);
             }
             for (std::int64_t j = 0; j < n; ++j) v[j] *= f[j];

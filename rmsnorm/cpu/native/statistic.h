@@ -91,14 +91,23 @@ inline double rho_of(const Call& c, double q, std::int64_t k) {
     return root < floor ? floor : root;
 }
 
+// Whether `slope_of` needs the squared length of h / rho: for eps outside, and in rows next to a clamp.
+inline bool needs_length(const Call& c, std::int64_t k, double inverse_rms) {
+    if (c.position != Position::clamp) return c.position == Position::outside;
+    return inverse_rms * c.eps > 0.5 * std::sqrt(static_cast<double>(k));
+}
+
+// Whether a row of this squared length is clamped. A row whose length is eps, up to rounding, is not (CLAMPED in Python).
+inline bool is_clamped(double square, double eps) { return square < eps * eps * (1 - 0x1p-47); }
+
 // rho / s, with drho / dh = h / (k s): 1 for eps inside, rho / (rho - eps) outside, 1 or 0 for a clamp.
 //
 // For eps outside it comes from `length`, the squared length of h / rho: rho - eps is the root of the mean square.
 inline double slope_of(const Call& c, std::int64_t k, double inverse_rms, double length) {
     double size = static_cast<double>(k ? k : 1);
-    if (c.position == Position::inside) return 1.0;
     if (c.position == Position::outside) return length / size > 0 ? 1 / std::sqrt(length / size) : 0.0;
-    return inverse_rms * c.eps / std::sqrt(size) < 1 - 0x1p-50 ? 1.0 : 0.0;  // 1 / rho is rounded
+    bool is_constant = needs_length(c, k, inverse_rms) && is_clamped(length, inverse_rms * c.eps);
+    return is_constant ? 0.0 : 1.0;
 }
 
 // Where the i-th group begins, in bytes. A step leads from a row to the next, and a group has `bytes`.

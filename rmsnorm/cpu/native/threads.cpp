@@ -7,9 +7,9 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <new>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -104,7 +104,7 @@ bool start_worker() {
     bool has_started = true;
     try {
         std::thread(serve).detach();
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {  // no thread more, or no memory for one
         has_started = false;
     }
     pthread_sigmask(SIG_SETMASK, &former, nullptr);

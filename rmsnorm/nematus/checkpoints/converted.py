@@ -27,6 +27,7 @@ from rmsnorm.nematus.vocabulary import copied
 from rmsnorm.specification import errors
 
 KERAS: Final = ".keras"
+_CLASSES: Final = ("rmsnorm>RNNSearch", "rmsnorm>Transformer")
 _WANTED: Final = "a model of rmsnorm in a file of Keras"
 
 
@@ -55,7 +56,12 @@ def read_flax(path: Path) -> tensors.Tensors:
 def read_options(path: Path) -> dict[str, Any]:
     """The options of Nematus for the model in a ``.keras`` file."""
     with reading(OP, path, _WANTED):
-        return write(Config(**json.loads(tensors.member(OP, path, "config.json", _WANTED))["config"]["config"]))
+        model = json.loads(tensors.member(OP, path, "config.json", _WANTED))
+        kind = model.get("registered_name") or model.get("class_name")
+        if kind not in _CLASSES:
+            fix = "name the model.keras that rmsnorm port wrote"
+            raise errors.another_kind(OP, path, f"a file of Keras with the model {kind!r:.80}", _WANTED, fix)
+        return write(Config(**model["config"]["config"]))
 
 
 def save_safetensors(path: str | os.PathLike[str], config: Config, parameters: Mapping[str, Any]) -> None:

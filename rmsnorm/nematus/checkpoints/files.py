@@ -111,12 +111,14 @@ def read_options(model: Path, file: str | os.PathLike[str] | None = None) -> dic
     path = next((candidate for candidate in candidates if candidate.exists()), None)
     if path is None:
         raise FileNotFoundError(
-            f"nematus.load: the options of {model} are missing, expected in {candidates[0]}; pass config= with the file"
+            f"nematus.load: the options of {model} are missing, expected in {candidates[0]}; "
+            "name their file: config=, in the commands --config"
         )
     options = read_json(OP, path, "the options of a Nematus model")
     if not isinstance(options, dict):
         raise errors.InputValueError(
-            f"nematus.load: {path} is not an object, expected the options of a Nematus model; pass config="
+            f"nematus.load: {path} is not an object, expected the options of a Nematus model; "
+            "name another file: config=, in the commands --config"
         )
     return options
 

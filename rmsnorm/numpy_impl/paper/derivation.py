@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmsnorm.specification import dtypes, errors
-from rmsnorm.specification.variants import Variant, derive
+from rmsnorm.specification.variants import CLAMPED, Variant, derive
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -342,7 +342,7 @@ def _row(
         rho, s = root + epsilon, root
     else:
         floor = epsilon / np.sqrt(k)
-        rho, s = (root, root) if root >= floor else (floor, np.inf)  # the clamped rho is constant: slope 0
+        rho, s = max(root, floor), np.inf if root < floor * CLAMPED else root  # the clamped rho is constant: slope 0
     # At a row of zeros the slope 0 is the subgradient that every implementation takes; eps = 0 gives 0 / 0 = NaN there.
     slope = m * c / (k * s) if root > 0 else np.zeros(n)
     with np.errstate(invalid="ignore"):

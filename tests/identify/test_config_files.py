@@ -1,0 +1,213 @@
+"""identify --model of files as they are published: flat, with other names, with the family's name in a part."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmsnorm.identify.config import identify_config
+from rmsnorm.specification.families import families
+
+ROOT = Path(__file__).parents[2]
+
+QWEN_VISION = {"hidden_size": 1280, "model_type": "qwen2_5_vl", "depth": 32}
+TEXT = {"hidden_size": 3584, "rms_norm_eps": 3e-4}
+LITE = {"kv_lora_rank": 512, "rms_norm_eps": 3e-4, "hidden_size": 2048}
+
+# a file, and its norms: role -> (eps, path of eps in the file or where else it is from)
+FILES: dict[str, tuple[dict[str, Any], dict[str, tuple[float, str]]]] = {
+    "Qwen2.5-VL": (
+        {"model_type": "qwen2_5_vl", **TEXT, "vision_config": QWEN_VISION},
+        {"norm1": (1e-6, "code"), "norm2": (1e-6, "code"), "ln_q": (1e-6, "code"), "norm": (3e-4, "rms_norm_eps")},
+    ),
+    "Qwen2.5-VL, saved again": (
+        {"model_type": "qwen2_5_vl", "text_config": {"model_type": "qwen2_5_vl_text", **TEXT},
+         "vision_config": QWEN_VISION, "rms_norm_eps": 1e-3},
+        {"norm1": (1e-6, "code"), "norm2": (1e-6, "code"), "ln_q": (1e-6, "code"),
+         "norm": (3e-4, "text_config.rms_norm_eps")},
+    ),
+    "Qwen2.5-VL, a part that is null": (
+        {"model_type": "qwen2_5_vl", **TEXT, "text_config": None},
+        {"ln_q": (1e-6, "code"), "norm": (3e-4, "rms_norm_eps")},
+    ),
+    "Qwen2-VL": ({"model_type": "qwen2_vl", **TEXT, "vision_config": {"model_type": "qwen2_vl"}},
+                 {"norm": (3e-4, "rms_norm_eps")}),
+    "Qwen3-VL": (
+        {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_text", **TEXT},
+         "vision_config": {"model_type": "qwen3_vl", "depth": 27}},
+        dict.fromkeys(("q_norm", "k_norm", "norm"), (3e-4, "text_config.rms_norm_eps")),
+    ),
+    "GLM-4V": (
+        {"model_type": "glm4v", "text_config": {"model_type": "glm4v_text", **TEXT},
+         "vision_config": {"model_type": "glm4v", "rms_norm_eps": 2e-4}},
+        {"input_layernorm": (3e-4, "text_config.rms_norm_eps"), "norm1": (2e-4, "vision_config.rms_norm_eps")},
+    ),
+    "Idefics3": (
+        {"model_type": "idefics3", "text_config": {"model_type": "llama", **TEXT},
+         "vision_config": {"model_type": "idefics3", "hidden_size": 1152}},
+        {"norm": (3e-4, "text_config.rms_norm_eps")},
+    ),
+    "PaddleOCR-VL": ({"model_type": "paddleocr_vl", **TEXT, "vision_config": {"model_type": "paddleocr_vl"}},
+                     {"norm": (3e-4, "rms_norm_eps")}),
+    "HunyuanOCR": (
+        {"model_type": "hunyuan_vl", **TEXT, "head_dim": 128,
+         "vision_config": {"model_type": "hunyuan_vl", "layer_norm_eps": 2e-4}},
+        {"query_layernorm": (3e-4, "rms_norm_eps"), "before_rms": (2e-4, "vision_config.layer_norm_eps")},
+    ),
+    "HunyuanOCR, by default": (
+        {"model_type": "hunyuan_vl", "head_dim": 128},
+        {"norm": (1e-5, "rms_norm_eps"), "before_rms": (1e-5, "vision_config.rms_norm_eps")},
+    ),
+    "LFM3": ({"model_type": "lfm3", "rms_norm_eps": 3e-4, "norm_eps": 1e-3},
+             {"q_norm": (3e-4, "rms_norm_eps"), "embedding_norm": (3e-4, "rms_norm_eps")}),
+    "LFM3, its own name": ({"model_type": "lfm3", "norm_eps": 3e-4}, {"q_norm": (3e-4, "norm_eps")}),
+    "LFM3-VL": (
+        {"model_type": "lfm3_vl", "text_config": {"model_type": "lfm3", "rms_norm_eps": 3e-4},
+         "vision_config": {"norm_eps": 2e-4}},
+        {"language_model.embedding_norm": (3e-4, "text_config.rms_norm_eps"),
+         "vision_tower.embedding_norm": (2e-4, "vision_config.norm_eps")},
+    ),
+    "Molmo2's text": ({"model_type": "molmo2_text", "layer_norm_eps": 3e-4}, {"norm": (3e-4, "layer_norm_eps")}),
+    "Molmo2": ({"model_type": "molmo2", "text_config": {"model_type": "molmo2_text", "layer_norm_eps": 3e-4}},
+               {"norm": (3e-4, "text_config.layer_norm_eps")}),
+    "DeepSeek-V2": ({"model_type": "deepseek_v2", **LITE, "q_lora_rank": 1536},
+                    {"q_a_layernorm": (1e-6, "code"), "norm": (3e-4, "rms_norm_eps")}),
+    "Kimi K2": ({"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"], "rms_norm_eps": 3e-4},
+                {"q_a_layernorm": (1e-6, "code"), "norm": (3e-4, "rms_norm_eps")}),
+    "Kimi K2, by its class": ({"architectures": ["KimiK2ForCausalLM"], "rms_norm_eps": 3e-4},
+                              {"kv_a_layernorm": (1e-6, "code"), "norm": (3e-4, "rms_norm_eps")}),
+    "Kimi K2.5": ({"model_type": "kimi_k25", "text_config": {"model_type": "kimi_k2", "rms_norm_eps": 3e-4}},
+                  {"q_a_layernorm": (1e-6, "code"), "norm": (3e-4, "text_config.rms_norm_eps")}),
+    "LLaMA by its class": ({"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 3e-4},
+                           {"norm": (3e-4, "rms_norm_eps")}),
+    "LLaMA of a family of one's own": (
+        {"model_type": "ours", "architectures": ["OursForCausalLM", "LlamaForCausalLM"], "rms_norm_eps": 3e-4},
+        {"norm": (3e-4, "rms_norm_eps")},
+    ),
+    "Gemma 3 by its class": ({"architectures": ["Gemma3ForCausalLM"], "rms_norm_eps": 3e-4},
+                             {"q_norm": (3e-4, "rms_norm_eps")}),
+    "LLaVA, whose text has no model_type": (
+        {"model_type": "llava", "text_config": {"rms_norm_eps": 3e-4}, "vision_config": {"model_type": "siglip"}},
+        {"norm": (3e-4, "text_config.rms_norm_eps")},
+    ),
+    "GLM-4.5": ({"model_type": "glm4_moe", "rms_norm_eps": 3e-4, "use_qk_norm": True},
+                {"q_norm": (3e-4, "rms_norm_eps"), "norm": (3e-4, "rms_norm_eps")}),
+}  # fmt: skip
+
+
+def write(path, config):
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return path
+
+
+def eps_of(path) -> dict[str, list[tuple[float, str]]]:
+    found: dict[str, list[tuple[float, str]]] = {}
+    for row in identify_config(path)[0]:
+        for role in row.norm.roles:
+            found.setdefault(role, []).append((row.norm.eps, row.norm.field or row.origin))
+    return found
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_published_file(name, tmp_path):
+    config, wanted = FILES[name]
+    found = eps_of(write(tmp_path, config))
+    assert {role: found.get(role) for role in wanted} == {role: [eps] for role, eps in wanted.items()}
+
+
+@pytest.mark.parametrize(
+    ("config", "role"),
+    [
+        ({"model_type": "deepseek_v2", **LITE, "q_lora_rank": None}, "q_a_layernorm"),
+        ({"model_type": "deepseek_v3", **LITE, "q_lora_rank": None}, "q_a_layernorm"),
+        ({"model_type": "kimi_k25", "text_config": {"q_lora_rank": None}}, "q_a_layernorm"),
+        ({"model_type": "kimi_linear", **LITE}, "q_a_layernorm"),
+        ({"model_type": "glm4_moe"}, "q_norm"),
+        ({"model_type": "lfm3", "use_sandwich_norm": False}, "post_ffn_norm"),
+    ],
+)
+def test_an_option_takes_norms_away(config, role, tmp_path):
+    assert role not in eps_of(write(tmp_path, config))
+    assert {row.options for row in families()["deepseek_v3"]} == {(), (("q_lora_rank", True, True),)}
+
+
+def test_parts_that_no_table_describes(tmp_path):
+    """A part that the model does not read says nothing; one that has no RMSNorm is named."""
+    parts = {"vision_config": {"model_type": "qwen3_vl"}, "draft_config": {"model_type": "llama", "rms_norm_eps": 1e-3}}
+    norms, unknown = identify_config(write(tmp_path, {"model_type": "qwen3_vl", **parts}))
+    assert ({row.part for row in norms}, unknown) == ({""}, {"vision_config": "qwen3_vl_vision"})
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        ({"architectures": ["OursForCausalLM"]}, r"no family has the architectures \['OursForCausalLM'\]"),
+        ({"architectures": "LlamaForCausalLM"}, r"architectures is 'LlamaForCausalLM' \(str\), expected a list"),
+        ({"model_type": "lfm3", "rms_norm_eps": "1e-5"}, r"rms_norm_eps is '1e-5' \(str\), expected a number"),
+        ({"model_type": "hunyuan_vl", "vision_config": {"layer_norm_eps": -1}}, r"vision_config\.layer_norm_eps is -1"),
+    ],
+)
+def test_what_cannot_be_told_is_said(config, error, tmp_path):
+    with pytest.raises((TypeError, ValueError), match=f"^identify: .*{error}"):
+        identify_config(write(tmp_path, config))
+
+
+def check(model: Any, path: Any) -> None:
+    """Each norm that is said is in the model with that eps, and none is left out."""
+    names = [(type(module).__name__, name.split("."), module) for name, module in model.named_modules()]
+    rows = [row.norm for row in identify_config(path)[0]]
+    assert rows
+    seen = set()
+    for row in rows:
+        for role in row.roles:
+            end = role.split(".")
+            same = [
+                (kind, name, module)
+                for kind, name, module in names
+                if kind == row.norm and [part for part in name if not part.isdecimal()][-len(end) :] == end
+            ]
+            assert same, f"{role} ({row.norm}) is not in the model"
+            eps = {getattr(m, "variance_epsilon", getattr(m, "eps", row.eps)) for _, _, m in same}
+            assert row.eps is None or row.eps in eps, (role, row.eps, eps)
+            seen |= {".".join(name) for _, name, _ in same}
+    kinds = {row.norm for row in rows}
+    left = {".".join(name) for kind, name, _ in names if kind in kinds} - seen
+    assert not left, f"not said: {sorted(left)[:8]}"
+
+
+def program() -> Any:
+    spec = importlib.util.spec_from_file_location("families_program", ROOT / "docs" / "families.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, (config, _) in FILES.items() if "architectures" not in config])
+def test_a_model_of_a_published_file_has_what_is_said(name, tmp_path):
+    """With two layers, and without memory for its numbers."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    config = json.loads(json.dumps(FILES[name][0]))
+    for part in (config, *(part for part in config.values() if isinstance(part, dict))):
+        part["num_hidden_layers"] = 4
+    read = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(json.loads(json.dumps(config)))
+    kinds = (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM, transformers.AutoModel)
+    kind = next(kind for kind in kinds if type(read) in kind._model_mapping)
+    with torch.device("meta"):
+        check(kind.from_config(read), write(tmp_path, config))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(families()))
+def test_a_model_that_is_saved_says_its_norms(name, tmp_path):
+    """A small model of each family, with an eps of its own in each field, and the file that it saves."""
+    pytest.importorskip("transformers")
+    model = program().outline(name)
+    model.config.to_json_file(tmp_path / "config.json", use_diff=False)
+    check(model, tmp_path)

@@ -1,0 +1,385 @@
+"""Static vectors: vectors/ is what the command writes, and readers without this package judge kernels by it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from commands import rmsnorm
+
+from rmsnorm import Quantisation, Variant
+from rmsnorm.parity import static, static_files, static_quantised, vectors
+from rmsnorm.parity.equations import candidate
+from rmsnorm.parity.mutants import FAULTS
+from rmsnorm.parity.quantised_cases import numbers_of, quotients
+
+pytestmark = pytest.mark.needs("ml_dtypes>=0.5", "which has E2M1 and E8M0")
+ROOT = Path(__file__).parents[2]
+VECTORS, EXAMPLES, PAGE = ROOT / "vectors", ROOT / "examples" / "vectors", ROOT / "docs" / "own-repository.md"
+FILES = sorted(path.relative_to(VECTORS).as_posix() for path in VECTORS.rglob("*.json") if path.name.count(".") > 1)
+F32 = np.float32
+
+
+def document(name):
+    return json.loads((VECTORS / name).read_text(encoding="utf-8"))
+
+
+def array(entry, name, dtype=None):
+    """The numbers of an array, by the public definition of the file."""
+    dtype = np.dtype(dtype or entry["dtype"])
+    return np.array([int(word, 16) for word in entry[name].split()], f"u{dtype.itemsize}").view(dtype)
+
+
+# The folder.
+
+
+def test_the_folder_has_the_files_of_its_manifest_in_four_megabytes():
+    manifest = document("manifest.json")
+    assert len(FILES) == 37
+    names = {entry["file"]: entry for entry in manifest["files"]}
+    on_disk = {path.relative_to(VECTORS).as_posix(): path for path in VECTORS.rglob("*") if path.is_file()}
+    assert names.keys() == on_disk.keys() - {"manifest.json"}
+    for name, entry in names.items():
+        assert hashlib.sha256(on_disk[name].read_bytes()).hexdigest() == entry["sha256"], name
+        if name in FILES:
+            assert document(name)["numberOfTests"] == len(document(name)["tests"]) == entry["numberOfTests"]
+    assert sum(document(name)["numberOfTests"] for name in FILES) == manifest["numberOfTests"]
+    assert sum(path.stat().st_size for path in on_disk.values()) < 4e6
+
+
+@pytest.mark.parametrize("name", [f"{v}.{t}" for v in static.VARIANTS for t in static.TYPES])
+@pytest.mark.sample(2)
+def test_a_file_is_what_the_command_writes(name):
+    again = static.document_of(*name.split("."))
+    assert (VECTORS / f"{name}.json").read_text("utf-8") == json.dumps(again, indent=1) + "\n", "write vectors/ again"
+    assert (VECTORS / f"{name}.txt").read_text("utf-8") == static_files.flat(again)
+
+
+@pytest.mark.parametrize("preset", static_quantised.PRESETS)
+@pytest.mark.sample(1)
+def test_the_files_of_a_quantisation_are_what_the_command_writes(preset, monkeypatch):
+    monkeypatch.setattr(static_quantised, "PRESETS", (preset,))
+    for name, again in static_quantised.quantised_documents():
+        assert (VECTORS / f"{name}.json").read_text("utf-8") == json.dumps(again, indent=1) + "\n", "write them again"
+        assert (VECTORS / f"{name}.txt").read_text("utf-8") == static_files.flat(again)
+
+
+def test_the_command_writes_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(static, "VARIANTS", ("mlx",))
+    monkeypatch.setattr(static, "TYPES", ("bfloat16",))
+    monkeypatch.setattr(static_quantised, "PRESETS", ("te.mxfp8",))
+    done = rmsnorm("vectors", "write", tmp_path / "vectors", "--static")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.startswith("29 tests, 0.3 MB in ")
+    written = [path for path in (tmp_path / "vectors").rglob("*") if path.is_file() and path.name != "manifest.json"]
+    assert len(written) == 7
+    for path in written:
+        assert path.read_bytes() == (VECTORS / path.relative_to(tmp_path / "vectors")).read_bytes()
+    with pytest.raises(ValueError, match=r"filters of static vectors is \['llama', 'y'\], expected none; leave"):
+        vectors.write(tmp_path / "new", static=True, variants=["llama"], quantities=["y"])
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_schema_accepts_every_file_and_refuses_others():
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    schema = document("schema.json")
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for name in FILES:
+        validator.validate(document(name))
+    changes = {
+        "format": 2, "numberOfTests": 0, "more": 1, "tests": [], "dtype": "float64", "notes": {"Usual": "no such flag"},
+    }  # fmt: skip
+    for field, value in changes.items():
+        assert not validator.is_valid(document("llama.bfloat16.json") | {field: value}), field
+    for path, value in ((("eps",), "1e-6"), (("inputs", "x", "bits"), "3F80"), (("outputs", "y", "block"), 2)):
+        changed = document("llama.bfloat16.json")
+        place = changed["tests"][0]
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = value
+        assert not validator.is_valid(changed), path
+
+
+# The numbers.
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.sample(37)
+def test_the_right_number_is_in_its_interval_which_is_narrow(name):
+    is_wide = []
+    for test in document(name)["tests"]:
+        for quantity, entry in test["outputs"].items():
+            if entry["block"] > 1:
+                low, high = (array(entry, end, F32) for end in ("lo", "hi"))
+                assert np.all(low <= high)
+                continue
+            value, low, high = (array(entry, part).astype(np.float64) for part in ("bits", "lo", "hi"))
+            is_nan = np.isnan(value)
+            assert np.all(is_nan == np.isnan(low)), (test["comment"], quantity)
+            assert np.all(is_nan == np.isnan(high)), (test["comment"], quantity)
+            assert np.all(is_nan | ((low <= value) & (value <= high))), (test["comment"], quantity)
+            if quantity == "y" and entry["dtype"] in ("bfloat16", "float16") and test["flags"] != ["Tie"]:
+                is_wide += (low != high)[~is_nan].tolist()
+    # 1/rho errs by (64/2 + 9) 2^-24 at most, to both sides, and borders are 2^-11 apart or more: one element in 100.
+    assert not is_wide or np.mean(is_wide) < 0.01
+
+
+def test_the_hash_is_that_of_other_programs():
+    """The finaliser of MurmurHash3, of which SMHasher has these values: fmix32(0), (1), (0x9E3779B9)."""
+    assert static.bits_of(0, np.arange(1)).tolist() == [0]
+    assert static.bits_of(1, np.arange(1)).tolist() == [0x514E28B7]
+    for dtype, bits in (("bfloat16", 8), ("float16", 11), ("float32", 24)):
+        values = static.hashed(5, 1000, dtype, 3).astype(np.float64)
+        assert np.all(values == np.round(values * 2.0 ** (bits - 4)) / 2.0 ** (bits - 4))
+        assert values.min() >= -8
+        assert values.max() < 8
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float32"])
+@pytest.mark.sample(3)
+def test_other_norms_are_refused_and_the_right_one_is_not(name):
+    """Of the faults of the kit; those of a gate, a mask, large calls and the like have no call here."""
+    shown = {
+        "gain dropped", "offset dropped", "rounded on the other side", "eps on the other side", "no eps", "eps twice",
+        "mean subtracted", "n - 1", "1/rho in bfloat16", "mean square in bfloat16", "residual dropped",
+        "no second term in dx", "eps forgotten in dx", "gain dropped from dx", "dscale of x", "clipped at 4.5",
+    }  # fmt: skip
+    if name == "float32":
+        shown -= {"rounded on the other side"}
+    cases = [
+        (static.data_of(test, number, Variant.get(variant), name), variant)
+        for variant in ("llama", "gemma")
+        for number, test in enumerate(static.TESTS, start=1)
+        if not test.hashed and test.parameters != name
+    ]
+    outputs = [static.outputs_of(data) for data, _ in cases]
+    assert not refused(cases, outputs, {})
+    for fault in shown:
+        assert refused(cases, outputs, FAULTS[fault].changes), fault
+
+
+def refused(cases, outputs, changes):
+    """Which of the cases have an output outside its interval."""
+    wrong = set()
+    for (data, variant), wanted in zip(cases, outputs, strict=True):
+        results = candidate(data, changes).results
+        for quantity, output in wanted.items():
+            if quantity in results:
+                got, low, high = (a.astype(np.float64) for a in (results[quantity][0], output.low, output.high))
+                if not np.all(((low <= got) & (got <= high)) | (np.isnan(got) & np.isnan(low))):
+                    wrong.add((variant, data.case.name, quantity))
+    return wrong
+
+
+def kernel_of(preset, test, dtype, *, reciprocal=False):
+    """q and the scales, every operation in float32 and written out by itself; ``reciprocal`` is a mistake of fp8."""
+    x, gain = (array(test["inputs"][name], "bits").astype(F32) for name in ("x", "scale"))
+    x, eps = x.reshape(test["rows"], test["n"]), F32(array({"dtype": "float64", "bits": test["eps"]}, "bits")[0])
+    inverse = F32(1) / np.sqrt(np.mean(x * x, axis=1, keepdims=True, dtype=F32) + eps)
+
+    def narrow(values):
+        return values.astype(dtype).astype(F32)
+
+    if preset == "vllm.dynamic_fp8":
+        y = narrow(narrow(x * inverse) * gain)
+        s = np.maximum(np.fmax.reduce(np.abs(y), axis=1, keepdims=True, initial=0) / F32(448), F32(1 / (448 * 512)))
+        v = y * (F32(1) / s) if reciprocal else y / s
+        v = np.where(np.isnan(v), F32(448), v)
+        return np.clip(v, F32(-448), F32(448)).astype(ml_dtypes.float8_e4m3fn), s
+    y = narrow(x * inverse * gain).reshape(test["rows"], 2, 32)
+    s = np.fmax.reduce(np.abs(y), axis=2, initial=0) * (F32(1) / F32(448))
+    s = np.exp2(np.clip(np.ceil(np.log2(s.astype(np.float64))), -127, 127))
+    v = y / s[..., None]
+    return np.clip(v, -448, 448).reshape(x.shape).astype(ml_dtypes.float8_e4m3fn), s
+
+
+@pytest.mark.parametrize("preset", ["vllm.dynamic_fp8", "te.mxfp8"])
+@pytest.mark.sample(2)
+def test_a_kernel_that_quantises_is_judged(preset):
+    """Without the test of infinities, in which these few lines are not what the kernels do."""
+    wrong = dict.fromkeys((False, True), 0)
+    for dtype in ("bfloat16", "float16"):
+        for test in document(f"quantised/{preset}.{dtype}.json")["tests"]:
+            if test["flags"] not in (["NonFinite"], ["Saturates"]):
+                for reciprocal in wrong:
+                    with np.errstate(all="ignore"):
+                        q, s = kernel_of(preset, test, dtype, reciprocal=reciprocal)
+                    for name, got in (("q", q), ("scales", s)):
+                        low, high = (array(test["outputs"][name], end).astype(np.float64) for end in ("lo", "hi"))
+                        got = got.astype(np.float64).ravel()
+                        wrong[reciprocal] += int(np.sum(~((low <= got) & (got <= high))))
+    assert wrong[False] == 0
+    assert (wrong[True] > 0) == (preset == "vllm.dynamic_fp8"), "y * (1 / s) is not y / s"
+
+
+@pytest.mark.parametrize("preset", static_quantised.PRESETS)
+@pytest.mark.sample(5)
+def test_the_interval_of_a_code_is_what_is_nearest_to_it(preset):
+    low, high = quotients(Quantisation.get(preset))
+    numbers = numbers_of(Quantisation.get(preset).element)
+    finite = numbers[np.isfinite(numbers)]
+    (table,) = [t for t in document(f"quantised/{preset}.bfloat16.json")["codes"].values() if "lo" in t]
+    assert static.hexadecimal(low) == table["lo"]
+    assert static.hexadecimal(high) == table["hi"]
+    for code, number in enumerate(numbers):
+        for end, outwards in ((low[code], -np.inf), (high[code], np.inf)):
+            if np.isnan(number):
+                assert np.isnan(end)
+            elif np.isfinite(end) and not (number == 0 and end == 0):
+                assert abs(end - number) == np.abs(end - finite).min()
+                beyond = np.nextafter(end, outwards)
+                others = np.abs(beyond - finite[finite != number]).min()
+                assert others < abs(beyond - number) or (others == abs(beyond - number) and code % 2 == 1)
+
+
+def test_vectors_of_a_quantisation_have_the_interval_of_each_code(tmp_path):
+    vectors.write(tmp_path, quantisations=["vllm.dynamic_fp8"], types=["bfloat16"])
+    low, high = quotients(Quantisation.get("vllm.dynamic_fp8"))
+    for path in tmp_path.glob("*.safetensors"):
+        tensors = vectors._deserialized(path.read_bytes())
+        codes = tensors["expected.q"].astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+        assert np.array_equal(tensors["lo.q"], low[codes], equal_nan=True)
+        assert np.array_equal(tensors["hi.q"], high[codes], equal_nan=True)
+
+
+# The readers, in a folder that has nothing of this package.
+
+STRICT = ["-O2", "-Wall", "-Wextra", "-Werror"]
+LANGUAGES = {
+    "C": ("cc", ["-std=c99", *STRICT, "-o", "c", "kernel.c", "-lm"], ["./c"], "txt"),
+    "C in float32": ("cc", ["-std=c99", *STRICT, "-DSTATISTIC=float", "-o", "f", "kernel.c", "-lm"], ["./f"], "txt"),
+    "C++": ("c++", ["-std=c++17", *STRICT, "-o", "cpp", "kernel.cpp"], ["./cpp"], "txt"),
+    "Rust": ("rustc", ["-O", "-D", "warnings", "-o", "rs", "kernel.rs"], ["./rs"], "txt"),
+    "JavaScript": ("node", [], ["node", "kernel.mjs"], "json"),
+    "Python": (sys.executable, [], [sys.executable, "-S", "-E", "kernel.py"], "json"),
+}  # fmt: skip
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The readers and the vectors, and what was compiled of them."""
+    copy = tmp_path_factory.mktemp("adopter")
+    for path in EXAMPLES.iterdir():
+        if path.is_file():
+            shutil.copy(path, copy)
+    shutil.copytree(VECTORS, copy / "vectors")
+    return copy
+
+
+def program(language, folder):
+    """The command that judges, which is compiled once."""
+    compiler, arguments, command, kind = LANGUAGES[language]
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    if arguments and not (folder / arguments[arguments.index("-o") + 1]).exists():
+        subprocess.run([compiler, *arguments], cwd=folder, env=ENVIRONMENT, check=True, timeout=120)
+    return command, kind
+
+
+def judged(command, *arguments, cwd):
+    done = subprocess.run(
+        [*command, *map(str, arguments)], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+    )
+    return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+@pytest.mark.parametrize("language", [name for name in LANGUAGES if name != "C in float32"])
+@pytest.mark.sample(5)
+def test_a_reader_judges_a_right_and_a_wrong_kernel(language, folder, tmp_path):
+    command, kind = program(language, folder)
+    few = ("llama", "gemma") if language == "Python" else static.VARIANTS
+    files = [f"vectors/{variant}.{dtype}.{kind}" for variant in few for dtype in static.TYPES]
+    assert judged(command, "right", *files, cwd=folder) == (0, [], "")
+    files = [f"vectors/{variant}.{dtype}.{kind}" for variant in ("llama", "gemma") for dtype in static.TYPES]
+    status, lines, _ = judged(command, "wrong", *files, cwd=folder)
+    assert status == 1
+    assert {"llama.bfloat16 1 Ordinary y", "llama.float16 1 Ordinary y", "gemma.float32 1 Ordinary y"} <= {*lines}
+    assert all(re.fullmatch(r"\w+\.\w+ \d+ \w+ (y|dx|dscale|inverse_rms|h)", line) for line in lines)
+    cut = tmp_path / f"cut.{kind}"
+    cut.write_text((VECTORS / f"llama.float32.{kind}").read_text("utf-8")[:5000], "utf-8")
+    status, lines, text = judged(command, "right", cut, cwd=folder)
+    assert status != 0
+    assert text
+    assert not lines
+
+
+@pytest.mark.parametrize("suffix", ["h", "hpp", "rs", "mjs", "py"])
+@pytest.mark.sample(5)
+def test_a_reader_has_forty_lines(suffix):
+    lines = (EXAMPLES / f"reader.{suffix}").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 120
+
+
+def test_all_readers_see_the_same_mistakes(folder):
+    seen = {}
+    for language, (compiler, *_) in LANGUAGES.items():
+        if shutil.which(compiler) and language != "C in float32":
+            command, kind = program(language, folder)
+            files = [f"vectors/gemma.{dtype}.{kind}" for dtype in static.TYPES]
+            _, lines, _ = judged(command, "wrong", *files, cwd=folder)
+            seen[language] = {line for line in lines if line.endswith((" y", " inverse_rms"))}
+    assert len({frozenset(lines) for lines in seen.values()}) == 1
+    assert len(seen["Python"]) > 20
+
+
+def test_a_statistic_in_float32_fails_only_where_squares_overflow(folder):
+    """One square after the other, in float32: the intervals allow any order. Each line is expected by the adopter."""
+    command, kind = program("C in float32", folder)
+    files = [f"vectors/{variant}.{dtype}.{kind}" for variant in static.VARIANTS for dtype in static.TYPES]
+    status, lines, _ = judged(command, "right", *files, cwd=folder)
+    assert status == 1
+    assert {line.split()[2] for line in lines} == {"LargeValues"}
+    assert {line.split(".")[1].split()[0] for line in lines} == {"bfloat16", "float32"}
+
+
+# The page.
+
+
+def test_the_commands_of_the_page_run(tmp_path):
+    """Those that judge, one after the other, in a folder with the two folders that the page takes."""
+    if shutil.which("cc") is None:
+        pytest.skip("cc is not installed")
+    shutil.copytree(VECTORS, tmp_path / "rmsnorm" / "vectors")
+    shutil.copytree(EXAMPLES, tmp_path / "rmsnorm" / "examples" / "vectors")
+    page = PAGE.read_text(encoding="utf-8")
+    blocks = [block for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "git " not in block]
+    assert len(blocks) >= 2
+    for block in blocks:
+        done = subprocess.run(
+            ["sh", "-e", "-c", block], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, block + done.stdout + done.stderr
+    expected = (tmp_path / "xfail.txt").read_text()
+    assert f"```text\n{expected}```" in page
+
+
+def test_the_page_explains_every_flag_and_the_workflow_is_the_example():
+    page = PAGE.read_text(encoding="utf-8")
+    for flag, text in static.FLAGS.items():
+        assert f"| `{flag}` | {text} |" in page
+    workflow = (EXAMPLES / "ci.yml").read_text(encoding="utf-8")
+    assert f"```yaml\n{workflow}```" in page
+
+
+def test_the_hash_of_the_page_is_that_of_the_files():
+    (snippet,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    names = {}
+    exec(snippet, names)
+    assert len(snippet.splitlines()) <= 10
+    test = next(test for test in document("standard.bfloat16.json")["tests"] if test["flags"] == ["WideRows"])
+    x = test["inputs"]["x"]
+    data = static.data_of(static.TESTS[test["id"] - 1], test["id"], Variant.get("standard"), "bfloat16")
+    numbers = [names["hashed"](x["seed"], i, 8, x["exponent"]) for i in range(data.x.size)]
+    assert numbers == data.x.astype(float).ravel().tolist()
