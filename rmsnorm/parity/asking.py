@@ -98,7 +98,7 @@ def ask(target: Target, question: Question, group_size: int | None) -> list[Comp
     if level["values"] == "negative zeros" and comparisons[0].passed:
         comparisons[0] = _signs(results["y"], expected["y"].value) or comparisons[0]
     if total is not None:
-        comparisons += _sums(total, data)
+        comparisons += _sums(total, question)
     if target.touched:
         touched = ", ".join(sorted(target.touched))
         comparisons = [failed(entry.quantity, f"inputs written to: {touched}") for entry in comparisons]
@@ -185,9 +185,10 @@ def _signs(y: Array, want: Array) -> Comparison | None:
     return failed("y", f"{zeros.sum()} zeros have the wrong sign") if zeros.any() else None
 
 
-def _sums(total: Array, data: Data) -> list[Comparison]:
+def _sums(total: Array, question: Question) -> list[Comparison]:
     """The second result where that is not x + residual, rounded once to its dtype."""
-    want = add(data.x, data.residual, data.call.sum)
+    rows = question.rows
+    want = question.spread(add(rows.x, rows.residual, rows.call.sum))
     if total.shape == want.shape and total.dtype == want.dtype and np.array_equal(total, want, equal_nan=True):
         return []
     return [failed("y", f"the second result is another {total.dtype} of shape {total.shape}, expected x + residual")]

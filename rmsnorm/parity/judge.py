@@ -139,31 +139,37 @@ def _compare(name: str, got: Array, expected: Expected) -> Comparison:
     if got.dtype != want.dtype or got.shape != want.shape:
         got_text, want_text = (errors.describe(a.shape, a.dtype.name) for a in (got, want))
         return failed(name, f"got {got_text}, want {want_text}")
+    different = np.flatnonzero(_bits(got) != _bits(want))  # few, most often: all else is of these
+    some, wanted, unit = (array.ravel()[different] for array in (got, want, np.broadcast_to(expected.unit, want.shape)))
     with np.errstate(all="ignore"):
-        wide_got, wide_want = got.astype(np.float64), want.astype(np.float64)
+        wide_got, wide_want = some.astype(np.float64), wanted.astype(np.float64)
         same = (wide_got == wide_want) | (np.isnan(wide_got) & np.isnan(wide_want))
-        ratio = np.where(same, 0.0, np.abs(wide_got - wide_want) / expected.unit)
+        ratio = np.where(same, 0.0, np.abs(wide_got - wide_want) / unit)
         ratio = np.where(np.isfinite(ratio), ratio, np.inf)
-    distances = ulps(got, want)
+    distances = ulps(some, wanted)
     same = distances == 0
     if name == "y":  # the sign of a zero is a bit, too: IEEE 754 says which one a product has
         same &= (wide_got != 0) | (np.signbit(wide_got) == np.signbit(wide_want))
-    identical = float(np.mean(same)) if want.size else 1.0
+    identical = 1.0 - float(np.sum(~same)) / want.size if want.size else 1.0
     parity_ratio = float(ratio.max(initial=0.0))
     # The bound on the share is an expectation: three elements may differ however few there are, and their repetitions.
-    enough = np.sum(distances != 0) <= 3 * expected.repeats + (1 - limit.identical) * want.size
+    count = int(np.sum(distances != 0))
+    enough = count <= 3 * expected.repeats + (1 - limit.identical) * want.size
     passed = bool(parity_ratio <= limit.ratio and enough)
+    worst = "" if passed else _worst(got, want, int(different[np.argmax(ratio)]), distances[np.argmax(ratio)])
     return Comparison(
         name, parity_ratio, limit.ratio, identical, limit.identical, float(distances.max(initial=0.0)), passed,
-        "" if passed else _worst(got, want, ratio, distances, enough=bool(enough)),
+        worst if enough or passed else f"{worst}; {count} of {want.size} elements differ",
     )  # fmt: skip
 
 
-def _worst(got: Array, want: Array, ratio: Array, distances: Array, *, enough: bool) -> str:
-    index = np.unravel_index(np.argmax(ratio), ratio.shape)
-    position = tuple(int(entry) for entry in index)
-    text = f"at {position} got {float(got[index])!r}, want {float(want[index])!r}, {distances[index]:.0f} ulp"
-    return text if enough else f"{text}; {np.sum(distances != 0)} of {distances.size} elements differ"
+def _bits(array: Array) -> Array:
+    return np.ascontiguousarray(array).ravel().view(f"u{array.itemsize}")
+
+
+def _worst(got: Array, want: Array, place: int, distance: float) -> str:
+    position = tuple(int(entry) for entry in np.unravel_index(place, got.shape))
+    return f"at {position} got {float(got[position])!r}, want {float(want[position])!r}, {distance:.0f} ulp"
 
 
 def failed(name: str, detail: str) -> Comparison:
