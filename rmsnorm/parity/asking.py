@@ -39,11 +39,14 @@ def in_circumstances(
     gradients: bool,
     group_size: int | None,
     refusals: list[Refusal],
+    quick: bool = False,
     strength: int = 2,
 ) -> Iterator[tuple[Circumstance, list[Comparison]]]:
     """The comparisons of every circumstance; ``refusals`` gets those in which the target raises."""
     gate = "gate" in target.arguments and _requires_gate(target, variant, types[0])
-    levels = levels_for(target, types, gradients=gradients, group_size=group_size, required_gate=gate)
+    levels = levels_for(
+        target, types, gradients=gradients, group_size=group_size, required_gate=gate, quick=quick
+    )  # fmt: skip
     for circumstance in circumstances(levels, strength=strength):
         sized, case = matched(target, case_of(circumstance, variant), group_size)
         case = replace(case, **{name: getattr(case_of(circumstance, variant), name) for name in ("scale", "bias")})
@@ -160,6 +163,8 @@ def expectations(
                 many = max(1, len(question.order) // len(few.x))
                 if name != "y":
                     step = steps.dgate if name == "dgate" else steps.dx
+                    if question.circumstance["gradients"] == "dh alone":  # of x + residual: whatever y is
+                        step, sizes[name] = steps.wide("dh"), np.abs(steps.wide("dh"))
                     values[name] = cast(step, getattr(few, name[1:]).dtype.name)
                 value, size = values[name], np.broadcast_to(sizes[name], values[name].shape)
             dtype = value.dtype.name

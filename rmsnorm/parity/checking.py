@@ -161,7 +161,8 @@ def check(
     else:
         differentiated = gradients and target.differentiable
         for circumstance, comparisons in asking.in_circumstances(
-            target, chosen, types, gradients=differentiated, group_size=group_size, refusals=run.refusals
+            target, chosen, types, gradients=differentiated, group_size=group_size, refusals=run.refusals, quick=quick,
+            strength=3 if all_cases else 2,
         ):
             run.cases, elements = run.cases + 1, elements + 1
             run.records += labelled(comparisons, chosen.name, circumstance["x"], circumstance.name)

@@ -94,8 +94,8 @@ def allows(row: Mapping[str, str]) -> bool:
             return False
         if gradients != "none" and get("mode") in ("no_grad", "inference"):
             return False
-        if gradients == "dh alone" and (get("residual") == "no residual" or get("values") == "NaN in a row"):
-            return False  # of the second, y is NaN and its gradient, which nobody asks for, is 0
+        if gradients == "dh alone" and get("residual") == "no residual":
+            return False
         if gradients == "frozen gain" and get("gain") == "no gain":
             return False
     if get("mode") in ("no_grad", "inference") and (get("dy") == "expanded dy" or get("history") in _OF_GRADIENTS):
@@ -121,6 +121,7 @@ def levels_for(
     gradients: bool,
     group_size: int | None,
     required_gate: bool,
+    quick: bool = False,
 ) -> dict[str, tuple[str, ...]]:
     """The factors, each with the levels that a target can be asked for."""
     bridge, takes = target.bridge, target.arguments
@@ -155,10 +156,11 @@ def levels_for(
         levels |= {"gradients": ("none",), "dy": ("dense dy",)}
     modes = {"plain", *bridge.modes, *(("training",) if target.training else ())}
     levels["mode"] = tuple(mode for mode in levels["mode"] if mode in modes)
-    if bridge.compiles:  # every shape anew, in seconds: fewer of them, and none of what compiled code cannot depend on
+    if quick:  # every shape anew, in seconds: fewer of them, and none of what compiled code cannot depend on
         levels |= {
             "rows": ("1 row", "few rows", "257 rows", "thousands of rows"), "width": ("33", "72", "768", "1531"),
-            "axes": ("2 axes", "3 axes"), "history": ("first call",),
+            "axes": ("2 axes", "3 axes"), "values": ("normal", "zeros in the gain", "NaN in a row"),
+            "history": ("first call",),
         }  # fmt: skip
     if target.width is not None and target.resized is None:
         levels["width"] = (str(target.width),)
