@@ -37,8 +37,8 @@ def run(model: Any, *inputs: Any) -> list[Any]:
         return [tensor.double().numpy() for tensor in tensors(model(*inputs))]
 
 
-def assert_equal(model: Any, result: Conversion, *inputs: Any) -> None:
-    """In float32, and in float64 when converted there."""
+def assert_equal(model: Any, result: Conversion, *inputs: Any, bound: float = ROUNDING) -> None:
+    """In float32, and in float64 when converted there; ``bound`` is that of a model with casts to float32."""
     for before, after in zip(run(model, *inputs), run(result.model, *inputs), strict=True):
         assert distance(before, after) <= SINGLE
     wide = copy.deepcopy(model).double()
@@ -46,7 +46,7 @@ def assert_equal(model: Any, result: Conversion, *inputs: Any) -> None:
     again = to_rms_norm(wide, *inputs)
     assert shown(again) == shown(result)
     for before, after in zip(run(wide, *inputs), run(again.model, *inputs), strict=True):
-        assert distance(before, after) <= ROUNDING
+        assert distance(before, after) <= bound
 
 
 def net(forward: Callable[..., Any], **parts: Any) -> Any:

@@ -12,7 +12,6 @@ from layer_norms_torch import assert_equal, randomised, run, sample  # noqa: E40
 from torch import nn  # noqa: E402
 
 from rmsnorm.conversion.layer_norm import to_rms_norm  # noqa: E402
-from rmsnorm.conversion.layer_norm.behaviour import recognise  # noqa: E402
 
 TOKENS = {"vocab_size": 11, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 
@@ -27,6 +26,10 @@ TRANSFORMERS: dict[str, tuple[str, str, dict[str, Any], int, int]] = {
     "neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", SIZES, 5, 0),
     "bert": ("BertConfig", "BertModel", {**SIZES, "max_position_embeddings": 16}, 1, 4),
     "t5": ("T5Config", "T5EncoderModel", {"num_layers": 1, "num_heads": 2, "d_model": 8, "d_ff": 16, "d_kv": 4}, 0, 3),
+    "cohere": ("CohereConfig", "CohereForCausalLM", {**SIZES, "num_key_value_heads": 2}, 3, 0),
+    "olmo": ("OlmoConfig", "OlmoForCausalLM", {**SIZES, "num_key_value_heads": 2}, 5, 0),
+    "nemotron": ("NemotronConfig", "NemotronForCausalLM", {**SIZES, "num_key_value_heads": 2, "head_dim": 4}, 5, 0),
+    "rwkv": ("RwkvConfig", "RwkvForCausalLM", {"num_hidden_layers": 2, "hidden_size": 8, "context_length": 16}, 1, 5),
     "vit": ("ViTConfig", "ViTModel", {**SIZES, "image_size": 8, "patch_size": 4}, 5, 0),
 }  # fmt: skip
 
@@ -50,11 +53,11 @@ def test_transformers(name):
     assert (len(converted), len(result.layers) - len(converted)) == TRANSFORMERS[name][3:]
     for layer in result.layers:
         kind = type(result.model.get_submodule(layer.name)).__name__
-        assert kind == ("RMSNorm" if layer.converted else layer.kind)
+        assert kind == ("RMSNorm" if layer.converted and layer.kind == "LayerNorm" else layer.kind)
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-    assert_equal(model, result, x)
+    assert_equal(model, result, x, bound=SINGLE if name in ("cohere", "olmo") else ROUNDING)
     if name == "bert":
-        assert "gains that differ" in shown(result)["encoder.layer.1.output.LayerNorm"]
+        assert "keeps a mean of" in shown(result)["encoder.layer.1.output.LayerNorm"]
 
 
 def test_bert_as_it_is_made():
@@ -102,7 +105,7 @@ def test_a_class_is_known_by_what_it_computes():
     result = to_rms_norm(model, sample(2, 3))
     assert [layer.converted for layer in result.layers] == [True, False]
     assert type(result.model[1]) is RMSNorm
-    assert "but does not compute what torch.nn.LayerNorm does" in result.layers[1].why
+    assert result.layers[1].why == "it does not compute LayerNorm over the last axis"
 
 
 def test_a_class_that_is_no_layer_norm_of_the_framework_is_known_by_what_it_computes():
@@ -145,11 +148,11 @@ def test_a_class_that_is_no_layer_norm_of_the_framework_is_known_by_what_it_comp
     model = Net()
     result = to_rms_norm(model, sample(4, 3))
     assert {layer.name: (layer.converted, layer.why) for layer in result.layers} == {
-        "norm": (True, "eps 0.1, centred linear.bias, linear.weight"),
+        "norm": (True, "eps 0.1"),
         "other": (False, "it is called with more than x"),
         "narrow.0": (False, result.layers[-1].why),
     }
-    assert result.layers[-1].why.startswith("it computes LayerNorm in less than float64")
+    assert "keeps a mean of" in result.layers[-1].why
     assert isinstance(result.model.norm, Own)
     assert result.model.state_dict().keys() == model.state_dict().keys()
     assert result.exact < ROUNDING
@@ -158,9 +161,20 @@ def test_a_class_that_is_no_layer_norm_of_the_framework_is_known_by_what_it_comp
 
 
 def test_a_layer_that_cannot_be_opened_is_left_with_the_reason():
-    def opened(layer):
-        raise RuntimeError("it makes no copies")
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
 
-    norms, left = recognise([("norm", object())], id, opened)
-    assert norms == {}
-    assert left == {"norm": "it cannot be asked what it computes (RuntimeError: it makes no copies)"}
+        def forward(self, x):
+            return nn.functional.layer_norm(x, (4,), self.weight)
+
+        def __deepcopy__(self, memo):
+            if not memo:  # of itself, and not of a model
+                raise RuntimeError("it makes no copies")
+            copied = type(self)()
+            memo[id(self)] = copied
+            return copied
+
+    result = to_rms_norm(nn.Sequential(nn.Linear(3, 4), Own()), sample(2, 3))
+    assert "cannot be asked what it computes (RuntimeError: it makes no copies)" in result.layers[0].why

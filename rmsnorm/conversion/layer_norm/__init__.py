@@ -25,17 +25,19 @@ _CLASSES = (("keras", "keras", "Model"), ("torch", "torch.nn", "Module"), ("flax
 def to_rms_norm(model: Any, *inputs: Any, **options: Any) -> Conversion:
     """Copies a model and replaces every LayerNorm by RMSNorm where that is exact.
 
-    A LayerNorm is a layer of the framework's class, or of any class that computes one over the last axis, in float64
-    for float64 x; one of another class keeps it, and its call with x alone is computed anew.
+    A LayerNorm is a layer of the framework's class, or of any class that computes one over the last axis; one of
+    another class keeps it, and its call with x alone is computed anew.
 
     It is exact under two conditions. What the LayerNorm reads is a sum of results of linear, dense and convolution
     layers, embeddings and parameters; the residual stream of a pre-norm Transformer is such a sum. And only LayerNorms
     read it. All other LayerNorms stay, and the result gives the reason for each. If a tied embedding must be centred,
     the copy's embedding is no longer tied, and a note says so.
 
-    The graph comes from one run in evaluation mode on the sample inputs, so layers that this run does not reach are
-    not converted. The new model then runs on the same inputs in float64 and is returned only if its outputs agree up
-    to rounding.
+    No graph is read: a backward pass in float64, in evaluation mode, at random weights and for inputs like the sample,
+    shows which weights have a mean that no output depends on, and what every LayerNorm then reads. So layers that the
+    sample does not reach are not converted. Parameters that it does not reach stay as they are and are listed as
+    ``unreached``: the new model may differ for inputs that reach them. The outputs are compared at the random weights
+    and at the model's own, and the new model is returned only if they agree up to rounding.
 
     Args:
         model: torch.nn.Module, functional or Sequential keras.Model, or flax.nnx.Module; it is not changed.

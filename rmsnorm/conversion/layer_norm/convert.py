@@ -1,82 +1,108 @@
-"""Converts a model of any framework: the steps, what a graph records, and what each framework must know how to do."""
+"""Converts a model of any framework: the steps, and what each framework must know how to do."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
-from rmsnorm.accuracy.bounds import CONVERSION
-from rmsnorm.conversion.layer_norm.behaviour import recognise
+from rmsnorm.accuracy.bounds import CONVERSION, CONVERSION_OF_FLOAT32
+from rmsnorm.conversion.layer_norm.recognition import layer_norm
 from rmsnorm.conversion.layer_norm.result import Conversion, Layer, difference, first_names, require_exact
-from rmsnorm.conversion.layer_norm.streams import Axes, LayerNorm, Node, Plan, Value, make_plan
+from rmsnorm.conversion.layer_norm.streams import (
+    Array,
+    Axes,
+    Shift,
+    axes_of,
+    by_halves,
+    centred,
+    drawn,
+    is_centred,
+    moves,
+    shifts_of,
+)  # fmt: skip
 from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import first_parameter
 from rmsnorm.identify import Target
+from rmsnorm.targets.bridges import Bridge
 
-Norms = Mapping[str, Norm]  # the LayerNorms of other classes than the framework's, by the names of their layers
+_COPIES = 6  # of all parameters, which the search holds at once in its dtype
 
 
-class Trace:
-    """The graph of a run in evaluation mode on the sample inputs; a framework's subclass fills it.
+@dataclass
+class Seen:
+    """What the norms and the dropouts of a model read in a run.
 
     Attributes:
-        nodes: every operation.
-        obstacles: the LayerNorms that stay whatever they read, with the reason.
-        dropouts: the name of each dropout that was active in training, and what it read.
-        coarse: the dtype of each parameter of fewer than 32 bits.
-        fetched: makes an array of the framework one of NumPy.
+        means: of each one the greatest mean, relative to the root mean square of its row.
+        sizes: how many elements each norm normalises.
+        more: norms that were called with more than x.
     """
 
-    fetched: ClassVar[Any]
+    means: dict[str, float] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    more: set[str] = field(default_factory=set)
+
+    def note(self, name: str, size: int, mean: Any, square: Any) -> None:
+        """Of a call: the mean of each row, and the mean of its squares."""
+        with np.errstate(all="ignore"):
+            ratio = np.abs(np.asarray(mean)) / np.sqrt(np.asarray(square))
+        self.sizes[name] = size
+        self.means[name] = max(self.means.get(name, 0.0), float(np.nan_to_num(ratio).max(initial=0.0)))
+
+
+class Study(ABC):
+    """A wide copy of a model in evaluation, as a function of the arrays in the places of its parameters.
+
+    Attributes:
+        bridge: to the framework.
+        values: each parameter in NumPy, by the name of its place; one that is tied has several places.
+        seen: what the last run showed.
+        rms: the norms that are RMSNorm in a run.
+        separator: between the name of a layer and that of its parameter.
+    """
+
+    bridge: Bridge
+    values: dict[str, Array]
+    separator: ClassVar[str] = "/"
 
     def __init__(self) -> None:
-        super().__init__()
-        self.nodes: list[Node] = []
-        self.obstacles: dict[str, str] = {}
-        self.dropouts: list[tuple[str, Value]] = []
-        self.coarse: dict[str, str] = {}
-        self._values: dict[int, Value] = {}
-        self._alive: list[Any] = []  # keeps the arrays, so that no id is used again
+        self.seen, self.rms = Seen(), frozenset[str]()
 
-    def notes(self, plan: Plan) -> Iterator[str]:
-        """What a plan changes beside its LayerNorms, in sentences."""
-        for dtype in dict.fromkeys(self.coarse.values()):
-            names = [name for name in plan.centred if self.coarse.get(name) == dtype]
-            if names:
-                yield f"{first_names(sorted(names))}: rounded to {dtype} once more"
-        names = [name for name, value in self.dropouts if value in plan.values]
-        if names:
-            yield f"dropout in {first_names(names)}: its output is not centred; the models agree only in evaluation"
+    @abstractmethod
+    def sent(self, name: str, value: Array) -> Any:
+        """The framework's array for the place of a parameter."""
 
-    def _norm(
-        self, layer: str, axes: Iterable[int], shape: Sequence[int], gain: Any, bias: Any, value: Value | None
-    ) -> LayerNorm:
-        """A LayerNorm of the graph.
+    @abstractmethod
+    def run(self, tensors: Mapping[str, Any]) -> list[Any]:
+        """All outputs that are arrays, in the framework."""
 
-        Args:
-            layer: its name.
-            axes: the normalised axes of x, which has this shape.
-            gain, bias: arrays of the framework, None where it has none.
-            value: the bias in the graph.
-        """
-        gain, bias = (None if array is None else self.fetched(array) for array in (gain, bias))
-        normalised: Axes = frozenset(axis % len(shape) for axis in axes if shape[axis] > 1)
-        constant = gain is None or bool((gain == gain.flat[0]).all())
-        return LayerNorm(layer, normalised, constant, value, bias is None or float(bias.astype(np.float64).mean()) == 0)
+    @abstractmethod
+    def total(self, outputs: Sequence[Any], weights: Sequence[Array | None]) -> Any:
+        """The sum of the products of outputs and weights, without the outputs that have none."""
 
-    def _enter(self, array: Any, value: Value) -> None:
-        self._alive.append(array)
-        self._values[id(array)] = value
+    def observed(self, values: Mapping[str, Array], rms: Collection[str] = ()) -> tuple[list[Array], Seen]:
+        """The outputs, with these norms as RMSNorm, and what the norms read."""
+        self.seen, self.rms = Seen(), frozenset(rms)
+        outputs = [self.bridge.fetch(y) for y in self.run({name: self.sent(name, v) for name, v in values.items()})]
+        return outputs, self.seen
 
-    def _value(self, array: Any) -> Value:
-        if id(array) not in self._values:
-            self._enter(array, Value(tuple(array.shape), "a constant", obstacle="is no parameter"))
-        return self._values[id(array)]
+    def gradients(
+        self, values: Mapping[str, Array], weights: Sequence[Array | None], rms: Collection[str] = ()
+    ) -> dict[str, Array | None]:
+        """The gradients of a linear functional of the outputs, by one backward pass."""
+        self.seen, self.rms = Seen(), frozenset(rms)
+        tensors = {name: self.sent(name, value) for name, value in values.items()}
+        one = [self.sent("", np.ones((), next(iter(values.values())).dtype))]
+        _, pulled = self.bridge.pull(lambda some: [self.total(self.run(some), weights)], tensors, one)
+        return {name: None if g is None else self.bridge.fetch(g) for name, g in pulled.items()}
 
 
 class Model(ABC):
@@ -84,36 +110,46 @@ class Model(ABC):
 
     Attributes:
         backend: what the framework knows of its layers.
-        eps: what the framework's LayerNorm calls its eps.
-        bound: the largest difference of outputs in wide arithmetic.
+        dtype: of the wide copies.
+        bound: of what is 0, or the same, in that dtype.
     """
 
     backend: ClassVar[Backend]
-    eps: ClassVar[str] = "epsilon"
-    bound: float = CONVERSION
 
     def __init__(self, model: Any, inputs: Any, options: Any) -> None:
         self.model, self.inputs, self.options = model, inputs, options
+        self.dtype, self.bound = "float64", CONVERSION
+
+    def narrow(self) -> None:
+        """Computes in float32 what float64 has no room for."""
+        self.dtype, self.bound = "float32", CONVERSION_OF_FLOAT32
 
     @abstractmethod
     def layers(self) -> Iterable[tuple[str, Any]]:
         """All layers by their names."""
 
-    def may_be_layer_norm(self, layer: Any) -> bool:
-        """Whether a layer may be a LayerNorm of another class than the framework's."""
-        return self.backend.may_be_layer_norm(layer)
+    @abstractmethod
+    def own(self, layer: Any) -> Norm | str | None:
+        """What the framework's own LayerNorm computes, without the mean, or why it stays; None for other classes."""
 
     @abstractmethod
     def opened(self, layer: Any) -> Target:
         """The target of a copy of a layer."""
 
     @abstractmethod
-    def trace(self, recognised: Norms) -> Trace:
-        """The graph, in which each of these layers is one operation."""
+    def elements(self) -> int:
+        """How many elements its floating-point parameters have."""
 
     @abstractmethod
-    def changed(self, plan: Plan | None, recognised: Norms, *, wide: bool) -> tuple[Any, list[str]]:
-        """A copy of the model after a plan, in wide arithmetic or its own, and notes; without a plan as it is."""
+    def study(self, norms: Mapping[str, Norm]) -> Study:
+        """The model with parameters that can be chosen, and norms that show what they read."""
+
+    @abstractmethod
+    def changed(
+        self, centre: Mapping[str, Sequence[Axes]], norms: Mapping[str, Norm], *, wide: bool
+    ) -> tuple[Any, list[str]]:
+        """A copy of the model, in the wide dtype or its own, whose parameters are centred and whose norms are RMSNorm;
+        and notes."""
 
     @abstractmethod
     def outputs(self, model: Any, *, wide: bool) -> list[np.ndarray]:
@@ -130,32 +166,166 @@ def convert(model: Model) -> Conversion:
     Raises:
         ValueError: the outputs differ by more than rounding.
     """
-
-    def opened(layer: Any) -> tuple[Target, str]:
-        return model.opened(layer), first_parameter(getattr(layer, model.backend.call))
-
-    candidates = [(name, layer) for name, layer in model.layers() if model.may_be_layer_norm(layer)]
-    recognised, left = recognise(candidates, model.backend.key_of, opened)
-    trace = model.trace(recognised)
-    plan = make_plan(trace.nodes, {**trace.obstacles, **left})
-    layers = tuple(_layers(model, plan, recognised))
-    result, notes = model.changed(plan, recognised, wide=False)
-    if not plan.converted:
-        return Conversion(result, layers, (), (), 0.0, 0.0)
+    norms, left = _norms(model)
+    if 8 * _COPIES * model.elements() > _memory():
+        model.narrow()
+    with model.wide():
+        chosen, found = _search(model, norms, left)
+    layers = tuple(_layers(model, norms, left))
+    if not found:
+        return Conversion(model.changed({}, {}, wide=False)[0], layers, (), (), 0.0, 0.0, model.dtype, chosen.unreached)
+    centre: dict[str, list[Axes]] = defaultdict(list)
+    for name, axes in chosen.shifts:
+        centre[name].append(axes)
+    result, notes = model.changed(centre, found, wide=False)
     error = difference(*(model.outputs(entry, wide=False) for entry in (model.model, result)))
     with model.wide():
-        before, after = (
-            model.outputs(model.changed(edit, recognised, wide=True)[0], wide=True) for edit in (None, plan)
-        )
-    exact = require_exact(difference(before, after), model.bound)
-    return Conversion(result, layers, tuple(sorted(plan.centred)), (*notes, *trace.notes(plan)), exact, error)
+        pair = [model.outputs(model.changed(*edit, wide=True)[0], wide=True) for edit in (({}, {}), (centre, found))]
+    exact = require_exact(difference(*pair), model.bound)
+    notes += chosen.notes
+    return Conversion(result, layers, tuple(sorted(centre)), tuple(notes), exact, error, model.dtype, chosen.unreached)
 
 
-def _layers(model: Model, plan: Plan, recognised: Norms) -> Iterator[Layer]:
+def _norms(model: Model) -> tuple[dict[str, Norm], dict[str, str]]:
+    """The layers that compute LayerNorm, by name; and why others, which are called so, are none."""
+    known: dict[Any, Norm | str | None] = {}
+    norms, left = {}, {}
     for name, layer in model.layers():
-        if name in plan.converted:
-            weights = first_names(sorted(plan.converted[name]))
-            eps = recognised[name].known.eps if name in recognised else getattr(layer, model.eps)
-            yield Layer(name, type(layer).__name__, True, f"eps {eps}, centred {weights or 'nothing'}")
-        elif name in plan.left:
-            yield Layer(name, type(layer).__name__, False, plan.left[name])
+        answer: Norm | str | None = model.own(layer)
+        if answer is None and model.backend.may_be_layer_norm(layer):
+            key = model.backend.key_of(layer)
+            if key not in known:
+                known[key] = _asked(model, layer)
+            answer = known[key]
+        names = [kind.__name__.lower() for kind in type(layer).__mro__]
+        if isinstance(answer, Norm):
+            norms[name] = answer
+        elif answer is not None or (any("layernorm" in n for n in names) and not model.backend.has_inner(layer)):
+            left[name] = answer or "it does not compute LayerNorm over the last axis"
+    return norms, left
+
+
+def _asked(model: Model, layer: Any) -> Norm | str | None:
+    try:
+        target, x = model.opened(layer), first_parameter(getattr(layer, model.backend.call))
+    except Exception as error:  # of the layer's class, which may refuse to be copied or opened in any way
+        return f"it cannot be asked what it computes ({type(error).__name__}: {error})"
+    return layer_norm(target, x)
+
+
+@dataclass
+class _Choice:
+    """What to do with the parameters: those to centre, those that the sample does not reach, and notes."""
+
+    shifts: list[Shift]
+    unreached: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+
+def _search(model: Model, norms: Mapping[str, Norm], left: dict[str, str]) -> tuple[_Choice, dict[str, Norm]]:
+    """The parameters to centre, and the norms that are RMSNorm then; adds to ``left`` why the others are not."""
+    if not norms:
+        return _Choice([]), {}
+    study, bound = model.study(norms), model.bound
+    start = _drawn(study, norms)
+    before, seen = study.observed(start)
+    left |= dict.fromkeys(seen.more, "it is called with more than x")
+    left |= {name: "the sample inputs do not reach it" for name in norms if name not in seen.sizes.keys() | left.keys()}
+    left |= {name: "it normalises a single feature" for name, size in seen.sizes.items() if name in norms and size == 1}
+    random = np.random.default_rng(0)
+    weights = [_weights(random, y) for y in before]
+    gradients = study.gradients(start, weights)
+    if difference(before, study.observed(start)[0]) > bound:
+        raise _not_repeatable()
+    sizes = {size for name, size in seen.sizes.items() if name in norms and size > 1}
+    silent = [name for name, g in gradients.items() if g is None or not g.any()]
+
+    def idle(some: Sequence[str]) -> bool:
+        """Whether no output changes with these parameters, which may also be behind a stopped gradient."""
+        return difference(before, study.observed({**start, **{name: start[name] * 2 for name in some}})[0]) <= bound
+
+    unreached = tuple(by_halves(silent, idle))
+    hidden = [(name, axes) for name in silent if name not in unreached for axes in axes_of(start[name].shape, sizes)]
+
+    def outputs_of(some: Sequence[Shift], rms: Collection[str] = ()) -> tuple[float, Seen]:
+        after, now = study.observed(_centred(start, some), rms)
+        return difference(before, after), now
+
+    def fit(some: Sequence[Shift]) -> bool:
+        """Whether no output changes, also behind a stopped gradient or a decision."""
+        after = study.observed(_centred(start, some, 3.0))[0]
+        return difference(before, after) <= bound
+
+    shifts = by_halves([*shifts_of(gradients, sizes, bound), *hidden], fit)
+    _, now = outputs_of(shifts)
+    found = {name: norm for name, norm in norms.items() if name not in left and now.means[name] <= bound}
+    for name in norms.keys() - found.keys() - left.keys():
+        left[name] = (
+            f"what it reads keeps a mean of {now.means[name]:.1g} of its root mean square, "
+            "which is in no weight, or in one that others see"
+        )
+    if not found:
+        return _Choice([], unreached), {}
+    # The mean of a parameter must go if an RMSNorm sees it.
+    of_rms = study.gradients(start, weights, found)
+    needed = [(name, axes) for name, axes in shifts if name in silent or moves(of_rms[name], axes, bound)]
+    if not outputs_of(needed, found)[0] <= bound:  # something is seen behind a gradient that is stopped
+        needed = shifts
+        require_exact(outputs_of(needed, found)[0], bound)
+    others = [name for name in now.means if name not in norms]
+    dropouts = [name for name in others if now.means[name] <= bound < seen.means[name]]
+    words = "its output is not centred; the models agree only in evaluation"
+    return _Choice(needed, unreached, [f"dropout in {first_names(dropouts)}: {words}"] if dropouts else []), found
+
+
+def _drawn(study: Study, norms: Mapping[str, Norm]) -> dict[str, Array]:
+    """Random parameters. A gain of equal elements stays one number, and a bias without a mean stays without one."""
+    gains = {f"{name}{study.separator}{norm.scale}".lstrip(study.separator) for name, norm in norms.items()}
+    biases = {f"{name}{study.separator}{norm.bias}".lstrip(study.separator) for name, norm in norms.items()}
+    return {
+        name: drawn(
+            name, value,
+            scalar=name in gains and bool((value == value.flat[0]).all()),
+            centred=name in biases and is_centred(value),
+        )
+        for name, value in study.values.items()
+    }  # fmt: skip
+
+
+def _weights(random: np.random.Generator, y: Array) -> Array | None:
+    """Random weights of an output, by which it is added; none where it is not finite."""
+    if y.dtype.kind not in "fcV":
+        return None
+    finite = np.isfinite(y)
+    size = np.abs(y[finite]).max(initial=0.0) or 1.0
+    return np.where(finite, random.normal(size=y.shape) / size, 0.0)
+
+
+def _centred(values: Mapping[str, Array], shifts: Iterable[Shift], mean: float = 0.0) -> dict[str, Array]:
+    """With this mean along the axes, of the size of the parameter, in place of its own."""
+    result = dict(values)
+    for name, axes in shifts:
+        result[name] = centred(result[name], [axes]) + mean * np.abs(result[name]).mean().astype(result[name].dtype)
+    return result
+
+
+def _layers(model: Model, norms: Mapping[str, Norm], left: Mapping[str, str]) -> Iterator[Layer]:
+    for name, layer in model.layers():
+        if name in left:
+            yield Layer(name, type(layer).__name__, False, left[name])
+        elif name in norms:
+            yield Layer(name, type(layer).__name__, True, f"eps {norms[name].known.eps}")
+
+
+def _memory() -> int:
+    """Free bytes of memory; plenty where the system does not say it."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 2**62
+
+
+def _not_repeatable() -> ValueError:
+    return ValueError(
+        "to_rms_norm: two runs on the same inputs differ, expected equal outputs; the model is random in evaluation"
+    )

@@ -1,249 +1,182 @@
-"""Replaces LayerNorm by RMSNorm in Keras. The graph is that of a functional or Sequential model."""
+"""Replaces LayerNorm by RMSNorm in Keras: in models that are a graph of layers, or that their config builds again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
-from operator import attrgetter
-from typing import Any, Final
+from typing import Any
 
 import keras
 import numpy as np
 
-from rmsnorm.accuracy.bounds import CONVERSION, CONVERSION_OF_FLOAT32
-from rmsnorm.conversion.layer_norm.convert import Model, Norms, Trace
-from rmsnorm.conversion.layer_norm.streams import Node, Operand, Plan, Rule, Value, moved, spread, sum_of
+from rmsnorm.conversion.layer_norm.convert import Model, Study
+from rmsnorm.conversion.layer_norm.result import first_names
+from rmsnorm.conversion.layer_norm.streams import Array, Axes, centred, drawn
 from rmsnorm.conversion.replacement.keras import BACKEND
+from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.identify import Target
 from rmsnorm.specification import errors
+from rmsnorm.specification.variants import get_variant
+from rmsnorm.targets.bridges import bridge
 from rmsnorm.targets.layers import open_keras
 from rmsnorm.tf_impl.layers import RMSNormalization
 
-_SAME: Final = {
-    "ActivityRegularization", "AlphaDropout", "Cast", "Dropout", "GaussianDropout", "GaussianNoise", "Identity",
-    "Negative", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D",
-}  # fmt: skip
-_MOVES: Final = {
-    "BroadcastTo", "Concatenate", "Cropping1D", "Cropping2D", "Cropping3D", "ExpandDims", "Flatten", "Flip", "GetItem",
-    "Moveaxis", "Permute", "Repeat", "RepeatVector", "Reshape", "Roll", "Slice", "Split", "Squeeze", "Stack",
-    "Swapaxes", "Take", "Tile", "Transpose",
-}  # fmt: skip
-_CONVOLUTIONS: Final = {f"Conv{rank}D{kind}" for rank in (1, 2, 3) for kind in ("", "Transpose")}
-# The names of the weights that are known.
-_WEIGHTS: Final = ("kernel", "bias", "embeddings", "_output_dense.kernel", "_output_dense.bias", "beta")
-
 
 class SampledModel(Model):
-    """A functional or Sequential model of Keras, which is cloned.
+    """A model of Keras, which is cloned, or built again from its config.
 
     Example:
         >>> from rmsnorm.conversion import to_rms_norm
         >>> keras.utils.set_random_seed(0)
         >>> layers = [keras.layers.Dense(4, name="dense"), keras.layers.LayerNormalization(name="norm")]
         >>> print(to_rms_norm(keras.Sequential(layers), np.ones((2, 3), "float32")).layers[0])
-        norm (LayerNormalization): now RMSNorm; eps 0.001, centred dense/bias, dense/kernel
+        norm (LayerNormalization): now RMSNorm; eps 0.001
     """
 
     backend = BACKEND
 
     def __init__(self, model: Any, inputs: Any, options: Any) -> None:
-        if not _is_graph(model):
-            want = "a functional or Sequential model, whose graph of layers is known"
-            fix = "build it with keras.Model(inputs, outputs)"
-            raise errors.out_of_domain("to_rms_norm", "the class of the model", type(model).__name__, want, fix)
-        super().__init__(model, inputs, options)
-        model(*inputs, **options, training=False)  # this call builds the model
-        is_wide = keras.backend.backend() == "tensorflow"
-        self.dtype, self.bound = ("float64", CONVERSION) if is_wide else ("float32", CONVERSION_OF_FLOAT32)
+        super().__init__(model, inputs, {**options, "training": False})
+        with contextlib.suppress(TypeError):  # a model whose call has no such argument
+            model(*inputs, **self.options)  # this call builds the model
+        if not model.built:
+            model(*inputs, **options)
+            self.options = options
 
     def layers(self) -> Iterator[tuple[str, Any]]:
-        for path, layer in _walk(self.model):
-            yield path, layer
-            yield from ((name, norm) for name, norm in _norms_in(path, layer) if norm is not layer)
+        return _walk(self.model)
 
-    def may_be_layer_norm(self, layer: Any) -> bool:
-        return isinstance(layer, keras.layers.Layer) and layer.built and super().may_be_layer_norm(layer)
+    def own(self, layer: Any) -> Norm | str | None:
+        if type(layer) is not keras.layers.LayerNormalization:
+            return None
+        if getattr(layer, "rms_scaling", False):
+            return "rms_scaling=True divides by the root of the variance"
+        axes = tuple(layer.axis) if isinstance(layer.axis, (list, tuple)) else (layer.axis,)
+        scale, bias = (name if getattr(layer, name) is not None else None for name in ("gamma", "beta"))
+        return Norm(axes, axes, (), scale, bias, "inputs", variant=get_variant("", "keras").replace(eps=layer.epsilon))
 
     def opened(self, layer: Any) -> Target:
         return open_keras(layer, layer.name, "cpu")
 
-    def trace(self, recognised: Norms) -> Trace:
-        return _Trace(self.model, self.inputs, recognised)
+    def elements(self) -> int:
+        return int(self.model.count_params())
 
-    def changed(self, plan: Plan | None, recognised: Norms, *, wide: bool) -> tuple[Any, list[str]]:
-        return _apply(self.model, plan, recognised, self.dtype if wide else None), []
+    def study(self, norms: Mapping[str, Norm]) -> Study:
+        return _Study(_copied(self.model, self.inputs, self.options, self.dtype), self.inputs, self.options, norms)
+
+    def changed(
+        self, centre: Mapping[str, Sequence[Axes]], norms: Mapping[str, Norm], *, wide: bool
+    ) -> tuple[Any, list[str]]:
+        copied = _copied(self.model, self.inputs, self.options, self.dtype if wide else None)
+        return copied, _apply(copied, centre, norms)
 
     def outputs(self, model: Any, *, wide: bool) -> list[np.ndarray]:
-        y = _evaluate(model, *self.inputs) if wide else model(*self.inputs, **self.options, training=False)
+        with _floats(self.dtype if wide else None):
+            y = model(*_sample(self.inputs, self.dtype if wide else None), **self.options)
         return [_array(tensor) for tensor in keras.tree.flatten(y)]
 
+    def wide(self) -> contextlib.AbstractContextManager[Any]:
+        return bridge(keras.backend.backend()).precision(self.dtype == "float64")
 
-def _array(tensor: Any) -> np.ndarray:
-    return np.asarray(tensor.numpy() if isinstance(tensor, keras.Variable) else keras.ops.convert_to_numpy(tensor))
 
-
-class _Trace(Trace):
-    """The graph of a run on the sample inputs: every layer and operation."""
-
-    fetched = staticmethod(_array)
-
-    def __init__(self, model: Any, inputs: Any, recognised: Norms) -> None:
+class _Study(Study):
+    def __init__(self, model: Any, inputs: Any, options: Any, norms: Mapping[str, Norm]) -> None:
         super().__init__()
-        self._recognised = recognised
-        self._paths: dict[int, str] = {}
-        self._leaves: dict[int, Value] = {}
-        tensors = [keras.ops.convert_to_tensor(array) for array in keras.tree.flatten(inputs)]
-        for tensor in tensors:
-            self._enter(tensor, Value(tuple(tensor.shape), "the model's input", obstacle="has a mean of its own"))
-        for tensor in keras.tree.flatten(self._run(model, "", *tensors)):
-            if _is_float(tensor):
-                self._value(tensor).is_output = True
+        self.bridge, self.model, self.options = bridge(keras.backend.backend()), model, options
+        self.variables = _parameters(model)
+        self.values = {name: _array(variable) for name, variable in self.variables.items()}
+        self.dtype = next((value.dtype.name for value in self.values.values()), "float64")
+        for name, layer in _walk(model):
+            if name in norms:
+                call = partial(self._norm, name, layer, norms[name], layer.call)
+            elif getattr(layer, "rate", 0) and "Dropout" in type(layer).__name__:
+                call = partial(self._dropout, name)
+            else:
+                continue
+            object.__setattr__(layer, "call", call)
+        random = [drawn("x", _array(x)) if _is_float(x) else x for x in keras.tree.flatten(inputs)]
+        self.inputs = _sample(keras.tree.pack_sequence_as(inputs, random), self.dtype)
 
-    def _run(self, model: Any, path: str, *inputs: Any) -> Any:
-        return _run_graph(model, lambda operation: partial(self._call, path, operation), inputs)
+    def sent(self, name: str, value: Array) -> Any:
+        return keras.ops.convert_to_tensor(value, dtype=self.dtype)
 
-    def _call(self, path: str, operation: Any, *args: Any, **kwargs: Any) -> Any:
-        path = self._paths.setdefault(id(operation), f"{path}/{operation.name}".lstrip("/"))
-        if _is_graph(operation):
-            return self._run(operation, path, *args)
-        arguments = [tensor for tensor in keras.tree.flatten((args, kwargs)) if _is_float(tensor)]
-        inputs = [self._value(tensor) for tensor in arguments]
-        out = operation(*args, **kwargs)
-        if type(operation).__name__ in _SAME and (_get(operation, "rate") or _get(operation, "stddev")):
-            self.dropouts.append((path, inputs[0]))
-        results = [tensor for tensor in keras.tree.flatten(out) if _is_float(tensor)]
-        if results and all(any(result is argument for argument in arguments) for result in results):
-            return out
-        outputs = [Value(tuple(tensor.shape)) for tensor in results]
-        leaves = {id(variable): self._leaf(path, operation, variable) for variable in getattr(operation, "weights", [])}
-        node = Node(f"{path} ({type(operation).__name__})", [*inputs, *leaves.values()], outputs)
-        if type(operation) is keras.layers.LayerNormalization:
-            axes = operation.axis if isinstance(operation.axis, (list, tuple)) else [operation.axis]
-            gain, bias = operation.gamma, operation.beta
-            node.norm = self._norm(path, axes, args[0].shape, gain, bias, leaves.get(id(bias)))
-            if operation.rms_scaling:
-                self.obstacles[path] = "rms_scaling=True divides by the root of the variance"
-        elif path in self._recognised and len(inputs) == 1:
-            names = self._recognised[path].scale, self._recognised[path].bias
-            gain, bias = (next((v for v in operation.weights if v.name == name), None) for name in names)
-            node.norm = self._norm(path, [-1], arguments[0].shape, gain, bias, leaves.get(id(bias)))
-        elif outputs:
-            node.rule = _rule(operation, args, kwargs, inputs, leaves, outputs[0])
-            self._find_hidden_norms(path, operation)
-        self.nodes.append(node)
-        for tensor, value in zip(results, outputs, strict=True):
-            self._enter(tensor, value)
-        return out
+    def run(self, tensors: Mapping[str, Any]) -> list[Any]:
+        mapping = [(self.variables[name], tensor) for name, tensor in tensors.items()]
+        with _floats(self.dtype), keras.StatelessScope(state_mapping=mapping):
+            return keras.tree.flatten(self.model(*self.inputs, **self.options))  # type: ignore[no-any-return]
 
-    def _find_hidden_norms(self, path: str, operation: Any) -> None:
-        for name, _ in _norms_in(path, operation):
-            self.obstacles[name] = f"it is part of {path} ({type(operation).__name__}), which does not show its graph"
+    def total(self, outputs: Sequence[Any], weights: Sequence[Array | None]) -> Any:
+        pairs = [(y, w) for y, w in zip(outputs, weights, strict=True) if w is not None]
+        sums = (keras.ops.sum(keras.ops.nan_to_num(y, posinf=0, neginf=0) * self.sent("", w)) for y, w in pairs)
+        return sum(sums, keras.ops.zeros((), self.dtype))
 
-    def _leaf(self, path: str, layer: Any, variable: Any) -> Value:
-        if id(variable) not in self._leaves:
-            known = next((name for name in _WEIGHTS if variable is _get(layer, name)), None)
-            name = f"{path}/{known or variable.name}"
-            parameter = None if known is None else name
-            self._leaves[id(variable)] = Value(tuple(variable.shape), name, parameter, "is an unknown kind of weight")
-            if np.dtype(variable.numpy().dtype).itemsize < 4:
-                self.coarse[name] = variable.dtype
-        return self._leaves[id(variable)]
+    def _norm(self, name: str, layer: Any, norm: Norm, own: Any, *inputs: Any, **named: Any) -> Any:
+        named = {key: value for key, value in named.items() if key not in ("training", "mask") and value is not None}
+        x = inputs[0] if inputs else named.get(norm.x)
+        if len(inputs) + len(named) != 1 or not _is_float(x):
+            self.seen.more.add(name)
+            return own(*inputs, **named)
+        mean, square = (keras.ops.mean(each, norm.axes, keepdims=True) for each in (x, keras.ops.square(x)))
+        self._note(name, int(np.prod([x.shape[axis] for axis in norm.axes])), mean, square)
+        c = x if name in self.rms else x - mean
+        square = keras.ops.mean(keras.ops.square(c), norm.axes, keepdims=True)
+        root = keras.ops.sqrt(square + norm.known.eps_for("float64"))
+        gained = {axis % len(x.shape) for axis in norm.gain_axes}
+        shape = [size if axis in gained else 1 for axis, size in enumerate(x.shape)]
+        scale, bias = (_weight(layer, entry) for entry in (norm.scale, norm.bias))
+        y = c / root if scale is None else c / root * (keras.ops.reshape(scale, shape) + norm.known.scale_offset)
+        return y if bias is None else y + keras.ops.reshape(bias, shape)
+
+    def _dropout(self, name: str, x: Any, **_: Any) -> Any:
+        self._note(name, 0, keras.ops.mean(x, -1), keras.ops.mean(keras.ops.square(x), -1))
+        return x
+
+    def _note(self, name: str, size: int, mean: Any, square: Any) -> None:
+        with contextlib.suppress(Exception):  # of a gradient's tracer
+            mean, square = _array(mean), _array(square)
+            self.seen.note(name, size, mean, square)
 
 
-def _norms_in(path: str, operation: Any) -> Iterator[tuple[str, Any]]:
-    """Keras's LayerNorms inside a layer, which may be one itself, by their names."""
-    for layer in operation._flatten_layers() if isinstance(operation, keras.layers.Layer) else ():
-        if isinstance(layer, keras.layers.LayerNormalization):
-            yield path if layer is operation else f"{path}/{layer.name}", layer
+def _apply(model: Any, centre: Mapping[str, Sequence[Axes]], norms: Mapping[str, Norm]) -> list[str]:
+    """Centres parameters and turns norms into RMSNorm, in place. Returns notes."""
+    variables, coarse = _parameters(model), dict[str, list[str]]()
+    for name, axes in centre.items():
+        variable = variables[name]
+        variable.assign(centred(_array(variable).astype(np.float64), axes))
+        if np.dtype(_array(variable).dtype).itemsize < 4:
+            coarse.setdefault(variable.dtype, []).append(name)
+    for name, layer in list(_walk(model)):
+        if name in norms and type(layer) is keras.layers.LayerNormalization:
+            _become(layer)
+        elif name in norms:
+            BACKEND.become(layer, norms[name])
+    return [f"{first_names(sorted(names))}: rounded to {dtype} once more" for dtype, names in coarse.items()]
 
 
-def _rule(
-    layer: Any, args: Any, kwargs: Any, inputs: Sequence[Value], leaves: dict[int, Value], output: Value
-) -> Rule | None:
-    """The rule of a layer or an operation of Keras; None if it is not linear."""
-    kind, shape, last = type(layer).__name__, output.shape, len(output.shape) - 1
-    if not type(layer).__module__.startswith("keras."):
-        return None
-
-    def along(name: str, axes: dict[int, int]) -> Operand:
-        return Operand(leaves[id(_get(layer, name))], axes)
-
-    def bias(name: str, axis: int) -> list[list[Operand]]:
-        return [] if _get(layer, name) is None else [[along(name, {axis: len(_get(layer, name).shape) - 1})]]
-
-    if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None):
-        return None
-    if getattr(layer, "activation", None) not in (None, keras.activations.linear):
-        return None
-    if kind in _SAME or kind == "Activation":
-        return sum_of([spread(inputs[0], inputs[0].shape, shape)])
-    if kind in _MOVES:
-        return moved(inputs, partial(_move, layer, args, kwargs))
-    if kind in ("Add", "Subtract", "Average", "Multiply", "Divide", "TrueDivide"):
-        operands = keras.tree.flatten((args, kwargs))
-        rest = iter(inputs)
-        values = [next(rest) if _is_float(operand) else None for operand in operands]
-        terms = [
-            [] if np.ndim(operand) == 0 and value is None else [spread(value, tuple(operand.shape), shape)]
-            for operand, value in zip(operands, values, strict=True)
-        ]
-        if kind in ("Add", "Subtract", "Average"):
-            return sum_of(*terms)
-        factors = [factor for term in terms for factor in term]
-        if kind != "Multiply":
-            factors[1:] = [factor._replace(linear=False) for factor in factors[1:]]
-        return sum_of(factors)
-    if kind == "Dense":
-        x = Operand(inputs[0], {axis: axis for axis in range(last)})
-        return sum_of([x, along("kernel", {last: 1})], *bias("bias", last))
-    if kind == "Embedding":
-        return sum_of([along("embeddings", {last: 1})])
-    if kind == "EinsumDense":
-        return _einsum_rule(layer, inputs[0], leaves, output)
-    if kind in ("MultiHeadAttention", "GroupedQueryAttention"):
-        kernel = layer._output_dense.kernel
-        return sum_of([along("_output_dense.kernel", {last: len(kernel.shape) - 1})], *bias("_output_dense.bias", last))
-    if kind in _CONVOLUTIONS and getattr(layer, "groups", 1) == 1:
-        channel = last if layer.data_format == "channels_last" else 1
-        rank = len(layer.kernel.shape)
-        kernel_axis = rank - 2 if kind.endswith("Transpose") else rank - 1
-        return sum_of([Operand(inputs[0], {0: 0}), along("kernel", {channel: kernel_axis})], *bias("bias", channel))
-    if kind in ("GlobalAveragePooling1D", "GlobalAveragePooling2D", "GlobalAveragePooling3D"):
-        source = len(inputs[0].shape) - 1 if layer.data_format == "channels_last" else 1
-        channel = source if layer.keepdims else 1
-        return sum_of([Operand(inputs[0], {0: 0, channel: source})])
-    return None
+def _become(layer: Any) -> None:
+    """Turns Keras's layer into ours, with its weights and its other attributes."""
+    ours = RMSNormalization(
+        layer.axis, layer.epsilon, scale=layer.scale, bias=layer.center, name=layer.name, dtype=layer.dtype_policy,
+        trainable=layer.trainable, scale_initializer=layer.gamma_initializer, bias_initializer=layer.beta_initializer,
+        scale_regularizer=layer.gamma_regularizer, bias_regularizer=layer.beta_regularizer,
+        scale_constraint=layer.gamma_constraint, bias_constraint=layer.beta_constraint,
+    )  # fmt: skip
+    attributes = {**vars(ours), **vars(layer), **{name: vars(ours)[name] for name in vars(ours).keys() - _common()}}
+    gain, bias = layer.gamma, layer.beta
+    object.__setattr__(layer, "__class__", RMSNormalization)
+    vars(layer).update(attributes)
+    vars(layer).update(scale=gain, bias=bias)
 
 
-def _einsum_rule(layer: Any, x: Value, leaves: dict[int, Value], output: Value) -> Rule:
-    """The rule of an EinsumDense: its equation says along which axis of x or of the kernel a result's axis runs."""
-    left, result = layer.equation.replace(" ", "").split("->")
-    data, kernel = left.split(",")
-    leading = len(output.shape) - len(result.replace("...", "")) if "..." in result else 0
-    result, data = (letters.replace("...", "0123456789"[:leading]) for letters in (result, data))
-    pairs = list(enumerate(result))
-    factors = [
-        Operand(x, {axis: data.index(letter) for axis, letter in pairs if letter in data}),
-        Operand(leaves[id(layer.kernel)], {axis: kernel.index(letter) for axis, letter in pairs if letter in kernel}),
-    ]
-    if layer.bias is None:
-        return sum_of(factors)
-    return sum_of(factors, [spread(leaves[id(layer.bias)], tuple(layer.bias.shape), output.shape)])
+@cache
+def _common() -> frozenset[str]:
+    return frozenset(vars(keras.layers.Layer()))
 
 
-def _move(operation: Any, args: Any, kwargs: Any, numbers: list[np.ndarray]) -> list[np.ndarray]:
-    rest = iter(numbers)
-
-    def number(leaf: Any) -> Any:
-        return keras.ops.convert_to_tensor(next(rest).astype(np.int32)) if _is_float(leaf) else leaf
-
-    args, kwargs = keras.tree.map_structure(number, (args, kwargs))
-    return [_array(tensor).astype(np.int64) for tensor in keras.tree.flatten(operation(*args, **kwargs))]
-
-
-def _apply(model: Any, plan: Plan | None, recognised: Norms, dtype: str | None = None) -> Any:
-    """A clone of the model, in ``dtype`` if given, with the plan's RMSNorm layers and centred weights if given."""
-    names = {id(layer): path for path, layer in _walk(model)}
+def _copied(model: Any, inputs: Any, options: Any, dtype: str | None) -> Any:
+    """The model anew with its weights: a clone of a graph, or what its config builds; in ``dtype`` if given."""
     copies: dict[int, Any] = {}
 
     def copied(layer: Any) -> Any:  # once, also where a model and one within it share the layer
@@ -256,49 +189,92 @@ def _apply(model: Any, plan: Plan | None, recognised: Norms, dtype: str | None =
 
     def copy_of(layer: Any) -> Any:
         if not isinstance(layer, keras.layers.Layer):
-            return layer
+            is_cast = type(layer).__name__ == "Cast" and keras.backend.is_float_dtype(layer.dtype)
+            return type(layer)(dtype) if is_cast and dtype is not None else layer
         config = layer.get_config()
-        if dtype is not None:
+        if dtype is not None and "dtype" in config:
             config["dtype"] = dtype
-        converted = plan is not None and names[id(layer)] in plan.converted
-        if converted and names[id(layer)] not in recognised:
-            return _rms_norm(layer, config["dtype"])
+        wanted = inspect.signature(type(layer).__init__).parameters
+        if not any(entry.kind is entry.VAR_KEYWORD for entry in wanted.values()):
+            # what Keras adds to the config of a class that may not take it
+            config = {k: v for k, v in config.items() if k in wanted or k not in ("name", "trainable", "dtype")}
         copy = type(layer).from_config(config)
-        if converted:
-            BACKEND.become(copy, recognised[names[id(layer)]])
         copy.name = layer.name  # not in the config that Keras makes for a class without get_config
         return copy
 
-    clone = cloned(model)
-    if not clone.built:
-        clone.build(model.input_shape)
-    new = dict(_walk(clone))
-    for path, layer in _walk(model):
-        new[path].set_weights(layer.get_weights())
-    for name, axes in plan.centred.items() if plan is not None else ():
-        path, _, last = name.rpartition("/")
-        variable = _get(new[path], last)
-        value = _array(variable).astype(np.float64)
-        variable.assign(value - value.mean(axis=tuple(axes), keepdims=True))
-    return clone
+    with _floats(dtype):
+        try:
+            result = copied(model)
+        except (NotImplementedError, TypeError) as error:
+            want, fix = (
+                "a model that its config builds again",
+                "give its class get_config, or build it with keras.Model",
+            )
+            got = f"{type(model).__name__} ({str(error).strip().partition(chr(10))[0]})"
+            raise errors.out_of_domain("to_rms_norm", "the class of the model", got, want, fix) from None
+        if dtype is not None:
+            _widen(result, dtype)
+        result(*_sample(inputs, dtype), **options)
+    for (_, old), (_, new) in zip(_walk(model), _walk(result), strict=True):
+        new.name = old.name  # those that a constructor makes are numbered anew
+    result.set_weights([weight.astype(dtype or weight.dtype) for weight in model.get_weights()])
+    return result
 
 
-def _rms_norm(layer: Any, dtype: Any) -> RMSNormalization:
-    return RMSNormalization(
-        layer.axis, layer.epsilon, scale=layer.scale, bias=layer.center, name=layer.name, dtype=dtype,
-        trainable=layer.trainable, scale_initializer=layer.gamma_initializer, bias_initializer=layer.beta_initializer,
-        scale_regularizer=layer.gamma_regularizer, bias_regularizer=layer.beta_regularizer,
-        scale_constraint=layer.gamma_constraint, bias_constraint=layer.beta_constraint,
-    )  # fmt: skip
+def _widen(model: Any, dtype: str) -> None:
+    """Every layer computes in ``dtype``, and takes inputs of it."""
+    for layer in model._flatten_layers():
+        layer.dtype_policy = dtype
+        if isinstance(layer, keras.layers.InputLayer) and keras.backend.is_float_dtype(layer.dtype):
+            layer._dtype = dtype
+        graph = layer._functional if isinstance(layer, keras.Sequential) else layer
+        for tensor in keras.tree.flatten(graph.inputs) if graph is not None and _is_graph(graph) else ():
+            if keras.backend.is_float_dtype(tensor.dtype):
+                object.__setattr__(tensor, "_dtype" if hasattr(tensor, "_dtype") else "dtype", dtype)
 
 
-def _walk(model: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    for layer in model.layers:
-        name = f"{path}/{layer.name}".lstrip("/")
-        if _is_graph(layer):
-            yield from _walk(layer, name)
-        elif not isinstance(layer, keras.layers.InputLayer):  # its name differs in a clone
+@contextlib.contextmanager
+def _floats(dtype: str | None) -> Iterator[None]:
+    """Within it new layers have a dtype."""
+    if dtype is None:
+        yield
+        return
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx(dtype)
+    keras.config.set_dtype_policy(dtype)
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before[0])
+        keras.config.set_dtype_policy(before[1])
+
+
+def _sample(inputs: Any, dtype: str | None) -> Any:
+    def widened(x: Any) -> Any:
+        return keras.ops.convert_to_tensor(x, dtype=dtype) if dtype is not None and _is_float(x) else x
+
+    return keras.tree.map_structure(widened, inputs)
+
+
+def _walk(model: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+    seen = set() if seen is None else seen
+    for layer in model._flatten_layers(include_self=False, recursive=False):
+        if id(layer) not in seen and not isinstance(layer, keras.layers.InputLayer):  # its name differs in a clone
+            seen.add(id(layer))
+            name = f"{path}/{layer.name}".lstrip("/")
             yield name, layer
+            yield from _walk(layer, name, seen)
+
+
+def _parameters(model: Any) -> dict[str, Any]:
+    """The trainable variables, by the layer that has each."""
+    owned = [(name, each) for name, layer in [("", model), *_walk(model)] for each in layer._trainable_variables]
+    named = [(f"{name}/{variable.name}".lstrip("/"), variable) for name, variable in owned]
+    return {name: variable for name, variable in named if keras.backend.is_float_dtype(variable.dtype)}
+
+
+def _weight(layer: Any, name: str | None) -> Any:
+    return next((weight.value for weight in layer.weights if weight.name == name), None)
 
 
 def _is_graph(model: Any) -> bool:
@@ -313,32 +289,10 @@ def _functional() -> Any:
     return type(keras.Model(x, keras.layers.Identity(name="y")(x), name="model"))
 
 
-def _run_graph(model: Any, call: Callable[[Any], Any], inputs: Any) -> Any:
-    graph = model._functional if isinstance(model, keras.Sequential) else model
-    outputs = graph._run_through_graph(inputs, operation_fn=call)
-    return outputs[0] if isinstance(outputs, (list, tuple)) and len(outputs) == 1 else outputs
-
-
-def _evaluate(model: Any, *inputs: Any, **_: Any) -> Any:
-    """The outputs of a model without casts between floating dtypes; the same for the models inside it."""
-
-    def call(layer: Any) -> Any:
-        if _is_graph(layer):
-            return partial(_evaluate, layer)
-        is_layer = isinstance(layer, keras.layers.Layer)  # which may have any class
-        if not is_layer and type(layer).__name__ == "Cast" and keras.backend.is_float_dtype(layer.dtype):
-            return lambda x: x if _is_float(x) else layer(x)
-        return layer
-
-    return _run_graph(model, call, keras.tree.map_structure(keras.ops.convert_to_tensor, inputs))
-
-
-def _get(layer: Any, name: str) -> Any:
-    try:
-        return attrgetter(name)(layer)
-    except AttributeError:
-        return None
+def _array(tensor: Any) -> Array:
+    return np.asarray(tensor.numpy() if isinstance(tensor, keras.Variable) else keras.ops.convert_to_numpy(tensor))
 
 
 def _is_float(value: Any) -> bool:
-    return keras.ops.is_tensor(value) and keras.backend.is_float_dtype(keras.backend.standardize_dtype(value.dtype))
+    has_dtype = hasattr(value, "dtype")
+    return has_dtype and bool(keras.backend.is_float_dtype(keras.backend.standardize_dtype(value.dtype)))

@@ -18,7 +18,7 @@ class Layer(NamedTuple):
         name: its path in the model.
         kind: the name of its class.
         converted: whether it is RMSNorm now.
-        why: the weights that were centred for it, or the reason why it stays a LayerNorm.
+        why: its eps, or the reason why it stays a LayerNorm.
     """
 
     name: str
@@ -40,9 +40,12 @@ class Conversion:
         layers: one entry for every LayerNorm.
         centred: names of the weights from which their mean over the features was subtracted.
         notes: sentences about everything else that differs.
-        exact: greatest difference of an output on the sample inputs in float64 (float32 in Keras on another backend
-            than TensorFlow), relative to the greatest element of that output.
+        exact: greatest difference of an output on the sample inputs in ``dtype``, relative to the greatest element of
+            that output.
         error: the same in the model's own dtypes, in which the centred weights were rounded again.
+        dtype: float64; float32 where memory has no room for six copies of all parameters in float64.
+        unreached: names of the parameters on which no output of the sample depends. They stay as they are, so a branch
+            that the sample does not take, as a rare expert, may differ where other inputs take it.
     """
 
     model: Any
@@ -51,12 +54,17 @@ class Conversion:
     notes: tuple[str, ...]
     exact: float
     error: float
+    dtype: str = "float64"
+    unreached: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        differences = (
-            f"outputs differ by {self.error:.1e} of the greatest element, in wide arithmetic by {self.exact:.1e}"
-        )
-        return "\n".join([*map(str, self.layers), *self.notes, differences])
+        lines = [*map(str, self.layers), *self.notes]
+        if self.centred:
+            lines.append(f"centred {first_names(self.centred)}")
+        if self.unreached:
+            lines.append(f"{first_names(self.unreached)}: not reached by the sample, so not changed")
+        error = f"outputs differ by {self.error:.1e} of the greatest element, in {self.dtype} by {self.exact:.1e}"
+        return "\n".join([*lines, error])
 
 
 def difference(before: Sequence[Any], after: Sequence[Any]) -> float:
@@ -82,7 +90,7 @@ def require_exact(exact: float, bound: float = CONVERSION) -> float:
     if not exact <= bound:
         raise ValueError(
             f"to_rms_norm: the outputs differ by {exact:.1e} of the greatest element, expected at most {bound:.0e}; "
-            "the model does something that its graph does not show, or it is random in evaluation mode"
+            "the model holds a weight that is no parameter of a module, or it is random in evaluation mode"
         )
     return exact
 
