@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Final
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -14,16 +16,21 @@ from rmsnorm.cli.callables import TARGET_HELP, Compiled, Device, Framework, Grad
 from rmsnorm.cli.reports import Json, Junit, Verbose, check_folders, write_reports
 from rmsnorm.cli.usage import choices, end_of_check, unusable
 from rmsnorm.parity import screen
-from rmsnorm.specification import dtypes
+from rmsnorm.specification import dtypes, errors
+from rmsnorm.specification.quantisation import get_quantisation
 
 _COMMAND: Final = "rmsnorm check"
 _more = partial(typer.Option, rich_help_panel="What must hold, too")
+_less = partial(typer.Option, rich_help_panel="What need not hold")
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm check my_norm:norm --variant llama\n\n"
     "    rmsnorm check my_norm.py:norm --variant llama --eps 1e-5 --dtype bfloat16 --junit parity.xml\n\n"
     "    rmsnorm check my_norm.py:Norm --init dim=64\n\n"
     "    rmsnorm check model.onnx --json parity.json\n\n"
+    "    rmsnorm check my_norm.py:norm --accept 'dscale: 16-bit sums' --quantity y,dx,dscale\n\n"
+    "    rmsnorm check my_norm.py:norm --xfails known.txt\n\n"
+    "    rmsnorm check my_kernels.py:fused --quantisation vllm.static\n\n"
     "Exit status: 0 everything agrees, 1 the target differs, crashed, hung or was stopped, 2 wrong usage, or no "
     "comparison was made."
 )
@@ -61,6 +68,21 @@ def check(
     ] = False,
     large: Annotated[bool, _more("--large", help="y of 2^31 elements: 16 GB or more, and minutes.")] = False,
     all_: Annotated[bool, _more("--all", help="Every case in every dtype with gradients, in JAX, too.")] = False,
+    quantity: Annotated[
+        list[str] | None, _less(help="What is judged, such as y,dx. Repeatable.", show_default="everything")
+    ] = None,
+    accept: Annotated[
+        list[str] | None,
+        _less(help="A quantity that may differ, and why, such as 'dscale: 16-bit sums'. Repeatable.", metavar="TEXT"),
+    ] = None,
+    xfails: Annotated[
+        Path | None,
+        _less(dir_okay=False, help="Known differences, a line for each as -v prints it; one that agrees now fails."),
+    ] = None,
+    quantisation: Annotated[
+        str | None,
+        typer.Option(help="For a function that quantises y: what it should be.", metavar="NAME", show_default="none"),
+    ] = None,
     verbose: Verbose = False,
     json: Json = None,
     junit: Junit = None,
@@ -81,6 +103,7 @@ def check(
             f"{_COMMAND}: TARGET is missing, expected your own such as my_norm.py:norm; "
             "to compare the backends of this package, use `rmsnorm selftest`"
         )
+    from rmsnorm.parity.declared import declared
     from rmsnorm.parity.worker import check_apart
 
     options = opening(_COMMAND, init, framework, device, gradients, compiled)
@@ -89,14 +112,38 @@ def check(
         raise unusable(f"{_COMMAND}: --variant is given {len(names)} times, expected one for a TARGET; drop some")
     types = choices("dtype", dtype, dtypes.FLOATS, _COMMAND) if dtype else None
     check_folders(_COMMAND, json, junit)
+    said = {"quantities": _listed(quantity), "accept": accept or None, "xfails": None if xfails is None else str(xfails)}
+    try:
+        declared(_COMMAND, **said)
+        if quantisation is not None:
+            get_quantisation(_COMMAND, quantisation)
+    except errors.InputError as error:
+        raise unusable(str(error)) from None
+    more: dict[str, Any] = {
+        "group_size": group_size, "edges": edges, "batch_invariant": batch_invariant, "exhaustive": exhaustive,
+        "large": large, "all_cases": all_, **said,
+    }  # fmt: skip
+    if quantisation is not None:
+        other = {"variant": variant, "eps": eps, "compiled": compiled, "no_gradients": not gradients, **more}
+        for name in (name for name, value in other.items() if value not in (None, False)):
+            option = {"all_cases": "all", "quantities": "quantity"}.get(name, name).replace("_", "-")
+            raise unusable(f"{_COMMAND}: --{option} is for a norm, expected none beside --quantisation; drop it")
+        options = {name: options[name] for name in ("framework", "device", "init")}
+        more = {"quantisation": quantisation}
     wanted = PRESETS[names[0]] if eps is None else PRESETS[names[0]].replace(eps=eps)
     with Console(stderr=True).status(f"asking {target}"):
-        report = check_apart(
-            target, wanted, dtypes=types, group_size=group_size, edges=edges, batch_invariant=batch_invariant,
-            exhaustive=exhaustive, large=large, all_cases=all_, **options,
-        )  # fmt: skip
+        report = check_apart(target, wanted, dtypes=types, **more, **options)
     screen.console().print(Text(report.text, style="" if report.passed else "red"))
     if verbose:
         screen.console().print(Text(report.details))
     write_reports([report.run], json, junit)
     end_of_check([report.run])
+
+
+def _listed(texts: Sequence[str] | None) -> list[str] | None:
+    """The names that the user wrote, with commas between them or in several options.
+
+    >>> _listed(["y,dx", "dscale"])
+    ['y', 'dx', 'dscale']
+    """
+    return [name.strip() for text in texts for name in text.split(",") if name.strip()] if texts else None

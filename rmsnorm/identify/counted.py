@@ -125,7 +125,7 @@ def with_fraction(probe: Probe, model: Model, own: Counted, known: Mapping[int, 
         findings.add("partial", None, f"at a width of {n} all elements change the others: {listed}")
         return model
     only = "; no other width could be tried: it may be another fraction, or a constant" if len(measured) == 1 else ""
-    share = k / n if p is None else float(p)
+    share = p or Fraction(k, n)
     findings.add("partial", share, f"the {own.end} elements that change the others: {listed}{only}")
     if p is not None and rounding is None:
         findings.add("partial_rounding", None, f"ceil and floor give the k that was seen: {listed}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -131,7 +132,7 @@ class Identity:
 
     @property
     def json(self) -> dict[str, Any]:
-        """Everything, as values that json.dumps takes; an infinite distance is None."""
+        """Everything, as values that json.dumps takes; an infinite distance is None, a fraction a text such as 1/3."""
         return _plain(asdict(self))
 
     @staticmethod
@@ -140,7 +141,7 @@ class Identity:
         variant = data["variant"]
         return Identity(**{
             **data,
-            "variant": None if variant is None else Variant(**variant),
+            "variant": None if variant is None else Variant.from_json(json.dumps(variant)),
             "findings": tuple(Finding(**finding) for finding in data["findings"]),
             "defects": tuple(data["defects"]),
             "axes": tuple(data["axes"]),
@@ -240,5 +241,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(entry) for entry in value]
     if isinstance(value, Fraction):
-        return float(value)
+        return str(value)  # 1/3 is no float
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -25,6 +25,7 @@ from rmsnorm.identify.model import Model
 from rmsnorm.identify.names import named
 from rmsnorm.identify.probe import Probe, open_probe
 from rmsnorm.identify.rounding import Numerics, explained, solve_rounding, solve_stages
+from rmsnorm.identify.sums import solve_sums
 from rmsnorm.specification.variants import PRESETS, Variant
 from rmsnorm.targets.open import WIDTH, open_target
 from rmsnorm.targets.target import Target, TargetError, random_state_kept
@@ -131,6 +132,7 @@ def _solved(probe: Probe, *, gradients: bool) -> Identity:
         solve_extremes(probe, model)
         if gradients:
             solve_gradients(probe, model)
+            solve_sums(probe)
         if gradients and confirmed:
             solve_gate_gradient(probe, model)
         model = replace(model, variant=solve_mask_and_residual(probe, model))

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rmsnorm.identify.identity import Identity
 from rmsnorm.specification import errors
-from rmsnorm.targets.processes import Worker, call
+from rmsnorm.targets.processes import Worker, call, look_in_current_folder
 
 _IMPORTS: Final = 300.0  # seconds to import a target, which do not count in its limit
 
@@ -50,6 +50,7 @@ def identify_job(job: dict[str, Any], write: Callable[..., None]) -> None:
     asked = {"gradients": options.pop("gradients", True), "width": options.get("width"), "time_limit": limit}
     for name in job["targets"]:
         write(patience=_IMPORTS, doing="its import")
+        look_in_current_folder(name)
         try:
             if not name.endswith(".onnx"):
                 with refused_by("identify"):

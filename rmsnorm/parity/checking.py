@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +20,7 @@ from rmsnorm.parity import asking, beyond
 from rmsnorm.parity.all_reduce import check_all_reduce
 from rmsnorm.parity.cases import Array, Data
 from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled, version_of
+from rmsnorm.parity.declared import declared
 from rmsnorm.parity.fitting import asked, expect_in_groups, fitted, has_gradients, in_batches, missing, together
 from rmsnorm.parity.judge import Expected, Outcome, biased, compare, failed
 from rmsnorm.parity.kernel import Kernel
@@ -53,6 +55,10 @@ def check(
     exhaustive: bool = False,
     large: bool = False,
     all_cases: bool = False,
+    quantities: Sequence[str] | str | None = None,
+    accept: Sequence[str] | Mapping[str, str] | str | None = None,
+    xfails: str | Path | None = None,
+    on_progress: Callable[[Run], None] = lambda run: None,
     quantisation: str | Quantisation | None = None,
     reciprocal_slack: float = 0.0,
     all_reduce: Order | None = None,
@@ -88,6 +94,12 @@ def check(
         all_cases: whether every case counts in every dtype, with gradients, also in JAX, which compiles each operation
             for each shape, in a minute or more. Else, unless ``edges`` or ``extremes`` asks for more, JAX has the cases
             in which the kit's mutants show, most of them in one dtype, and gradients in a few.
+        quantities: those that count, such as ("y", "dx"); None for all.
+        accept: what may differ, and why, such as "dscale: 16-bit sums"; all else is judged. That reason is confirmed by
+            ``identify``, and dscale must still agree in float32; another reason is taken as it is.
+        xfails: a file with the known differences, a line for each as a report has it, such as ``'many rows' bf16
+            dscale: 16-bit sums``, with ``*`` for any. A line whose comparisons agree is a failure.
+        on_progress: called with the run after each case.
         large: whether y of more than 2^31 elements counts, in the first dtype: 16 GB or more, and minutes.
         quantisation: for a function that quantises y: a preset of ``Quantisation``, or another one. It is called as
             f(x, scale, eps=..., residual=..., static_scale=..., global_scale=...), with the options that it takes and
@@ -115,7 +127,8 @@ def check(
         >>> print(check(norm, "gemma", dtypes="float32").text.splitlines()[0].split(":")[1].strip())
         norm is not gemma
     """
-    chosen = get_variant("check", variant)
+    chosen, says = get_variant("check", variant), declared("check", quantities, accept, xfails)
+    gradients = gradients and says.has_gradients
     named = _DTYPES if dtypes is None else dtypes if isinstance(dtypes, (list, tuple)) else (dtypes,)
     named = tuple(errors.dtype_named("check", "dtype", entry) for entry in named or (None,))
     how = function, framework, device, init or {}
@@ -158,6 +171,7 @@ def check(
             run.records = labelled([failed("y", sentence)], *labels)
             break
         run.records += labelled(comparisons, *labels)
+        on_progress(run)
     else:
         differentiated = gradients and target.differentiable
         for circumstance, comparisons in asking.in_circumstances(
@@ -182,6 +196,7 @@ def check(
     if target.is_new and elements and all(comparison.passed for comparison in run.records):
         run.records += labelled(_of_new(target, chosen), chosen.name, ASKED, "first parameters")
     biased(run, signed, chosen)
+    says.apply(run, chosen.name, lambda: identify(target).defects)
     run.seconds = time.monotonic() - began
     run.conclude()
     if not elements and not run.failures:

@@ -30,6 +30,7 @@ class Comparison:
         passed: whether both bounds hold.
         detail: why it did not pass, else empty.
         variant, dtype, case: of the case; the dtype is that of x. Empty until ``labelled``.
+        accepted: why it may differ, for a difference that its owner knows.
     """
 
     quantity: str
@@ -43,6 +44,7 @@ class Comparison:
     variant: str = ""
     dtype: str = ""
     case: str = ""
+    accepted: str = ""
 
 
 def labelled(comparisons: Sequence[Comparison], variant: str, dtype: str, case: str) -> list[Comparison]:
@@ -75,7 +77,7 @@ class Run(Worker):
 
     Its status is ``held``, ``differs``, ``absent``, ``refused``, ``crashed``, ``hung`` or ``stopped``. ``identity`` is
     what ``identify`` says of a target that differs, where it says something. ``signed`` has sentences on the mean
-    signed error of y, and of x + residual, in each dtype.
+    signed error of y, and of x + residual, in each dtype. ``notes`` has what else must be said.
     """
 
     cases: int = 0
@@ -84,10 +86,15 @@ class Run(Worker):
     identity: Identity | None = None
     signed: list[str] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def failures(self) -> list[Comparison]:
-        return [record for record in self.records if not record.passed]
+        return [record for record in self.records if not (record.passed or record.accepted)]
+
+    @property
+    def accepted(self) -> list[Comparison]:
+        return [record for record in self.records if record.accepted]
 
     def conclude(self) -> None:
         """The status by the records. Without a record nothing has held."""

@@ -80,7 +80,7 @@ def check_quantised(
     run.seconds = time.monotonic() - began
     norm = Variant.get("standard")
     return QuantisedReport(
-        kernel.name, norm, run, label=preset.name, quantisation=preset, counts=dict(counts), instead=instead
+        kernel.name, norm, run, label=preset.label, quantisation=preset, counts=dict(counts), instead=instead
     )
 
 

@@ -101,10 +101,16 @@ class Report:
         run, name = self.run, self.label or self.variant.label
         where = f"{run.name} {run.version} on {run.device}"
         if self.passed:
-            held = f"all {len(run.records)} comparisons of {run.cases} cases held ({where})"
+            count = len(run.records) - len(run.accepted)
+            some = f"{count} of {len(run.records)}" if run.accepted else f"all {count}"
+            held = f"{some} comparisons of {run.cases} cases held ({where})"
             return "\n".join([f"{self.target} is {name}: {held}", *self._counts, *_not_compared(run)])
         if run.status != "differs":
-            return f"{self.target} was not compared: {run.message}"
+            if not run.records:
+                return f"{self.target} was not compared: {run.message}"
+            count = f"{len(run.records) - len(run.failures)} of {len(run.records)} comparisons of {run.cases} cases held"
+            ended = f"{self.target} was not compared to the end: {run.message}; before, {count}"
+            return "\n".join([ended, *(_shortened(record, self.target) for record in run.failures[:_SHOWN])])
         alike: dict[str, list[Comparison]] = {}
         for record in sorted(run.failures, key=lambda record: record.quantity != "y"):
             alike.setdefault(_kind(record), []).append(record)
@@ -138,17 +144,31 @@ class Report:
         """A line that says how many comparisons had each option that the target takes."""
         compared = options(self.run)
         parts = [f"{compared.get(name, 0)} with {name.replace(', ', ' + ')}" for name in self.options]
-        return [f"options: of {len(self.run.records)} comparisons {', '.join(parts)}"] if parts else []
+        taken = [f"options: of {len(self.run.records)} comparisons {', '.join(parts)}"] if parts else []
+        return taken + _accepted(self.run)
 
     @cached_property
     def details(self) -> str:
         """Every difference, the mean signed errors, all that was not compared, and the whole report of ``identify``."""
         run = self.run
-        lines = [*map(_difference, run.failures), *run.signed, *_not_compared(run, width=sys.maxsize)]
+        lines = [*map(_difference, [*run.failures, *run.accepted]), *run.signed, *_not_compared(run, width=sys.maxsize)]
         return "\n".join([*lines, run.message if run.identity is None else run.identity.text])
 
     def __repr__(self) -> str:
         return self.text
+
+
+def _accepted(run: Run) -> list[str]:
+    """A line for each quantity that differs as its owner said, and why."""
+    alike: dict[tuple[str, str], list[Comparison]] = {}
+    for record in run.accepted:
+        alike.setdefault((record.quantity, record.accepted), []).append(record)
+    lines = []
+    for (quantity, why), records in alike.items():
+        most = max(record.max_ulp for record in records)
+        far = f", by at most {most:.0f} ulp" if math.isfinite(most) else ""
+        lines.append(f"accepted: {quantity}: {why}: {len(records)} comparison{'s' * (len(records) > 1)} differ{far}")
+    return lines + run.notes
 
 
 def _difference(record: Comparison) -> str:
@@ -257,7 +277,7 @@ def write_junit(runs: Sequence[Run], path: Path) -> None:
     root = ElementTree.Element("testsuites", name="rmsnorm")
     for run in runs:
         broken = run.status in ("crashed", "hung", "stopped", "refused")
-        unasked = int(run.status == "absent") + len(run.skipped)
+        unasked = int(run.status == "absent") + len(run.skipped) + len(run.accepted)
         count = len(run.records) + len(run.skipped) + int(broken or run.status == "absent")
         suite = ElementTree.SubElement(
             root, "testsuite", name=run.name, tests=str(count), failures=str(len(run.failures)),
@@ -268,7 +288,9 @@ def write_junit(runs: Sequence[Run], path: Path) -> None:
                 suite, "testcase", classname=f"rmsnorm.{run.name}.{record.variant}",
                 name=f"{record.case} [{dtypes.short(record.dtype)}] {record.quantity}",
             )  # fmt: skip
-            if not record.passed:
+            if record.accepted:
+                ElementTree.SubElement(case, "skipped", message=f"accepted: {record.accepted}")
+            elif not record.passed:
                 message = numbers(record) if record.bound else record.detail
                 message += f"; {run.message}" if run.message else ""
                 ElementTree.SubElement(case, "failure", message=message).text = record.detail
@@ -339,7 +361,7 @@ def _bits(run: Run) -> Text:
 
 def _line(run: Run) -> Text:
     name = _title(run)
-    passed = len(run.records) - len(run.failures)
+    passed = sum(record.passed for record in run.records)
     instead = f"; {run.message}" if run.message else ""
     words = {
         "held": (f"held: all {len(run.records)} comparisons of {run.cases} cases", "green"),

@@ -12,8 +12,9 @@ from rmsnorm.parity.comparison import Comparison, Run, Skip
 from rmsnorm.parity.report import Report
 from rmsnorm.parity.run import PATIENCE
 from rmsnorm.specification import errors
+from rmsnorm.specification.quantisation import get_quantisation
 from rmsnorm.specification.variants import PRESETS, Variant
-from rmsnorm.targets.processes import call
+from rmsnorm.targets.processes import call, look_in_current_folder
 from rmsnorm.targets.target import Shape, Target
 
 _LARGE: Final = 15.0  # times as much patience where y has 2^31 elements, and with the golden
@@ -34,6 +35,9 @@ def check_apart(target: str, variant: Variant, *, patience: float = PATIENCE, **
     job = {"target": target, "variant": variant.name, "eps": variant.eps, "options": options, "patience": patience}
     for message in call(run, "rmsnorm.parity.worker:check_job", job, patience=patience):
         calls = message.get("calls", calls)
+        if "compared" in message:  # each case as it comes, so that a crash keeps those before it
+            run.records += [Comparison(**record) for record in message["compared"]]
+            run.name, run.version, run.cases = message["name"], message["version"], message["cases"]
         if "result" in message:
             return _report(message["result"], variant)
     if run.status == "refused":
@@ -50,22 +54,48 @@ def check_job(job: dict[str, Any], write: Callable[..., None]) -> dict[str, Any]
     from rmsnorm.targets import open_target
 
     options, variant = job["options"], PRESETS[job["variant"]].replace(eps=job["eps"])
-    write(patience=job["patience"], doing="opening it")
+    patience = job["patience"] * (_LARGE if "quantisation" in options else 1)  # whose calls are not announced
+    write(patience=patience, doing="opening it")
+    look_in_current_folder(job["target"])
+    if "quantisation" in options:
+        quantised = check(job["target"], **options)
+        more = {"quantisation": options["quantisation"], "counts": quantised.counts, "instead": quantised.instead}
+        return _json(quantised) | {"quantised": more}
     how = {"framework": options.pop("framework", None), "init": options.pop("init", None)}
     opened = open_target(job["target"], **how, device=options["device"], op="check")
-    report = check(announced(opened, write, job["patience"]), variant, **options)
+    sent = 0
+
+    def send(run: Run) -> None:
+        nonlocal sent
+        records = [asdict(record) for record in run.records[sent:]]
+        sent = len(run.records)
+        write(compared=records, name=run.name, version=run.version, cases=run.cases)
+
+    return _json(check(announced(opened, write, job["patience"]), variant, on_progress=send, **options))
+
+
+def _json(report: Report) -> dict[str, Any]:
     identity = report.run.identity
     run = asdict(replace(report.run, identity=None))
-    return {"target": report.target, "run": run, "identity": identity and identity.json, "options": report.options}
+    return {
+        "target": report.target, "run": run, "identity": identity and identity.json, "options": report.options,
+        "label": report.label,
+    }  # fmt: skip
 
 
 def _report(result: Mapping[str, Any], variant: Variant) -> Report:
-    """The report that ``check_job`` returned."""
+    """The report of which that is the ``_json``."""
     fields, identity = result["run"], result["identity"]
     fields["records"] = [Comparison(**record) for record in fields["records"]]
     fields["skipped"] = [Skip(*skip) for skip in fields["skipped"]]
     fields["identity"] = None if identity is None else Identity.from_json(identity)
-    return Report(result["target"], variant, Run(**fields), tuple(result["options"]))
+    parts = result["target"], variant, Run(**fields), tuple(result["options"]), result["label"]
+    if quantised := result.get("quantised"):
+        from rmsnorm.parity.quantised import QuantisedReport
+
+        more = {**quantised, "quantisation": get_quantisation("check", quantised["quantisation"])}
+        return QuantisedReport(*parts, **{**more, "instead": tuple(more["instead"])})
+    return Report(*parts)
 
 
 def announced(target: Target, write: Callable[..., None], patience: float) -> Target:

@@ -178,6 +178,18 @@ class Quantisation:
                 fix = "change the two together"
                 raise errors.out_of_domain("Quantisation", name, getattr(self, name), want, fix)
 
+    @property
+    def label(self) -> str:
+        """Its name, and what differs from the preset of that name.
+
+        >>> Quantisation.get("torchao.mx").replace(scale_round="ceil").label, Quantisation.get("torchao.mx").label
+        ("torchao.mx with scale_round='ceil'", 'torchao.mx')
+        """
+        preset = QUANTISATIONS.get(self.name)
+        own = () if preset is None else (f.name for f in fields(self) if getattr(self, f.name) != getattr(preset, f.name))
+        changed = ", ".join(f"{name}={getattr(self, name)!r}" for name in own if name != "source")
+        return f"{self.name} with {changed}" if changed else self.name
+
     def has(self, number: float) -> bool:
         """Whether the element has this number, 0 < number <= its largest."""
         if self.element == "int8":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, Final
@@ -88,6 +88,9 @@ class NumPy(Bridge):
     strided = True
     array = np.ndarray
 
+    def __init__(self, device: str = "cpu") -> None:
+        _require("numpy", device, False)
+
     def scope(self, wide: bool) -> contextlib.AbstractContextManager[Any]:
         return np.errstate(all="ignore")
 
@@ -107,6 +110,28 @@ class Torch(Bridge):
 
         _require("torch", device, torch.cuda.is_available())
         self.torch, self.device, self.array = torch, device, torch.Tensor
+
+    @contextlib.contextmanager
+    def scope(self, wide: bool) -> Iterator[None]:
+        """Without the modes that the caller may be in, and the hooks that some put on every module."""
+        from torch.utils import _python_dispatch as dispatch
+
+        module = vars(self.torch.nn.modules.module)
+        hooks = [(entry, dict(entry)) for name, entry in module.items() if name.startswith("_global_") and isinstance(entry, dict)]
+        with (
+            self.torch.inference_mode(False),
+            self.torch.set_grad_enabled(True),
+            self.torch.autograd.set_detect_anomaly(False),  # which takes a NaN for an error
+            self.torch.autocast(self.torch.device(self.device).type, enabled=False),
+            dispatch._disable_current_modes(),  # such as FlopCounterMode
+        ):
+            try:
+                for entry, _ in hooks:
+                    entry.clear()
+                yield
+            finally:
+                for entry, own in hooks:
+                    entry.update(own)
 
     def send(self, array: Array) -> Any:
         memory, first, strides = _memory(array)
@@ -331,7 +356,7 @@ def _memory(array: Array) -> tuple[Array, int, tuple[int, ...]]:
 
 
 _BRIDGES: Final[dict[str, Callable[[str], Bridge]]] = {
-    "numpy": lambda device: NumPy(),
+    "numpy": NumPy,
     "torch": Torch,
     "tf": TensorFlow,
     "flax": Jax,

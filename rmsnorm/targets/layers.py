@@ -8,6 +8,7 @@ import functools
 import importlib
 import inspect
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -19,6 +20,7 @@ from rmsnorm.targets.names import Others, assign, assigned, inputs_of, renamed
 from rmsnorm.targets.target import NoTarget, Shape, Target
 
 Opener = Callable[[Any, str, str, Others], Target]
+_UNNAMED: Final = re.compile(r"variable(_\d+)?")
 
 
 def opener(thing: Any) -> Opener | None:
@@ -119,7 +121,7 @@ def open_keras(
         return fresh
 
     def shapes(shape: Shape) -> dict[str, Shape]:
-        return {v.name: tuple(v.shape) for v in built(shape, "float32", "float32").trainable_variables}
+        return {name: tuple(v.shape) for name, v in _own_names(built(shape, "float32", "float32"))}
 
     def call(arrays: Mapping[str, Any]) -> Any:
         x = arrays["x"]
@@ -127,7 +129,7 @@ def open_keras(
         parameters = [arrays[argument] for argument in ("scale", "bias", "factor", "gate_vector") if argument in arrays]
         fresh = built(shape, dtype_of(x), dtype_of(parameters[0]) if parameters else dtype_of(x))
         chosen = renamed(arrays, assign(shapes(shape)))
-        values = [chosen.get(v.name, v.value) for v in fresh.trainable_variables]
+        values = [chosen.get(name, v.value) for name, v in _own_names(fresh)]
         others = [v.value for v in fresh.non_trainable_variables]
         return fresh.stateless_call(values, others, x, **renamed(arrays, inputs), **options)[0]
 
@@ -137,6 +139,21 @@ def open_keras(
         training=training if "training" in inspect.signature(layer.call).parameters else None,
         shape_of=lambda argument, shape: shapes(shape)[assign(shapes(shape))[argument]],
     )  # fmt: skip
+
+
+def _own_names(layer: Any) -> list[tuple[str, Any]]:
+    """The trainable variables of a Keras layer in their order, each with its name.
+
+    One without a name of its own has a number instead, that of all such variables of the process, and so another one
+    in each new layer. It goes by its attribute, or by its place.
+    """
+    attributes = {
+        id(value): key for part in layer._flatten_layers() for key, value in vars(part).items() if hasattr(value, "shape")
+    }
+    return [
+        (attributes.get(id(v), f"variable.{place}") if _UNNAMED.fullmatch(v.name) else v.name, v)
+        for place, v in enumerate(layer.trainable_variables)
+    ]
 
 
 def build(layer: Any, shape: Sequence[int]) -> None:

@@ -16,7 +16,7 @@ from rmsnorm.targets.names import assign
 from rmsnorm.targets.target import NoTarget, Target
 
 
-def open_onnx(path: Path) -> Target:
+def open_onnx(path: Path, device: str = "cpu") -> Target:
     """Open a model whose first output is y, and whose x is the first input without the name of another argument.
 
     Initializers with more than one element become inputs, so that the gain can be set. Whether it is a model is for
@@ -25,6 +25,7 @@ def open_onnx(path: Path) -> Target:
     Raises:
         NoTarget: there is no such file, or it is no ONNX model that onnxruntime runs.
         ModuleNotFoundError: onnx or onnxruntime is not installed.
+        ValueError: onnxruntime has no such device.
     """
     if not path.is_file():
         raise NoTarget(f"there is no file {path}, expected an ONNX model; check the name")
@@ -33,14 +34,17 @@ def open_onnx(path: Path) -> Target:
         import onnxruntime  # type: ignore[import-untyped, unused-ignore]
     except ModuleNotFoundError as error:
         raise errors.missing_framework(str(error.name), "onnx") from None
+    providers = {key: name for key, name in _PROVIDERS.items() if name in onnxruntime.get_available_providers()}
+    if device not in providers:
+        raise errors.not_a_choice("onnx", "device", device, list(providers))
     try:
-        return _opened(path, onnx, onnxruntime)
+        return _opened(path, onnx, onnxruntime, providers[device])
     except Exception as error:  # of many types: a file from outside can make its reader raise anything
         reason = " ".join(f"{type(error).__name__}: {_PLACE.sub('', str(error))}".split())
         raise NoTarget(f"{path} is no ONNX model that onnxruntime runs ({reason:.200}); check the file") from None
 
 
-def _opened(path: Path, onnx: Any, onnxruntime: Any) -> Target:
+def _opened(path: Path, onnx: Any, onnxruntime: Any, provider: str) -> Target:
     model = onnx.load(path)
     graph = model.graph
     if not (graph.input and graph.output):
@@ -60,7 +64,9 @@ def _opened(path: Path, onnx: Any, onnxruntime: Any) -> Target:
     own = assign({name: tuple(size or 0 for size in shapes[name]) for name in others if name not in like_x.values()})
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[provider])
+    if session.get_providers()[0] != provider:  # onnxruntime goes on without it
+        raise ValueError(f"{provider} does not start")
 
     def call(arrays: Mapping[str, Any]) -> Any:
         feeds = {
@@ -86,6 +92,7 @@ def _opened(path: Path, onnx: Any, onnxruntime: Any) -> Target:
     )  # fmt: skip
 
 
+_PROVIDERS: Final = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # what comes before onnxruntime's message: a number, and the place in its source
 _PLACE: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (/onnxruntime_src.*\) (?=[A-Z]))?")
 _DTYPES = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}

@@ -40,7 +40,8 @@ _BEYOND: Final = {"equinox": "jax", "haiku": "jax", "mlx": "mlx", "onnx": "numpy
 _FACTORY: Final = "or name a function without arguments that returns the layer"
 _HOW: Final = f"pass it in init, such as --init {{}}=64, {_FACTORY}"
 _KNOWN: Final = "pass one of these in init"
-_OPTION: Final = "pass an option in init, such as --init {0}=1, or the shape of an array, such as --arg {0}=4x64"
+_OPTION: Final = "pass an option in init, such as --init {0}=1"
+_SHAPE: Final = ", or the shape of an array, such as --arg {0}=4x64"
 _NAMED: Final = "name a function of x, of (x, weight) or of (x, weight, bias) that calls it"
 _PACKAGES: Final = {*_BEYOND, *(name for row in FRAMEWORKS.values() for name in (row.package, row.layers))} - {"onnx"}
 
@@ -92,7 +93,7 @@ def open_target(
         raise NoTarget(str(error)) from None
     with refused_by(op):
         if isinstance(target, (str, Path)) and str(target).endswith(".onnx"):
-            return open_onnx(Path(target))
+            return open_onnx(Path(target), device)
         name = target if isinstance(target, str) else name_of(target)
         thing = locate(target) if isinstance(target, str) else target
         axes = (axis,) if isinstance(axis, int) else tuple(axis)
@@ -100,7 +101,7 @@ def open_target(
             if not all(-len(shape) <= entry < len(shape) for entry in axes):
                 raise NoTarget(f"axis is {axis}, expected axes of shape {tuple(shape)}")
             width = width or math.prod(shape[entry] for entry in axes)
-        call = _Call(framework, device, axes, tuple(args or {}))
+        call = _Call(framework, device, axes, tuple(args or {}), op)
         opened = _open(thing, name, width, dict(init or {}), call)
         return _with_arguments(opened, None if shape is None else tuple(shape), args or {})
 
@@ -109,13 +110,14 @@ def open_target(
 class _Call:
     """How to call what is opened: the axes of a function's parameters, and the names of its other arguments.
 
-    ``fresh``: whether nobody else has it.
+    ``op``: what asks. ``fresh``: whether nobody else has it.
     """
 
     framework: str | None
     device: str
     axes: tuple[int, ...]
     others: tuple[str, ...]
+    op: str
     fresh: bool = False
 
 
@@ -219,7 +221,8 @@ def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
         _check_known(function, name, how.others)
         names, values = arguments_of(function, one, how.others)
     except Unguessable as error:
-        raise NoTarget(f"{name} {error}; {_OPTION.format(error.argument) if error.argument else _NAMED}") from None
+        option = _OPTION + _SHAPE * (how.op == "identify")  # which alone has that option
+        raise NoTarget(f"{name} {error}; {option.format(error.argument) if error.argument else _NAMED}") from None
     arguments = tuple(argument for argument in names if argument != "x")
 
     def call(arrays: Mapping[str, Any]) -> Any:

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 from rmsnorm.specification.errors import InputError
@@ -32,6 +34,8 @@ _READER_END: Final = 10.0  # seconds; the reader takes so long only where a chil
 _PARENT: Final = "RMSNORM_PARENT"
 _PR_SET_PDEATHSIG: Final = 1  # of prctl
 _POLL: Final = 1.0  # seconds
+_FOLDER: Final = str(Path(__file__).resolve().parents[2])  # of this package
+_PROGRAM: Final = f"import sys; sys.path.append({_FOLDER!r}); from rmsnorm.targets.processes import answer; answer()"
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
@@ -129,6 +133,20 @@ def answer() -> None:
         write(result=result)
 
 
+def look_in_current_folder(target: str) -> None:
+    """Look for modules in the current folder first, as ``python -m`` does, if it has the one of module:attribute.
+
+    Otherwise it is left out: whatever lies beside a file of somebody else, such as a json.py, is not run.
+    """
+    module, colon, _ = target.rpartition(":")
+    top, folder = module.partition(".")[0], str(Path.cwd())
+    if not (colon and top) or module.endswith(".py") or folder in sys.path:
+        return
+    own = PathFinder.find_spec(top, [folder])
+    if own is not None and (own.origin or find_spec(top) is None):  # a folder without __init__.py hides no package
+        sys.path.insert(0, folder)
+
+
 def end_by_exception() -> None:
     """Let SIGTERM and SIGHUP end this process as an exception does: unfinished files are removed, workers are ended."""
 
@@ -196,8 +214,10 @@ def call(worker: Worker, function: str, job: Any, *, patience: float) -> Iterato
         another exception is raised as a RuntimeError with its text: a mistake of this package.
     job, result: values that JSON has.
     patience: as of ``messages``.
+
+    It looks for modules where an installed program does, and not in the current folder (``look_in_current_folder``).
     """
-    command = [sys.executable, "-c", "from rmsnorm.targets.processes import answer; answer()", function]
+    command = [sys.executable, "-P", "-c", _PROGRAM, function]
     try:
         yield from messages(worker, command, patience=patience, job=job)
     except KeyboardInterrupt:

@@ -243,3 +243,45 @@ def test_targets_that_are_one_function_notice_together():
     assert target.touched == {"x"}
     assert target.second is not None
     assert np.array_equal(target.second, other.second)
+
+
+def test_a_file_that_was_edited_is_loaded_again_and_what_lies_beside_it(tmp_path):
+    """Within one second, and of one size, which is all that Python's own cache of a module knows of it."""
+    path, target = list(sys.path), f"{tmp_path / 'edited.py'}:norm"
+
+    def factor() -> float:
+        return float(open_target(target, framework="numpy").forward(np.ones((2, 4), "float32"))[0, 0])
+
+    try:
+        (tmp_path / "edited_beside.py").write_text("FACTOR = 2\n")
+        (tmp_path / "edited.py").write_text("import edited_beside\ndef norm(x):\n    return 1 * edited_beside.FACTOR * x")
+        assert factor() == 2
+        module = sys.modules["edited_beside"]
+        assert factor() == 2
+        assert sys.modules["edited_beside"] is module  # nothing was edited
+        (tmp_path / "edited_beside.py").write_text("FACTOR = 3\n")
+        assert factor() == 3
+        (tmp_path / "edited.py").write_text("import edited_beside\ndef norm(x):\n    return 2 * edited_beside.FACTOR * x")
+        assert factor() == 6
+    finally:
+        sys.path[:] = path
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_weight_of_keras_without_a_name_is_that_of_its_attribute(named):
+    keras = pytest.importorskip("keras", reason="keras is not installed; pip install '.[tf]'")
+
+    class Norm(keras.layers.Layer):
+        def build(self, shape):
+            self.shift = self.add_weight(shape=shape[-1:], initializer="zeros", name="beta" if named else None)
+            self.gain = self.add_weight(shape=shape[-1:], initializer="ones", name="gamma" if named else None)
+
+        def call(self, x):
+            return x * self.gain + self.shift
+
+    target = open_target(Norm(), width=8)
+    x, gain, bias = np.ones((2, 8), "float32"), np.arange(8, dtype="float32"), np.full(8, 3, "float32")
+    for dtype in ("float32", "float64", "float16"):  # each has a layer of its own
+        y = target.forward(x.astype(dtype), gain.astype(dtype), bias.astype(dtype))
+        np.testing.assert_array_equal(y[0].astype("float32"), gain + 3)
+    assert target.names == ({"bias": "beta", "scale": "gamma"} if named else {"bias": "shift", "scale": "gain"})
