@@ -14,7 +14,7 @@ from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.parity.cases import Array, Case, Data, call_of, make
 from rmsnorm.parity.circumstances import Circumstance, Question, case_of, circumstances, levels_for, question
-from rmsnorm.parity.comparison import Comparison, Refusal
+from rmsnorm.parity.comparison import Comparison
 from rmsnorm.parity.equations import Steps
 from rmsnorm.parity.fitting import in_groups, matched, requires_gate
 from rmsnorm.parity.judge import Expected, Outcome, compare, failed, golden
@@ -24,7 +24,9 @@ from rmsnorm.targets import Target, TargetError
 from rmsnorm.targets.target import Called, WrongResult
 
 _FLOATS: Final = ("x", "scale", "bias", "residual", "gate")
-_FROZEN: Final = {"frozen gain": ("scale",), "frozen x": ("x", "residual", "gate"), "none": _FLOATS, "dh alone": ("scale", "bias", "gate")}
+_FROZEN: Final = {  # what has no gradient
+    "frozen gain": ("scale",), "frozen x": ("x", "residual", "gate"), "none": _FLOATS, "dh alone": ("scale", "bias", "gate"),
+}  # fmt: skip
 
 
 class Refused(Exception):
@@ -38,22 +40,24 @@ def in_circumstances(
     *,
     gradients: bool,
     group_size: int | None,
-    refusals: list[Refusal],
     quick: bool = False,
     strength: int = 2,
-) -> Iterator[tuple[Circumstance, list[Comparison]]]:
-    """The comparisons of every circumstance; ``refusals`` gets those in which the target raises."""
+) -> Iterator[tuple[Circumstance, Question, list[Comparison] | str]]:
+    """The comparisons of every circumstance, or what the target raised in it."""
     gate = "gate" in target.arguments and _requires_gate(target, variant, types[0])
     levels = levels_for(
         target, types, gradients=gradients, group_size=group_size, required_gate=gate, quick=quick
     )  # fmt: skip
     for circumstance in circumstances(levels, strength=strength):
-        sized, case = matched(target, case_of(circumstance, variant), group_size)
-        case = replace(case, **{name: getattr(case_of(circumstance, variant), name) for name in ("scale", "bias")})
+        case = case_of(circumstance, variant)
+        sized, fitting = matched(target, case, group_size)
+        posed = question(circumstance, replace(fitting, scale=case.scale, bias=case.bias), variant)
         try:
-            yield circumstance, ask(sized, question(circumstance, case, variant), group_size)
+            comparisons = ask(sized, posed, group_size)
         except Refused as refusal:
-            refusals.append(Refusal(circumstance.levels, str(refusal)))
+            yield circumstance, posed, str(refusal)
+        else:
+            yield circumstance, posed, comparisons
 
 
 def _requires_gate(target: Target, variant: Variant, dtype: str) -> bool:

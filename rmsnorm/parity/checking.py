@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -25,12 +25,14 @@ from rmsnorm.parity.fitting import asked, expect_in_groups, fitted, has_gradient
 from rmsnorm.parity.judge import Expected, Outcome, biased, compare, failed
 from rmsnorm.parity.kernel import Kernel
 from rmsnorm.parity.quantised import check_quantised
+from rmsnorm.parity.refusals import Refusals, facts_of, levels_of
 from rmsnorm.parity.report import Report, sentences, skips
 from rmsnorm.specification import dtypes as formats
 from rmsnorm.specification import errors
 from rmsnorm.specification.quantisation import Quantisation
 from rmsnorm.specification.variants import Preset, Variant, get_variant
 from rmsnorm.targets import Target, TargetError, open_target
+from rmsnorm.targets.limits import Limits, limits_of
 from rmsnorm.targets.target import WrongResult, random_state_kept
 
 _DTYPES: Final = ("float16", "bfloat16", "float32")
@@ -58,6 +60,7 @@ def check(
     quantities: Sequence[str] | str | None = None,
     accept: Sequence[str] | Mapping[str, str] | str | None = None,
     xfails: str | Path | None = None,
+    limits: Limits | Mapping[str, Any] | Literal["auto"] | None = None,
     on_progress: Callable[[Run], None] = lambda run: None,
     quantisation: str | Quantisation | None = None,
     reciprocal_slack: float = 0.0,
@@ -97,6 +100,9 @@ def check(
         quantities: those that count, such as ("y", "dx"); None for all.
         accept: what may differ, and why, such as "dscale: 16-bit sums"; all else is judged. That reason is confirmed by
             ``identify``, and dscale must still agree in float32; another reason is taken as it is.
+        limits: of what x it takes: rank, multiple_of, widths, contiguous, same_dtype, max_rows. Cases get other shapes
+            to fit. An exception is a refusal, and the check fails where no limit explains it; "auto" takes those that
+            explain what was refused.
         xfails: a file with the known differences, a line for each as a report has it, such as ``'many rows' bf16
             dscale: 16-bit sums``, with ``*`` for any. A line whose comparisons agree is a failure.
         on_progress: called with the run after each case.
@@ -136,7 +142,10 @@ def check(
         return check_quantised(Kernel(*how), quantisation, named, reciprocal_slack)
     if all_reduce is not None:
         return check_all_reduce(Kernel(*how, of_parts=True), chosen, all_reduce, named)
+    declared_limits = limits_of("check", None if limits == "auto" else limits)
     target = in_batches(open_target(function, framework=framework, init=init, device=device, op="check"))
+    target = replace(target, limits=declared_limits, rank=target.rank or declared_limits.rank)
+    refusals = Refusals()
     types = (target.dtypes["x"],) if dtypes is None and "x" in target.dtypes else named
     if group_size is not None and (group_size < 1 or (target.resized is None and (target.width or 0) % group_size)):
         want = "a positive divisor of the width" if group_size > 0 else "a positive number"
@@ -163,6 +172,10 @@ def check(
             comparisons = [comparison for comparison in comparisons if comparison.quantity not in refused]
             if not comparisons:
                 continue
+        if "y" in refused and not (called.returned or data.case.edge):
+            refusals.refused(data.case.name, data.x.dtype.name, facts_of(data), levels_of(data), comparisons)
+            continue
+        refusals.answered(facts_of(data), levels_of(data))
         run.cases, elements = run.cases + 1, elements + data.x.size
         if called.returned:
             came, wanted = " and ".join(sorted(called.returned)), called.bridge.array
@@ -174,12 +187,19 @@ def check(
         on_progress(run)
     else:
         differentiated = gradients and target.differentiable
-        for circumstance, comparisons in asking.in_circumstances(
-            target, chosen, types, gradients=differentiated, group_size=group_size, refusals=run.refusals, quick=quick,
+        for circumstance, question, answer in asking.in_circumstances(
+            target, chosen, types, gradients=differentiated, group_size=group_size, quick=quick,
             strength=3 if all_cases else 2,
-        ):
-            run.cases, elements = run.cases + 1, elements + 1
-            run.records += labelled(comparisons, chosen.name, circumstance["x"], circumstance.name)
+        ):  # fmt: skip
+            dtype, name = circumstance["x"], circumstance.name
+            if isinstance(answer, str):
+                refusals.refused(name, dtype, question.facts, circumstance.levels, [failed("y", answer)])
+                continue
+            refusals.answered(question.facts, circumstance.levels)
+            run.cases, elements = run.cases + 1, elements + question.order.size
+            run.records += labelled(answer, chosen.name, dtype, name)
+            on_progress(run)
+        refusals.conclude(run, chosen.name, accepted=limits == "auto")
         more = beyond.Beyond(target, chosen, group_size, run.skipped, differentiated, compiled)
         answers = [(beyond.BATCHES, types[0], more.batches())] if batch_invariant else []
         for dtype in dict.fromkeys(types) if exhaustive else ():

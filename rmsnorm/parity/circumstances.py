@@ -20,6 +20,7 @@ from rmsnorm.parity.cases import Array, Case, Data, make
 from rmsnorm.parity.covering import covering
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import Target
+from rmsnorm.targets.limits import Facts
 
 ROWS: Final = {
     "1 row": 1, "few rows": 6, "257 rows": 257, "thousands of rows": 2050, "8,209 rows": 8209, "65,601 rows": 65601,
@@ -166,6 +167,14 @@ def levels_for(
         levels["width"] = (str(target.width),)
     elif target.named_width:
         levels["width"] = (str(target.named_width), *levels["width"])
+    limits = target.limits
+    levels["width"] = tuple(str(limits.width_near(int(width))) for width in levels["width"])
+    if limits.max_rows is not None:
+        levels["rows"] = tuple(name for name in levels["rows"] if ROWS[name] <= limits.max_rows) or ("1 row",)
+    if limits.contiguous:
+        levels |= {"layout": ("contiguous",), "gain's memory": ("dense gain",), "dy": ("dense dy",)}
+    if limits.same_dtype:
+        levels["gain"] = tuple(level for level in levels["gain"] if level != "gain float32")
     if group_size is not None:
         levels["width"] = tuple(dict.fromkeys(str(_in_groups_of(int(width), group_size)) for width in levels["width"]))
     if target.rank is not None:
@@ -219,6 +228,14 @@ class Question:
     def spread(self, array: Array) -> Array:
         """An array of the different rows as one of the shape of x."""
         return array[self.order].reshape(*self.lead, *array.shape[1:])
+
+    @property
+    def facts(self) -> Facts:
+        """What limits may forbid of it."""
+        level, shape = self.circumstance, (*self.lead, *self.rows.x.shape[1:])
+        dense = level["layout"] == "contiguous" and level["gain's memory"] == "dense gain" and level["dy"] == "dense dy"
+        same = level["gain"] != "gain float32"
+        return Facts(len(shape), shape[-1], math.prod(shape[:-1]), same, dense)
 
     @property
     def data(self) -> Data:

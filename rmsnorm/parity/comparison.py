@@ -6,7 +6,7 @@ Text, JSON and JUnit are written from these.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -65,17 +65,23 @@ class Skip(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A circumstance in which a target raised: its levels by factor, and what it raised."""
+    """A call in which a target raised: in which case, what it raised, and whether limits explain it.
 
-    levels: Mapping[str, str]
+    ``level``: the only circumstance that it shares with all such calls, and with no call that was answered.
+    """
+
+    case: str
+    dtype: str
     message: str
+    explained: bool = False
+    level: str = ""
 
 
 @dataclass
 class Run(Worker):
     """All comparisons of a backend or a target.
 
-    Its status is ``held``, ``differs``, ``absent``, ``refused``, ``crashed``, ``hung`` or ``stopped``. ``identity`` is
+    Its status is ``held``, ``differs``, ``refuses``, ``absent``, ``refused``, ``crashed``, ``hung`` or ``stopped``. ``identity`` is
     what ``identify`` says of a target that differs, where it says something. ``signed`` has sentences on the mean
     signed error of y, and of x + residual, in each dtype. ``notes`` has what else must be said.
     """
@@ -86,6 +92,7 @@ class Run(Worker):
     identity: Identity | None = None
     signed: list[str] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
+    limits: str = ""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -101,7 +108,7 @@ class Run(Worker):
         if not self.records:
             self.status, self.message = "refused", "no comparison was made"
         else:
-            self.status = "differs" if self.failures else "held"
+            self.status = "differs" if self.failures else "refuses" if self.refusals else "held"
 
 
 def version_of(framework: str) -> str:

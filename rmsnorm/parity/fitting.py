@@ -202,6 +202,15 @@ def _unfit(target: Target, case: Case, dtype: str, group_size: int | None) -> st
     only = target.dtypes.get("x", dtype)
     if only != dtype:
         return f"it takes x in {only} alone"
+    limits = target.limits
+    if limits.same_dtype and case.parameters not in (None, dtype):
+        return "its limits ask for a gain in the dtype of x"
+    if math.prod(case.shape[:-1]) > (limits.max_rows or math.inf):
+        return f"its limits allow {limits.max_rows} rows"
+    if limits.contiguous and case.data == "zero_rows":
+        return "its limits ask for dense memory"
+    if case.shape[-1] and limits.width_near(case.shape[-1]) != case.shape[-1] and case.name in _OF_THE_WIDTH:
+        return "its limits allow other widths"
     if target.dtypes and case.parameters:
         return "it declares the dtypes of its parameters"
     more_axes = len(case.shape) == 2 < (target.rank or 0) and case.data == "rows"
@@ -239,6 +248,8 @@ def matched(target: Target, case: Case, group_size: int | None) -> tuple[Target,
         between = [1] * ((target.rank or 0) - 2)
         repeats = (case.repeats[0], *between, 1) if case.repeats else ()
         case = replace(case, shape=(case.shape[0], *between, case.shape[-1]), repeats=repeats)
+    if target.width is None or target.resized is not None:
+        case = replace(case, shape=(*case.shape[:-1], target.limits.width_near(case.shape[-1])))
     if group_size is not None:  # at least two groups in each row
         case = replace(case, shape=(*case.shape[:-1], group_size * max(2, case.shape[-1] // group_size)))
     if target.sizes:

@@ -15,6 +15,7 @@ import numpy as np
 
 from rmsnorm.specification import dtypes, errors
 from rmsnorm.targets.bridges import Array, Bridge, Function
+from rmsnorm.targets.limits import Limits
 
 Shape = tuple[int, ...]
 # what libraries say where there is no GPU, or of arrays that are not on one; other errors may have the same words
@@ -110,6 +111,7 @@ class Target:
         around: the context of every call, which a caller that counts or limits calls replaces.
         optional: the arguments that it need not get, as a function may say by a default value of None.
         named_width: the width that its user named, where it is made for others, too.
+        limits: of what x it takes, as its user declared them.
         mode: one of ``bridge.modes``, in which it is called; empty for none.
         noticed: what its calls showed; the targets that ``replace`` makes of it write there, too, as they are the same
             function called in another way.
@@ -137,6 +139,7 @@ class Target:
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     optional: frozenset[str] = frozenset()
     named_width: int | None = None
+    limits: Limits = field(default_factory=Limits)
     mode: str = ""
     noticed: Noticed = field(default_factory=Noticed)
 
