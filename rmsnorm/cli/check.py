@@ -133,7 +133,8 @@ def check(
         raise unusable(f"{_COMMAND}: --variant is given {len(names)} times, expected one for a TARGET; drop some")
     types = choices("dtype", dtype, dtypes.FLOATS, _COMMAND) if dtype else None
     check_folders(_COMMAND, json, junit)
-    said = {"quantities": _listed(quantity), "accept": accept or None, "xfails": None if xfails is None else str(xfails)}
+    known = None if xfails is None else str(xfails)
+    said = {"quantities": _listed(quantity), "accept": accept or None, "xfails": known}
     try:
         declared(_COMMAND, **said)
         if quantisation is not None:

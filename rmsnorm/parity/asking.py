@@ -25,7 +25,8 @@ from rmsnorm.targets.target import Called, WrongResult
 
 _FLOATS: Final = ("x", "scale", "bias", "residual", "gate")
 _FROZEN: Final = {  # what has no gradient
-    "frozen gain": ("scale",), "frozen x": ("x", "residual", "gate"), "none": _FLOATS, "dh alone": ("scale", "bias", "gate"),
+    "frozen gain": ("scale",), "frozen x": ("x", "residual", "gate"), "none": _FLOATS,
+    "dh alone": ("scale", "bias", "gate"),
 }  # fmt: skip
 
 

@@ -211,7 +211,10 @@ def check(
             answers.append((beyond.LARGE.name, types[0], more.elements(types[0])))
         for name, dtype, comparisons in answers:
             run.records += labelled(comparisons, chosen.name, dtype, name)
-        for name, dtype, quantity, sentence in missing(target, run, asked(target, chosen, types, extremes=extremes)):
+        refused = {(call.case, call.dtype) for call in refusals.calls}
+        pairs = asked(target, chosen, types, extremes=extremes)
+        wanted = [pair for pair in pairs if pair not in refused or pair[0] in together(target.arguments)]
+        for name, dtype, quantity, sentence in missing(target, run, wanted):
             run.records += labelled([failed(quantity, sentence)], chosen.name, dtype, name) if elements else []
     if target.is_new and elements and all(comparison.passed for comparison in run.records):
         run.records += labelled(_of_new(target, chosen), chosen.name, ASKED, "first parameters")

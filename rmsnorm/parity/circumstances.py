@@ -11,7 +11,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Final
 
 import numpy as np
@@ -20,7 +20,7 @@ from rmsnorm.parity.cases import Array, Case, Data, make
 from rmsnorm.parity.covering import covering
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import Target
-from rmsnorm.targets.limits import Facts
+from rmsnorm.targets.limits import Facts, dense
 
 ROWS: Final = {
     "1 row": 1, "few rows": 6, "257 rows": 257, "thousands of rows": 2050, "8,209 rows": 8209, "65,601 rows": 65601,
@@ -232,12 +232,13 @@ class Question:
     @property
     def facts(self) -> Facts:
         """What limits may forbid of it."""
-        level, shape = self.circumstance, (*self.lead, *self.rows.x.shape[1:])
-        dense = level["layout"] == "contiguous" and level["gain's memory"] == "dense gain" and level["dy"] == "dense dy"
-        same = level["gain"] != "gain float32"
-        return Facts(len(shape), shape[-1], math.prod(shape[:-1]), same, dense)
+        shape = (*self.lead, *self.rows.x.shape[1:])
+        own = [array for array in (self.data.x, self.data.residual, self.data.gate) if array is not None]
+        is_dense = all(dense(array.strides, array.shape, array.itemsize) for array in own)
+        same = self.circumstance["gain"] != "gain float32"
+        return Facts(len(shape), shape[-1], math.prod(shape[:-1]), same, is_dense)
 
-    @property
+    @cached_property
     def data(self) -> Data:
         """The whole call, each tensor in the memory that the circumstance says."""
         level, rows = self.circumstance, self.rows

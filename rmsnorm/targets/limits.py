@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Final
 
 from rmsnorm.specification import errors
+
+
+_FEW: Final = 4  # widths, which are a limit and no accident
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ def found(answered: Sequence[Facts], refused: Sequence[Facts]) -> Limits:
         '--rank 2 --multiple-of 8'
     """
     limits, ranks = Limits(), {facts.axes for facts in answered}
+    widths = tuple(sorted({facts.width for facts in answered if facts.width}))
     powers = [facts.width & -facts.width for facts in answered if facts.width]
     tried: list[dict[str, Any]] = [
         {"rank": next(iter(ranks))} if len(ranks) == 1 else {},
@@ -108,7 +112,7 @@ def found(answered: Sequence[Facts], refused: Sequence[Facts]) -> Limits:
         {"contiguous": all(facts.contiguous for facts in answered)},
         {"multiple_of": min([*powers, 256])},
         {"max_rows": max((facts.rows for facts in answered), default=1)},
-        {"widths": tuple(sorted({facts.width for facts in answered}))},
+        {"widths": widths} if len(widths) <= _FEW else {},
     ]
     for change in tried:
         narrower, open_ = replace(limits, **change), [facts for facts in refused if limits.allow(facts)]
