@@ -81,8 +81,9 @@ class Refusal(NamedTuple):
 class Run(Worker):
     """All comparisons of a backend or a target.
 
-    Its status is ``held``, ``differs``, ``refuses``, ``absent``, ``refused``, ``crashed``, ``hung`` or ``stopped``. ``identity`` is
-    what ``identify`` says of a target that differs, where it says something. ``signed`` has sentences on the mean
+    Its status is ``held``, ``differs``, ``refuses`` (what came back agrees, and some calls raised), ``absent``,
+    ``refused``, ``crashed``, ``hung`` or ``stopped``. ``limits`` are the options that explain what was refused.
+    ``identity`` is what ``identify`` says of a target that differs, where it says something. ``signed`` has sentences on the mean
     signed error of y, and of x + residual, in each dtype. ``notes`` has what else must be said.
     """
 
