@@ -43,7 +43,7 @@ _NEEDS = {
     "triton": ["gpu/triton_*"],
     "torch": ["torch_impl/*", "nematus/torch/*", "*/torch.py", "*/torch_*.py"],
     "tensorflow": ["tf_impl/*", "nematus/tf/*", "*/tf.py"],
-    "keras": ["tf_impl/layers.py", "tf_impl/keras_ops.py", "nematus/tf/*", "*/keras.py"],
+    "keras": ["tf_impl/layers.py", "nematus/tf/*", "*/keras.py"],
     "jax": ["flax_impl/*", "nematus/flax/*", "*/flax.py"],
     "flax": ["flax_impl/layers.py", "flax_impl/linen.py", "nematus/flax/*", "*/flax.py"],
 }

@@ -84,7 +84,7 @@ class Framework:
 
     def direct(self, data: Data) -> Outcome:
         """Calls every public function on a case, with each option of the call as its own argument."""
-        own = data.case.gate or data.case.residual_rounding or not data.case.variants
+        own = data.case.gate or data.case.residual_rounding or data.case.fields or not data.case.variants
         options = {
             "variant": data.variant if own else data.variant.name,
             "eps": data.case.options.get("eps"),

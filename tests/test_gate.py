@@ -298,6 +298,24 @@ def test_frameworks_agree_with_the_golden(framework):
         assert verdict.passed, verdict
 
 
+@pytest.mark.parametrize("place", [numpy_impl, fast])
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("partial", [None, 0.5])
+def test_a_row_without_counted_elements_gives_0_also_where_all_is_nan(place, position, partial):
+    """Of the partial statistic the mask shows elements, but none of those that count."""
+    x, z, dy = (np.ones((2, 4), "float32") for _ in range(3))
+    mask = np.array([[True] * 4, [False, False, partial is not None, partial is not None]])
+    for array in (x, z, dy):
+        array[1] = np.nan
+    options = {"variant": gated("standard", "silu", position), "mask": mask, "gate": z, "partial": partial}
+    gain = np.ones(4, "float32")
+    dx, dscale, dbias, dgate = place.rms_norm_vjp(dy, x, gain, gain, **options)
+    for rows in (place.rms_norm(x, gain, gain, **options), dx, dgate):
+        assert np.isfinite(rows[0]).all()
+        assert not rows[1].any()
+    assert np.isfinite([dscale, dbias]).all()
+
+
 def test_what_is_no_gate_is_refused():
     x, z = np.ones((2, 2, 5, 24), np.float32)
     for wrong, sentence in (

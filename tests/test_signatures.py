@@ -44,15 +44,13 @@ EXCEPTIONS = {
         "operations.py": "the arithmetic in the framework's own operations",
     },
     "tf": {
-        "keras_ops.py": "the layer on backends of Keras without a framework",
         "arithmetic.py": "operations.py",
         "engines.py": "which code computes a call",
         "operations.py": "the arithmetic in the framework's own operations",
         "kernels.py": "the door to the kernels",
         "graph.py": "functions that XLA compiles in a graph",
         "private.py": "what TensorFlow has no public function for",
-        "lite.py": "float32, for LiteRT",
-        "portable.py": "the formula of lite.py and of keras_ops.py",
+        "portable.py": "the formula that exporters see, and backends of Keras without a framework",
     },
     "flax": {
         "linen.py": "Flax has two module systems",

@@ -15,8 +15,7 @@ Every bound is  roundings + w * operations:
                  Where a variant does all its arithmetic in the dtype of x, w is 1 in every dtype.
     operations   roundings of the arithmetic that reach the result, each at most 1 in units of w:
                  a sum of k terms errs by at most k, and by sqrt(k) with the random signs that roundings have
-                 (Higham & Mary 2019); every order of summation in use stays below sqrt(k), but for float32 sums of
-                 tens of thousands of squares one after the other beside an outlier, which loses all of them alike;
+                 (Higham & Mary 2019); every order of summation in use stays below sqrt(k), but beside an outlier [3];
                  the square root halves what the sum contributes to rho.
 
 | quantity    | roundings                   | operations                                                               |
@@ -32,6 +31,11 @@ Every bound is  roundings + w * operations:
 
 [1] automatic differentiation rounds the gradient through y before it adds the one through x + residual.
 [2] after the norm: dy y f'(z), of y before the gate; before it: dh x f'(z), with dh the gradient for x f(z).
+[3] beside an outlier the partial sum S hardly changes, and each later square is rounded to the spacing of float32 at S.
+    Squares below half of it are lost, all alike, so one sum after the other errs by sum_i (rounded s_i - s_i): at
+    16,381 elements and an outlier of 127 times the RMS by 1,908 roundings, of which this sum predicts 1,907.6. Programs
+    add in 8 lanes or more, of which one has the outlier: an eighth (torch.linalg.vector_norm: 249). So for another
+    program 1/rho of a row errs by a sixteenth of that share more, besides the sqrt(k) of the table (``LANES``).
 
 A gate brings operations to each. An exponential errs by 2, so s(z) = 1 / (1 + exp(-z)) by 4, z s(z) by 5, and the
 product with f(z) by 6. f' = s (1 + z (1 - s)) errs by 12 of its terms s (1 + |z| (1 + s)): s twice by 4, and four
@@ -46,26 +50,32 @@ A sum x + residual that is normalised before it is rounded errs by 1, so 1/rho b
 and dscale 2. The second term of dx and jvp has h / rho twice, and 1/rho: 5. dgate is made of y, 2, or of dh and of the
 sum itself, 6.
 
-Automatic differentiation of another program rounds what the formulas do not, where h / rho is rounded to a format
-before the gain: that format is then the one of the operations after it, and of their derivatives. dx and dresidual,
-which are one number here: dy * gain is rounded, 1. dscale: h / rho, and its product with dy, 2. A gate after the norm:
-dy f(z) is rounded before all of these and dbias, 1. A gate before it: dgate is the product of f'(z) and the gradient
-for h f(z), which is rounded as dx is, 1. Each is at most 1 in units of the terms, times the unit roundoff of that
-format over u.
+Automatic differentiation of another program rounds what the formulas do not. x is used twice, by the statistic and by
+h / rho: each use may have a gradient in the dtype of x, rounded before the two are added: dx and dresidual in 16 bits,
+1. Where h / rho is rounded to a format before the gain, that format is the one of the operations after it, and of
+their derivatives. dx and dresidual, which are one number here: dy * gain is rounded, 1. dscale: h / rho, and its
+product with dy, 2. A gate after the norm: dy f(z) is rounded before all of these and dbias, 1. A gate before it: dgate
+is the product of f'(z) and the gradient for h f(z), which is rounded as dx is, 1. Each is at most 1 in units of the
+terms, times the unit roundoff of that format over u. A product below the least normal number of the format errs by as
+much as that number does, half the spacing of the subnormal ones, and 1/rho multiplies the error: dy * gain of 1e-8 is
+0 in float16, beside 1/rho = 1000 an error of 1e-5 of dx. So for another program the terms are those of products which
+are no smaller than that (terms.py, ``automatic``).
 
 Bits: in 16 bits a correct implementation gives the bits of the golden's y, except where its own error carries a value
-across the border between two roundings; there it gives the neighbouring number. The share of such elements is at most
-the width of that error, w * operations, over the spacing of the borders, 2, however many rows there are. A wrong
-rounding point moves a quarter of the elements, most of them by less than any bound on the ratio: only this bound
-sees it. The share is an expectation over values anywhere between the borders. In a row whose elements are alike, all
-of them cross a border or none does: there it does not bound what another program computes.
+across the border between two roundings. So of each element it is known which numbers are right. An implementation
+computes 1/rho times 1 + e, with |e| <= E = operations * the unit roundoff of the arithmetic, and each rounding that the
+variant names is monotone: y lies between the y of 1 - E and the y of 1 + E, with all its roundings. In between are
+mostly one number, and two beside a tie. What is not rounded to 16 bits errs by E of its terms before the last rounding.
+The elements of a row share e: of 8,192 elements in bfloat16 dozens have the same |x|, and cross a border
+together. A share of elements, as if they were independent, would not bound them, and no share is needed: the ends are
+those of each element. A wrong rounding point moves a quarter of the elements, most of them by less than any bound on
+the ratio: only this bound sees it. Where y is wider than the format of h / rho, as that of LLaMA with a gain in
+float32, the two numbers are a unit of the narrow format apart: the distance of the ends from the golden is added to
+what the ratio allows, and is 0 except beside a tie.
 
-Intervals: the static vectors say of each element which numbers are right, without a share, whatever the order of a sum.
-Then k stands for sqrt(k) in the table: one float32 after the other, 4,096 squares of bfloat16 numbers erred by 380, as
-many of these sums are ties. A kernel with a float32 statistic computes 1/rho times 1 + e, and what it multiplies after
-that, with |e| <= operations * 2^-24. Each rounding that the variant names is monotone. So y lies between the y of 1 - e
-and the y of 1 + e, with all its roundings: in 16 bits mostly one number, and two beside a tie. dx and dscale are sums,
-which may cancel: they lie within operations * 2^-24 * terms of the real number, then rounded.
+Intervals: the static vectors say the same of every quantity, whatever the order of a sum. Then k stands for sqrt(k) in
+the table: one float32 after the other, 4,096 squares of bfloat16 numbers erred by 380, as many of these sums are ties.
+dx and dscale are sums, which may cancel: they lie within operations * 2^-24 * terms of the real number, then rounded.
 
 ``identify``, ``replace`` and ``to_rms_norm`` compare formulas before anything is known of roundings. Their thresholds,
 ``FORM`` and those after it, lie between what roundings do and what the nearest other formula does.
@@ -108,6 +118,18 @@ LAYER_NORM_OF_FLOAT32: Final = 1e-4
 CONVERSION: Final = 1e-10
 CONVERSION_OF_FLOAT32: Final = 1e-4
 
+LANES: Final = 8  # of a vector of float32, in which a processor adds
+USES_OF_INVERSE: Final = {
+    "y": 1,
+    "inverse_rms": 1,
+    "dx": 2,
+    "dresidual": 2,
+    "jvp": 2,
+    "dscale": 1,
+    "dbias": 0,
+    "dgate": 2,
+}
+
 _GATE: Final = {
     "after": {"y": 7, "dx": 6, "dresidual": 6, "dscale": 6, "dbias": 6, "dgate": 1, "jvp": 7},
     "before": {"y": 12, "inverse_rms": 6, "dx": 36, "dresidual": 36, "dscale": 12, "dgate": 30, "jvp": 36},
@@ -121,12 +143,10 @@ class Bound:
     """Largest parity ratio, and least share of identical bits where that is bounded (else 0)."""
 
     ratio: float
-    identical: float
+    identical: float = 0.0
 
 
-def bound(
-    quantity: str, call: Call, dtype: str, *, residual: bool = False, automatic: bool = False, alike: bool = False
-) -> Bound:
+def bound(quantity: str, call: Call, dtype: str, *, residual: bool = False, automatic: bool = False) -> Bound:
     """The thresholds for a quantity that is compared in a dtype.
 
     Args:
@@ -135,7 +155,6 @@ def bound(
         dtype: of the result.
         residual: whether there is one.
         automatic: whether another program computes it, by automatic differentiation of its own steps.
-        alike: whether the elements of a row are alike; this counts for another program alone.
 
     Raises:
         KeyError: there is no such quantity.
@@ -147,22 +166,38 @@ def bound(
         >>> bound("y", call, "float32")
         Bound(ratio=15.0, identical=0.0)
     """
-    operations = operations_of(quantity, call)
-    free = call.variant.rounding == "input_dtype"
-    arithmetic = call.sum if free else dtypes.arithmetic(dtypes.promote(call.x, call.product, call.result, call.gate))
-    w = dtypes.unit_roundoff(arithmetic) / dtypes.unit_roundoff(dtype)
+    operations = error_of(quantity, call) / dtypes.unit_roundoff(dtype)
     roundings: float = 2 * _named_roundings(call) if quantity == "y" else 2
     if quantity == "dgate" and not call.is_gated_before:
         roundings += 2 * _named_roundings(call)
     if residual and quantity in ("dx", "dresidual"):
         roundings += 1
-    if automatic and call.norm is not None:
-        extra = {"dx": 1, "dresidual": 1, "dscale": 2}.get(quantity, 0)
+    if automatic:
+        roundings += quantity in ("dx", "dresidual") and dtype in dtypes.HALF
+        named = {"dx": 1, "dresidual": 1, "dscale": 2}.get(quantity, 0)
         if call.gate is not None:
-            extra += quantity == "dgate" if call.is_gated_before else quantity in ("dx", "dresidual", "dscale", "dbias")
-        roundings += extra * dtypes.unit_roundoff(call.norm) / dtypes.unit_roundoff(dtype)
-    exact_bits = quantity == "y" and dtype in dtypes.HALF and not free and not (automatic and alike)
-    return Bound(roundings + w * operations, 1 - w * operations / 2 if exact_bits else 0.0)
+            named += quantity == "dgate" if call.is_gated_before else quantity in ("dx", "dresidual", "dscale", "dbias")
+        if call.norm is not None:
+            roundings += named * dtypes.unit_roundoff(call.norm) / dtypes.unit_roundoff(dtype)
+    return Bound(roundings + operations)
+
+
+def error_of(quantity: str, call: Call) -> float:
+    """How far the arithmetic carries a quantity, as a share of its terms: without the roundings that are named.
+
+    >>> from rmsnorm.specification.call import Spec, resolve
+    >>> from rmsnorm.specification.variants import Variant
+    >>> error_of("y", resolve("rms_norm", Spec((4, 64), "bfloat16"), variant=Variant.get("standard"))) * 2**24
+    13.0
+    """
+    return operations_of(quantity, call) * dtypes.unit_roundoff(arithmetic_of(call))
+
+
+def arithmetic_of(call: Call) -> str:
+    """The narrowest dtype in which the operations of a call may be."""
+    if call.variant.rounding == "input_dtype":
+        return call.sum
+    return dtypes.arithmetic(dtypes.promote(call.x, call.product, call.result, call.gate))
 
 
 def operations_of(quantity: str, call: Call, *, worst: bool = False, sums: float = 1.0) -> float:
@@ -209,9 +244,14 @@ def within(noise: float, least: float = 1e-6, most: float = 0.02) -> float:
     return min(max(20 * noise, least), most)
 
 
+def roundings_of_row(n: int) -> float:
+    """Of y, in units of its terms: sqrt(n) for the sum of a row, as above, and 16 for all else."""
+    return 16 + math.sqrt(n)
+
+
 def of_row(n: int, dtype: str) -> float:
-    """The error of y, relative to its terms: sqrt(n) roundings for the sum of a row, as above, and 16 for all else."""
-    return (16 + math.sqrt(n)) * dtypes.unit_roundoff(dtype)
+    """The error of y, relative to its terms: the roundings of a row."""
+    return roundings_of_row(n) * dtypes.unit_roundoff(dtype)
 
 
 def of_replacement(quantity: str, call: Call, dtype: str) -> float:

@@ -28,6 +28,14 @@ Init = Annotated[
 Framework = Annotated[
     str | None, typer.Option(help=f"Framework of a function's arrays: {', '.join(NAMES)}.", show_default="guessed")
 ]
+Call = Annotated[
+    str | None,
+    called(
+        help="The arguments of a function in their order, such as 'out, x, weight, eps', where its own names do not "
+        "say them.",
+        show_default="by their names",
+    ),
+]
 GroupSize = Annotated[
     int | None, called(help="How many elements of the last axis it must normalise together.", min=1, show_default=False)
 ]

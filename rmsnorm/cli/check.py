@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rmsnorm import PRESETS
-from rmsnorm.cli.callables import TARGET_HELP, Compiled, Device, Framework, Gradients, GroupSize, Init, opening
+from rmsnorm.cli.callables import TARGET_HELP, Call, Compiled, Device, Framework, Gradients, GroupSize, Init, opening
 from rmsnorm.cli.reports import Json, Junit, Verbose, check_folders, write_reports
 from rmsnorm.cli.usage import choices, end_of_check, unusable
 from rmsnorm.parity import screen
@@ -53,6 +53,7 @@ def check(
     ] = None,
     init: Init = None,
     framework: Framework = None,
+    call: Call = None,
     group_size: GroupSize = None,
     compiled: Compiled = False,
     gradients: Gradients = True,
@@ -143,7 +144,7 @@ def check(
         raise unusable(str(error)) from None
     more: dict[str, Any] = {
         "group_size": group_size, "edges": edges, "batch_invariant": batch_invariant, "exhaustive": exhaustive,
-        "large": large, "all_cases": all_, "limits": limits or allowed or None, **said,
+        "large": large, "all_cases": all_, "call": call, "limits": limits or allowed or None, **said,
     }  # fmt: skip
     if quantisation is not None:
         other = {"variant": variant, "eps": eps, "compiled": compiled, "no_gradients": not gradients, **more}

@@ -13,7 +13,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rmsnorm.cli.callables import TARGET_HELP, Compiled, Device, Framework, Gradients, GroupSize, Init, called, opening
+from rmsnorm.cli.callables import (
+    TARGET_HELP,
+    Call,
+    Compiled,
+    Device,
+    Framework,
+    Gradients,
+    GroupSize,
+    Init,
+    called,
+    opening,
+)  # fmt: skip
 from rmsnorm.cli.reports import Verbose
 from rmsnorm.cli.tables import wrapped
 from rmsnorm.cli.usage import DIFFERS, unusable
@@ -71,6 +82,7 @@ def identify(
         list[str] | None,
         called(help="Another argument of its call, such as condition=4x64, or scale=1:2 for a value beside 0."),
     ] = None,
+    call: Call = None,
     group_size: GroupSize = None,
     compiled: Compiled = False,
     gradients: Gradients = True,
@@ -104,7 +116,7 @@ def identify(
     }
     from rmsnorm.identify.worker import identities
 
-    options |= {"time_limit": time_limit, "width": width, **asked}
+    options |= {"time_limit": time_limit, "width": width, "call": call, **asked}
     if ":" not in target and not target.endswith(".onnx"):
         _all_of(target, json, options)
         return

@@ -46,7 +46,7 @@ def forward(
     if call.is_gated_before:
         return operations.forward(inner, convert(h, f.dtype.name) * f, scale, bias, mask, across)
     y, inverse_rms = operations.forward(inner, h, scale, bias, mask, across)
-    return convert(y * f, call.result), inverse_rms
+    return convert(zero_outside(_shown(call, h, mask, across), y * f), call.result), inverse_rms
 
 
 def tangent(
@@ -57,13 +57,14 @@ def tangent(
     """dy and the tangent of 1 / rho. Only dgate needs the bias."""
     if gate is None:
         return operations.tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias, across, as_y=as_y)
-    h, gate, inner = _constant_outside(mask, h), _constant_outside(mask, gate), call.without_gate
+    live = None if mask is None else mask & _shown(call, h, mask, across)
+    h, gate, inner = _constant_outside(live, h), _constant_outside(live, gate), call.without_gate
     f, df = factor(call, gate), None
-    if dgate is not None:  # each factor is 0 under the mask, so that no NaN there comes back in the transpose
-        df = convert(zero_outside(mask, dgate), f.dtype.name) * zero_outside(mask, slope(call, gate))
+    if dgate is not None:  # each factor is 0 where y is constant, so that no NaN there comes back in the transpose
+        df = convert(zero_outside(live, dgate), f.dtype.name) * zero_outside(live, slope(call, gate))
     if call.is_gated_before:
         wide = convert(h, f.dtype.name)
-        terms = [] if dh is None else [convert(zero_outside(mask, dh), f.dtype.name) * f]
+        terms = [] if dh is None else [convert(zero_outside(live, dh), f.dtype.name) * f]
         terms += [] if df is None else [wide * df]
         h, dh = wide * f, sum(terms[1:], terms[0]) if terms else None
     pair = operations.tangent(inner, h, scale, mask, inverse_rms, dh, dscale, dbias, across, as_y=as_y)
@@ -72,7 +73,12 @@ def tangent(
     dy = pair[0] * f
     if df is not None:
         dy = dy + norm(inner, across, h, scale, bias, mask, None)[0] * df
-    return convert(zero_outside(mask, dy), call.result), pair[1]
+    return convert(zero_outside(live, dy), call.result), pair[1]
+
+
+def _shown(call: Call, h: jax.Array, mask: jax.Array | None, across: Across | None) -> jax.Array | None:
+    """Rows of which the mask counts an element, None for all; in others y is 0, also where the gate is NaN."""
+    return None if mask is None else ~operations.counted_elements(call, h, mask, across)[2]
 
 
 def _constant_outside(mask: jax.Array | None, values: jax.Array) -> jax.Array:

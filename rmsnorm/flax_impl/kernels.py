@@ -268,6 +268,7 @@ def _primitive(
         mlir.register_lowering(primitive, bind(_lower, plain, kernel, platform), platform=platform)
     ad.primitive_jvps[primitive] = bind(_differentiate, plain)
     batching.primitive_batchers[primitive] = bind(_batch, primitive, plain, like_x, tangents)
+    private.check_for_nan(primitive)
     return primitive
 
 

@@ -60,7 +60,7 @@ class Statistic(NamedTuple):
 
 def statistic(call: Call, h: jax.Array, mask: jax.Array | None, across: Across | None = None) -> Statistic:
     call, h = _part(call, h, mask)
-    counted, k, empty = _counted(call, h, mask, across)
+    counted, k, empty = counted_elements(call, h, mask, across)
     inverse_power: Any = 1.0
     if may_leave_range(call):
         c = _centred(call, zero_outside(counted, double(h)), counted, k, across)
@@ -165,9 +165,10 @@ def tangent(
 def _along_x(
     call: Call, wide: str, across: Across | None, h: Any, scale: Any, mask: Any, inverse_rms: Any, dh: Any
 ) -> tuple[jax.Array, jax.Array]:
-    counted, k, empty = _counted(call, h, mask, across)
+    counted, k, empty = counted_elements(call, h, mask, across)
     normalised = _over_rho(zero_outside(mask, h), inverse_rms, wide)
-    dh = _over_rho(zero_outside(mask, convert(dh, wide)), inverse_rms, wide)
+    varying = _varying(mask, empty)
+    dh = _over_rho(zero_outside(varying, convert(dh, wide)), inverse_rms, wide)
     along = normalised  # what the statistic squares, over rho
     if may_leave_range(call) or call.variant.statistic == "variance":  # XLA may contract h / rho with its mean
         along = _over_rho(_centred(call, zero_outside(counted, double(h)), counted, k, across), inverse_rms, wide)
@@ -182,7 +183,7 @@ def _along_x(
     dy = dh - normalised * inner
     if scale is not None:
         dy = dy * gain(call, scale, wide)
-    return zero_outside(_varying(mask, empty), dy), -inverse_rms * convert(inner, "float64")
+    return zero_outside(varying, dy), -inverse_rms * convert(inner, "float64")
 
 
 def _along_parameters(
@@ -192,7 +193,7 @@ def _along_parameters(
     dy = convert(zeros_of(h, "float64") + _features(call, dbias if dscale is None else dscale), wide)
     if dscale is not None:
         dy = zero_outside(mask, _over_rho(zero_outside(mask, h), inverse_rms, wide)) * dy
-    return zero_outside(_varying(mask, _counted(call, h, mask, across)[2]), dy)
+    return zero_outside(_varying(mask, counted_elements(call, h, mask, across)[2]), dy)
 
 
 def elementwise(call: Call) -> str:
@@ -206,7 +207,7 @@ def _derived(call: Call) -> str:
     return dtypes.arithmetic(dtypes.promote(call.x, call.product, call.result))
 
 
-def _counted(
+def counted_elements(
     call: Call, h: jax.Array, mask: jax.Array | None, across: Across | None = None
 ) -> tuple[jax.Array | None, Any, Any]:
     """Elements that enter the statistic (None for all), how many, and rows without any (None where there are none)."""

@@ -7,6 +7,7 @@ version of JAX from 0.4.36 on has them at these places.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,6 +26,15 @@ else:
 typeof: Any = jax.typeof if hasattr(jax, "typeof") else jax.core.get_aval
 # What says that a module is for a number of devices. Without it none is for one device, and none calls a kernel.
 _ShardingContext: Any = getattr(mlir, "ShardingContext", ())
+
+
+def check_for_nan(primitive: Any) -> None:
+    """Let checkify find a NaN that a primitive returns. Without this it checks JAX's own primitives alone."""
+    try:
+        from jax._src.checkify import error_checks, nan_error_check
+    except ImportError:
+        return
+    error_checks[primitive] = partial(nan_error_check, primitive)
 
 
 def bind_equation(equation: Any, *operands: Any) -> Any:

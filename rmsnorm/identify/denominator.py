@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from rmsnorm.accuracy.bounds import EPS_SPREAD, FORM, within
+from rmsnorm.accuracy.bounds import EPS_SPREAD, FORM, roundings_of_row, within
 from rmsnorm.identify.counted import find_counted, with_fraction
 from rmsnorm.identify.findings import NotRms
 from rmsnorm.identify.identity import Kind
@@ -132,7 +132,9 @@ def _with_size(probe: Probe, measured: Denominator) -> Denominator:
     if not (abs(minus / per) < 0.05 or abs(minus / per + 1) < 0.05):
         raise NotRms("the denominator mixes the mean and the mean square, but not as a variance does")
     of_mean = abs(1 / (per * k) - 1) <= within(noise)
-    rescaled = spiked / per * math.sqrt(n) > max(100 * noise, 1e-9) and of_mean and not variance
+    # Beside an outlier a sum errs to one side, which the fit takes for a share of max^2: by the roundings of a row.
+    least = max(4 * noise * roundings_of_row(n), 1e-9 / math.sqrt(n))
+    rescaled = spiked / per > least and of_mean and not variance
     of_max = float(spiked) if rescaled else 0.0
     return replace(
         measured, kind="variance" if variance else "mean_square", size=float(1 / per), of_max=of_max, noise=noise

@@ -73,7 +73,9 @@ class Problem:
         return self.dtype not in dtypes.HALF and _apart(y, self.formula.predict(self.at), "x") <= DESCRIBED
 
     def off(self, gradient: Array, name: str) -> float:
-        """How far the gradient for x or for the gate is from differences of the model along directions, as a share."""
+        """How far a gradient is from differences of the model along directions, as a share: in each row, or in all."""
+        if name in ("scale", "bias"):
+            return self._off_parameter(gradient.astype(np.float64), name)
         model, v, got, start = self.formula, self.rows(self.dy), self.rows(gradient), getattr(self.at, name)
         size = np.sqrt(np.mean(start**2, axis=-1, keepdims=True)) if name == "x" else 1.0
         random = np.random.default_rng(15)
@@ -84,6 +86,18 @@ class Problem:
             along = (v * (ends[0] - ends[1])).sum(-1) / (2 * STEP)
             terms = np.abs(got * t).sum(-1) + np.abs(along)
             worst = max(worst, float(np.max(np.abs((got * t).sum(-1) - along) / np.maximum(terms, 1e-30))))
+        return worst
+
+    def _off_parameter(self, got: Array, name: str) -> float:
+        """For the gain and the bias, whose gradients are sums over all rows."""
+        start, v, random = self.arrays[name].astype(np.float64), self.rows(self.dy), np.random.default_rng(15)
+        worst = 0.0
+        for _ in range(4):
+            t = random.uniform(0.5, 1, start.shape) * random.choice([-1, 1], start.shape)
+            moved = [self.probe.layout.spread(start + step * t, self.count) for step in (STEP, -STEP)]
+            ends = [self.formula.predict(self.at._replace(**{name: values})) for values in moved]
+            along, terms = (v * (ends[0] - ends[1])).sum() / (2 * STEP), np.abs(got * t).sum()
+            worst = max(worst, float(abs((got * t).sum() - along) / max(terms + abs(along), 1e-30)))
         return worst
 
     def is_own(self, gradient: Array, name: str) -> bool:
@@ -156,10 +170,22 @@ def solve_gradients(probe: Probe, model: Model) -> None:
     if model.plain and (scale is None or scale.size >= probe.n):
         mistakes, evidence = _by_golden(problem, gradients, applied)
     else:
-        missing = [name for name in applied if gradients.get(name) is None]
-        mistakes, evidence = _by_differences(problem, gradients, ["x", *missing])
+        mistakes, evidence = _by_differences(problem, gradients, ["x", *_comparable(problem, gradients, applied)])
     probe.findings.defect(*mistakes)
     probe.findings.add("gradients", "wrong" if mistakes else "agree", evidence)
+
+
+def gradient_mistakes(probe: Probe, model: Model) -> list[str]:
+    """Sentences on the gradients for x, gain and bias that are not the golden's, for a model that a Variant describes.
+
+    Raises:
+        TargetError: the target, or its differentiation, raised.
+    """
+    problem = _pose(probe, model)
+    gradients = probe.target.all_gradients(problem.dy, **problem.arrays)
+    applied = [name for name in ("scale", "bias") if name in problem.arrays and gradients.get(name) is not None]
+    scale = problem.arrays.get("scale")
+    return _by_golden(problem, gradients, applied)[0] if scale is None or scale.size >= probe.n else []
 
 
 def solve_gate_gradient(probe: Probe, model: Model) -> None:
@@ -172,9 +198,21 @@ def solve_gate_gradient(probe: Probe, model: Model) -> None:
     except TargetError as error:
         probe.findings.defect(f"with a gate, its gradient cannot be taken: {error}")
         return
-    mistakes, evidence = _by_differences(problem, gradients, ["gate", "x"])
+    parameters = [name for name in ("scale", "bias") if name in problem.arrays and gradients.get(name) is not None]
+    names = ["gate", "x", *_comparable(problem, gradients, parameters)]
+    mistakes, evidence = _by_differences(problem, gradients, names)
     probe.findings.defect(*mistakes)
     probe.findings.add("gate_gradient", "wrong" if mistakes else "agrees", f"{evidence}, for gates from -3 to 3")
+
+
+def _comparable(problem: Problem, gradients: Gradients, applied: Sequence[str]) -> list[str]:
+    """The parameters with a gradient that differences can judge, or with none: a sum in 16 bits says too little."""
+    shapes = {name: problem.arrays[name].shape for name in applied if name in problem.arrays}
+    is_wide = problem.dtype not in dtypes.HALF
+    return [
+        name for name, shape in shapes.items()
+        if (got := gradients.get(name)) is None or (is_wide and got.shape == shape)
+    ]  # fmt: skip
 
 
 def _by_differences(problem: Problem, gradients: Gradients, names: Sequence[str]) -> Compared:

@@ -110,11 +110,28 @@ def find_layout(target: Target, width: int, dtype: str) -> Layout:
         except TargetError as error:
             failure = failure or error
             continue
+        sizes, axes = _with_three_axes(target, sizes, axes, dtype)
         count = target.x_shape[0] if target.x_shape else 16 + (16 in sizes)  # no size of another axis
         fixed = tuple(size or count for size in sizes) if any(sizes[axis] is None for axis in axes) else sizes
         return Layout(fixed, axes, feature_axes(target, fixed, axes))
     assert failure is not None  # noqa: S101  (there is always a candidate)
     raise failure
+
+
+def _with_three_axes(
+    target: Target, sizes: tuple[int | None, ...], axes: tuple[int, ...], dtype: str
+) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
+    """Three axes of x, where the target takes so many and normalises another than the last: of two, axis 1 is last."""
+    if sizes != (None, sizes[-1]) or sizes[-1] is None or axes != (1,) or target.x_shape is not None:
+        return sizes, axes
+    width = sizes[-1]
+    for more in ((None, 3, width), (None, width, 3), (None, width, width)):  # the last for a gain along axis 1
+        try:
+            found = normalised_axes(target, more, dtype)
+        except TargetError:
+            continue
+        return (more, found) if found and found != (2,) else (sizes, axes)
+    return sizes, axes
 
 
 def _candidates(target: Target, width: int) -> list[tuple[int | None, ...]]:

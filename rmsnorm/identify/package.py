@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 from collections.abc import Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,26 +44,24 @@ def find(package: str) -> tuple[list[str], list[str]]:
     """
     root = Path(package)
     if root.suffix != ".py" or not root.is_file():
-        try:
-            spec = importlib.util.find_spec(package)
-        except (ImportError, ValueError):
-            spec = None
-        if spec is None or not spec.origin:
+        origin = _origin(package)
+        if origin is None:
             raise NoTarget(
                 f"identify: package {package!r} is not installed, expected one that can be imported; check the name "
                 "(of a function or a class, module:attribute)"
             )
-        root = Path(spec.origin)
+        root = origin
     files = sorted(root.parent.rglob("*.py")) if root.name == "__init__.py" else [root]
     named: list[str] = []
     others: list[str] = []
     for file in files:
-        if "test" in file.name or "tests" in file.parts:
+        inside = file.relative_to(root.parent)
+        if "test" in file.name or "tests" in inside.parts:
             continue
         text = file.read_text(errors="ignore")
         if "Norm" not in text and not _NAMED.search(text):
             continue
-        parts = file.relative_to(root.parent).with_suffix("").parts if root.name == "__init__.py" else ()
+        parts = inside.with_suffix("").parts if root.name == "__init__.py" else ()
         if any(part.startswith("modular_") for part in parts):
             continue  # transformers generates its modeling files from these
         module = ".".join([package, *(part for part in parts if part != "__init__")])
@@ -71,3 +71,18 @@ def find(package: str) -> tuple[list[str], list[str]]:
             elif _CALL.search(body) and _NORM.search(name) and _ROOT.search(body):
                 others.append(f"{module}:{name}")
     return named, others
+
+
+def _origin(package: str) -> Path | None:
+    """The file of a package, found as the worker finds it, whose path begins with the folder that it is called in.
+
+    Nothing is imported, as what a package does then belongs to the worker.
+    """
+    top, *inner = package.split(".")
+    spec = PathFinder.find_spec(top, [str(Path.cwd())])
+    with contextlib.suppress(ImportError, ValueError):
+        spec = spec or importlib.util.find_spec(top)  # of a name without dots nothing is imported
+    for count in range(len(inner)):
+        folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+        spec = PathFinder.find_spec(".".join([top, *inner[: count + 1]]), folders)
+    return Path(spec.origin) if spec is not None and spec.origin else None

@@ -147,6 +147,11 @@ class Probe:
         )
         return Answer(Inputs(x.astype(pair[0]), scale, bias, values.get("gate", vector)), y)
 
+    @property
+    def is_short_of_time(self) -> bool:
+        """Whether a library that compiles every shape has had half of its time: then what need not be asked is not."""
+        return self.target.bridge.compiles and time.monotonic() > self.deadline - self.time_limit / 2
+
     def check_time(self) -> None:
         if time.monotonic() > self.deadline:
             raise TargetError(f"{self.target.name} took more than its limit of {self.time_limit:g} s")

@@ -25,8 +25,10 @@ from rmsnorm.identify.model import Model
 from rmsnorm.identify.names import named
 from rmsnorm.identify.probe import Probe, open_probe
 from rmsnorm.identify.rounding import Numerics, explained, solve_rounding, solve_stages
+from rmsnorm.identify.sizes import solve_sizes
 from rmsnorm.identify.sums import solve_sums
 from rmsnorm.specification.variants import PRESETS, Variant
+from rmsnorm.targets.calling import with_values
 from rmsnorm.targets.open import WIDTH, open_target
 from rmsnorm.targets.target import Target, TargetError, random_state_kept
 
@@ -47,6 +49,7 @@ def identify(
     shape: Sequence[int] | None = None,
     axis: int | Sequence[int] = -1,
     args: Mapping[str, tuple[Sequence[int], float]] | None = None,
+    call: str | None = None,
 ) -> Identity:
     """Find out which normalisation a callable computes, as a black box, with the evidence.
 
@@ -59,7 +62,8 @@ def identify(
         gradients: whether to ask for dx, dscale and dbias, too.
         device: cpu or cuda.
         time_limit: in seconds, checked before every call; only the command line can end a target that hangs.
-        shape, axis, args: the shape of x, the axes of its parameters and other arguments, as of open_target.
+        shape, axis, args, call: the shape of x, the axes of its parameters, other arguments, and the order of its
+            arguments, as of open_target.
 
     Returns:
         The identity. A target that raises, returns another shape or takes too long has kind ``none`` and a sentence
@@ -77,7 +81,7 @@ def identify(
         ('rmsnorm', 1e-05, 'inside')
     """
     opened = open_target(
-        target, framework=framework, width=width, init=init, device=device, shape=shape, axis=axis, args=args
+        target, framework=framework, width=width, init=init, device=device, shape=shape, axis=axis, args=args, call=call
     )
     return identify_opened(opened, width=width, gradients=gradients, time_limit=time_limit)
 
@@ -139,12 +143,15 @@ def _solved(probe: Probe, *, gradients: bool) -> Identity:
         solve_batches(probe, gradients=gradients)
     else:
         findings.withdraw_model(of_affine)
+    _ask_eps(probe)
     _ask_in_training(probe)
     _ask_first_parameters(probe, model.variant.scale_offset)
     if touched := probe.target.touched:
         findings.defect(f"it writes to its arguments: {', '.join(sorted(touched))}")
     if optional_gate and confirmed:
         _ask_optional_gate(probe, replace(model, gate=optional_gate), numerics, keeps_float64, gradients)
+    if confirmed and not findings.defects:  # else what is wrong is said already
+        solve_sizes(probe, model, numerics, gradients=gradients)
     if not confirmed:  # said last, after the defects that may be the reason
         findings.defect("the solved model does not predict y on fresh data within the bounds")
     layout, kind, answer = probe.layout, kind_of(model), findings["kind"]
@@ -171,6 +178,22 @@ def _ask_twice(probe: Probe) -> None:
     if probe.rows(rows).tobytes() != probe.rows(rows).tobytes():
         raise NotRms("two calls with the same x give different y: it is random, or it keeps something between calls")
     probe.findings.add("repeatable", True, "two calls with the same x give the same bits")
+
+
+def _ask_eps(probe: Probe) -> None:
+    """Where eps is an argument: does y depend on it?"""
+    if "eps" not in probe.target.asks or probe.target.backward:
+        return
+    rows, values = np.random.default_rng(24).normal(size=(4, probe.n)), (0.25, 2.0**-6)
+    try:
+        y = [replace(probe, target=with_values(probe.target, optional=True, eps=eps)).rows(rows) for eps in values]
+    except (TargetError, ValueError) as error:
+        probe.findings.defect(f"with another eps: {error}")
+        return
+    obeys = y[0].tobytes() != y[1].tobytes()
+    probe.findings.add("eps_argument", obeys, f"y with eps {values[0]:g} beside y with eps {values[1]:g}")
+    if not obeys:
+        probe.findings.defect("it ignores its eps: y is the same whatever is passed")
 
 
 def _ask_in_training(probe: Probe) -> None:

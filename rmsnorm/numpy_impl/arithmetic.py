@@ -157,8 +157,8 @@ def affine(call: Call, data: Data) -> Scaled:
 
 def forward(call: Call, data: Data, factor: Scaled | None = None) -> Array:
     """y, times the factor of a gate if there is one."""
-    y = affine(call, data) if factor is None else product_of(affine(call, data), factor)
-    return y[0].round(call.result, y[1])
+    y, exponent = affine(call, data) if factor is None else product_of(affine(call, data), factor)
+    return y.where(~data.empty, 0.0).round(call.result, exponent)  # 0 also times a gate of NaN
 
 
 def scaled(array: Array) -> Scaled:

@@ -185,7 +185,9 @@ def rms_norm_vjp(
         v = apply(rows.of, scaled(dy))
         v = v if after is None else product_of(v, after)
         gradient, along_scale, along_bias, factored = (_empty(rows) for _ in range(4))
+        has_gradient = np.empty((rows.count, rows.n), bool)
         for block, data in blocks(rows, call, h, scale, bias, mask):
+            has_gradient[block] = data.has_gradient
             along, exponent = part(v, block)
             upstream = along.where(data.has_gradient, 0.0), exponent
             assign(along_bias, block, upstream)
@@ -204,8 +206,9 @@ def rms_norm_vjp(
             dx = dx[0].scaled(dx[1]), np.zeros((), int)
         else:
             dz = product_of(dx, ungated) if after is None else product_of(scaled(dy), apply(rows.back, factored))
-            dgate = (_rounded(_unmasked(product_of(dz, slope(call, gate)), mask), gate.dtype.name),)
-            dx = _unmasked(product_of(dx, factor(call, gate)), mask) if after is None else dx
+            dz, is_live = product_of(dz, slope(call, gate)), rows.back(has_gradient)
+            dgate = (_rounded(_zero_outside(is_live, dz), gate.dtype.name),)
+            dx = _zero_outside(is_live, product_of(dx, factor(call, gate))) if after is None else dx
         dx = dx if dh is None else sum_of(dx, scaled(dh))
         dresidual = () if residual is None else (_rounded(dx, residual.dtype.name),)
         return _rounded(dx, x.dtype.name), *results, *dresidual, *dgate
@@ -297,9 +300,9 @@ def _gated(call: Call, h: Scaled, gate: Array | None, rows: Rows) -> tuple[Scale
     return (product_of(h, f), None) if call.is_gated_before else (h, apply(rows.of, f))
 
 
-def _unmasked(terms: Scaled, mask: Array | None) -> Scaled:
-    """0 under the mask, where gate and x may be NaN."""
-    return terms if mask is None else (terms[0].where(np.broadcast_to(mask, terms[0].hi.shape), 0.0), terms[1])
+def _zero_outside(is_live: Array, terms: Scaled) -> Scaled:
+    """0 where nothing has a gradient, as gate and x may be NaN there."""
+    return terms[0].where(is_live, 0.0), terms[1]
 
 
 def _rounded(terms: Scaled, dtype: str) -> Array:

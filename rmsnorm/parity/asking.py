@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from rmsnorm.accuracy.bounds import bound
+from rmsnorm.accuracy.bounds import USES_OF_INVERSE, bound
 from rmsnorm.accuracy.rounding import cast
-from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.parity.cases import Array, Case, Data, call_of, make
 from rmsnorm.parity.circumstances import Circumstance, Question, case_of, circumstances, levels_for, question
 from rmsnorm.parity.comparison import Comparison
 from rmsnorm.parity.equations import Steps
 from rmsnorm.parity.fitting import in_groups, matched, requires_gate
-from rmsnorm.parity.judge import Expected, Outcome, compare, failed, golden
+from rmsnorm.parity.judge import Expected, Outcome, compare, expect, failed, further_error, golden
 from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Call
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import Target, TargetError
 from rmsnorm.targets.target import Called, WrongResult
@@ -45,6 +45,8 @@ def in_circumstances(
     strength: int = 2,
 ) -> Iterator[tuple[Circumstance, Question, list[Comparison] | str]]:
     """The comparisons of every circumstance, or what the target raised in it."""
+    if target.backward:  # it has no y, whatever the circumstances are
+        return
     gate = "gate" in target.arguments and _requires_gate(target, variant, types[0])
     levels = levels_for(
         target, types, gradients=gradients, group_size=group_size, required_gate=gate, quick=quick
@@ -145,44 +147,41 @@ def expectations(
     Both are computed for the different rows, and repeated as often as each is there. A sum over rows has each row's
     terms as often. Float64 is exact enough for results of at most 32 bits.
     """
-    rows, counts = question.rows, question.counts
+    rows = question.rows
     if not with_sum:
         rows = replace(rows, dh=None)
     few = rows if group_size is None else in_groups(rows, group_size)
     call = call_of(replace(few.case, shape=(*question.lead, *few.x.shape[1:])), few)
-    shared = few.call.shared_axes
     with np.errstate(all="ignore"):
         steps = Steps(few, {})
-        values: dict[str, Array] = dict(golden(few, ("y",)))
-        options = {**few.options, **few.arrays}
-        sizes = term_sizes(few.x, few.scale, few.bias, dy=few.dy, dh=few.dh, tangents=few.tangents, **options)
-        weights = counts.reshape(-1, *[1] * (few.x.ndim - 1))
-        sums: dict[str, Any] = {"dscale": steps.terms, "dbias": steps.v}
-        expected = {}
-        for name in names:
-            if name in sums:
-                value = np.sum(weights * sums[name], axis=shared)
-                size = np.sum(weights * np.abs(sums[name]), axis=shared)
-                value, many = cast(value, getattr(few, name[1:]).dtype.name), 1
-            else:
-                many = max(1, len(question.order) // len(few.x))
-                if name != "y":
-                    step = steps.dgate if name == "dgate" else steps.dx
-                    if question.circumstance["gradients"] == "dh alone":  # of x + residual: whatever y is
-                        step, sizes[name] = steps.wide("dh"), np.abs(steps.wide("dh"))
-                    values[name] = cast(step, getattr(few, name[1:]).dtype.name)
-                value, size = values[name], np.broadcast_to(sizes[name], values[name].shape)
-            dtype = value.dtype.name
-            unit = np.maximum(size * dtypes.unit_roundoff(dtype), dtypes.smallest_subnormal(dtype) / 2)
-            limit = bound(
-                name, call, dtype, residual=few.residual is not None, automatic=True,
-                alike=few.case.data == "constant",
-            )  # fmt: skip
-            value, unit = _flat(value, group_size), _flat(unit, group_size)
-            if name not in sums:
-                value, unit = question.spread(value), question.spread(unit)
-            expected[name] = Expected(value, unit, limit, many)
+        of_rows = {"dx": steps.dx, "dresidual": steps.dx, "dgate": steps.dgate if "dgate" in names else None}
+        if question.circumstance["gradients"] == "dh alone" and few.dh is not None:  # of x + residual: whatever y is
+            of_rows = dict.fromkeys(of_rows, steps.wide("dh"))
+        values = {name: cast(of_rows[name], _dtype(few, name)) for name in names if name in of_rows}
+        expected = expect(few, values=golden(few, ("y",)) | values, automatic=True)
+        expected = {
+            name: want.changed(lambda array: question.spread(_flat(np.broadcast_to(array, few.x.shape), group_size)))
+            for name, want in expected.items()
+        }
+        weights = question.counts.reshape(-1, *[1] * (few.x.ndim - 1))
+        for name, terms in (("dscale", steps.terms), ("dbias", steps.v)):
+            if name in names:
+                expected[name] = _of_sum(name, few, call, weights * terms).changed(lambda a: _flat(a, group_size))
     return expected
+
+
+def _of_sum(name: str, few: Data, call: Call, terms: Array) -> Expected:
+    """What is expected of a sum over rows, of its terms."""
+    axes, dtype = few.call.shared_axes, _dtype(few, name)
+    value, size = np.sum(terms, axis=axes), np.sum(np.abs(terms), axis=axes)
+    limit = bound(name, call, dtype, residual=few.residual is not None, automatic=True)
+    error = further_error(few, automatic=True).max(initial=0.0) * USES_OF_INVERSE[name] / limit.ratio
+    unit = np.maximum(size * (dtypes.unit_roundoff(dtype) + error), dtypes.smallest_subnormal(dtype) / 2)
+    return Expected(cast(value, dtype), unit, limit)
+
+
+def _dtype(few: Data, name: str) -> str:
+    return str(getattr(few, name.removeprefix("d")).dtype.name)
 
 
 def _flat(array: Array, group_size: int | None) -> Array:

@@ -16,7 +16,7 @@ from rmsnorm.identify.probe import open_probe
 from rmsnorm.parity.cases import Case, Data, make
 from rmsnorm.parity.comparison import Comparison, Skip
 from rmsnorm.parity.fitting import expect_in_groups, posed
-from rmsnorm.parity.judge import Expected, Outcome, compare, failed
+from rmsnorm.parity.judge import Outcome, compare, failed
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import Target, TargetError
 from rmsnorm.targets.open import WIDTH
@@ -140,8 +140,8 @@ class Beyond:
         for start in range(0, count, _AT_ONCE):
             part = y[start * rows : (start + _AT_ONCE) * rows]
             many = len(part) // rows
-            value, unit = (np.tile(array, (many, *repeats)) for array in (want.value, want.unit))
-            (comparison,) = compare(Outcome({"y": [part]}), {"y": Expected(value, unit, want.bound, many)})
+            tiled = want.changed(lambda array, many=many: np.tile(array, (many, *repeats)))
+            (comparison,) = compare(Outcome({"y": [part]}), {"y": tiled})
             if not comparison.passed:
                 return [replace(comparison, detail=f"after {start * rows} rows, {comparison.detail}")]
             worst = [max(*worst, comparison, key=lambda entry: entry.parity_ratio)] if worst else [comparison]

@@ -287,7 +287,7 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
         x = room[1::2, 1::2]
     gate = _gate(case.shape, dtype, random) if case.gate else None
     if gate is not None and mask is not None:
-        gate[~mask & (mask & _first(layout)).any(axis=layout.axes, keepdims=True)] = np.nan
+        gate[~(mask & (mask & _first(layout)).any(axis=layout.axes, keepdims=True))] = np.nan  # y is 0 or constant
     call = _call(case, chosen, dtype, scale, bias)
     return Data(
         case=case,

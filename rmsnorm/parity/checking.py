@@ -21,8 +21,9 @@ from rmsnorm.parity.all_reduce import check_all_reduce
 from rmsnorm.parity.cases import Array, Data
 from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled, version_of
 from rmsnorm.parity.declared import declared
+from rmsnorm.parity.eps import of_eps
 from rmsnorm.parity.fitting import asked, expect_in_groups, fitted, has_gradients, in_batches, missing, together
-from rmsnorm.parity.judge import Expected, Outcome, biased, compare, failed
+from rmsnorm.parity.judge import Expected, Outcome, biased, compare, failed, wrong_inverse_rms
 from rmsnorm.parity.kernel import Kernel
 from rmsnorm.parity.quantised import check_quantised
 from rmsnorm.parity.refusals import Refusals, facts_of, levels_of
@@ -32,6 +33,7 @@ from rmsnorm.specification import errors
 from rmsnorm.specification.quantisation import Quantisation
 from rmsnorm.specification.variants import Preset, Variant, get_variant
 from rmsnorm.targets import Target, TargetError, open_target
+from rmsnorm.targets.calling import with_values
 from rmsnorm.targets.limits import Limits, limits_of
 from rmsnorm.targets.target import WrongResult, random_state_kept
 
@@ -65,6 +67,7 @@ def check(
     quantisation: str | Quantisation | None = None,
     reciprocal_slack: float = 0.0,
     all_reduce: Order | None = None,
+    call: str | None = None,
 ) -> Report:
     """Compare a function or layer with the golden: values, and gradients by its framework's automatic differentiation.
 
@@ -117,6 +120,7 @@ def check(
             for ``numpy_impl.all_reduced``. It is called as f(parts, scale, eps=..., residual=...) with lists of 2, 3
             and 8 arrays, and with and without a residual if it takes one. It returns y, or y and h, whose bits count.
             If the roundings have another order, the report names it. The other options count as for ``quantisation``.
+        call: the arguments of a function in their order, such as "out, x, weight, eps", as of ``open_target``.
 
     Raises:
         ValueError: there is no such function, variant or dtype, its width is not a multiple of ``group_size``, or no
@@ -143,7 +147,8 @@ def check(
     if all_reduce is not None:
         return check_all_reduce(Kernel(*how, of_parts=True), chosen, all_reduce, named)
     declared_limits = limits_of("check", None if limits == "auto" else limits)
-    target = in_batches(open_target(function, framework=framework, init=init, device=device, op="check"))
+    opened = open_target(function, framework=framework, init=init, device=device, call=call, op="check")
+    target = in_batches(with_values(opened, eps=chosen.eps, offset=chosen.scale_offset))
     target = replace(target, limits=declared_limits, rank=target.rank or declared_limits.rank)
     refusals = Refusals()
     types = (target.dtypes["x"],) if dtypes is None and "x" in target.dtypes else named
@@ -153,7 +158,10 @@ def check(
     run = Run(target.framework, version=version_of(target.framework), device=device)
     began, elements, signed = time.monotonic(), 0, SignedErrors()
     if gradients and not target.differentiable:
-        run.skipped.append(Skip("gradients", "", f"{target.framework} has no automatic differentiation"))
+        without = f"{target.framework} has no automatic differentiation"
+        run.skipped.append(Skip("gradients", "", without if target.automatic else "it writes its results to arguments"))
+    if target.backward:
+        run.skipped.append(Skip("y", "", "it is a backward pass alone"))
     quick = target.bridge.compiles and not (all_cases or edges or extremes)
     if quick and gradients and target.differentiable:
         run.skipped.append(Skip("gradients of most cases", "", "only with all_cases=True, or --all"))
@@ -218,6 +226,8 @@ def check(
             run.records += labelled([failed(quantity, sentence)], chosen.name, dtype, name) if elements else []
     if target.is_new and elements and all(comparison.passed for comparison in run.records):
         run.records += labelled(_of_new(target, chosen), chosen.name, ASKED, "first parameters")
+    if elements and not target.backward:
+        run.records += labelled(of_eps(target, chosen, types, group_size), chosen.name, types[0], "eps")
     biased(run, signed, chosen)
     says.apply(run, chosen.name, lambda: identify(target).defects)
     run.seconds = time.monotonic() - began
@@ -225,6 +235,8 @@ def check(
     if not elements and not run.failures:
         raise errors.nothing_compared("check", target.name, dict.fromkeys(reason for *_, reason in skips(run)))
     if run.failures:
+        run.message = "; ".join(sentences(run, chosen))
+    if run.failures and not run.message:
         try:
             run.identity = identify(target)
         except Exception as error:  # a failure of identify must not hide the differences
@@ -260,7 +272,7 @@ def _comparisons(
 
     It is that on the first way to call the target in which it differs, else raises, else on the first way.
     """
-    counted = ("y", *_GRADIENTS.values()) if gradients else ("y",)
+    counted = ("y",) * (not target.backward) + tuple(_GRADIENTS.values()) * gradients
     expected = expect_in_groups(data, counted, group_size)
     comparisons: dict[str, Comparison] = {}
     refused: set[str] = set()
@@ -321,10 +333,12 @@ def _results(target: Target, data: Data, *, gradients: bool) -> tuple[dict[str, 
     primals = (data.x, data.scale, data.bias)
     try:
         results = {"y": target.forward(*primals, **data.arrays)}
+        results = {} if target.backward else results
     except TargetError as error:
         sentence = {"y": str(error)}
         return ({}, sentence, {}) if isinstance(error, WrongResult) else ({}, {}, sentence)
     wrong = {} if target.second is None else _wrong_sum(target.second, data)
+    wrong |= wrong_inverse_rms(target.noticed.inverse_rms, data)
     if not gradients:
         return results, wrong, {}
     try:

@@ -44,7 +44,8 @@ FACTORS: Final[dict[str, tuple[str, ...]]] = {
     "residual": ("residual", "no residual"),
     "gate": ("gate", "no gate"),
     "mask": ("mask", "no mask"),
-    "layout": ("contiguous", "a slice", "every second element", "transposed", "unaligned", "x alone a slice"),
+    "layout": ("contiguous", "a slice", "every second element", "transposed", "unaligned", "x alone a slice",
+               "x alone transposed"),
     "gain's memory": ("dense gain", "strided gain"),
     "values": ("normal", "heavy tails", "one sign", "zeros in the gain", "ties", "NaN in a row", "negative zeros"),
     "gradients": ("none", "all", "frozen gain", "frozen x", "dy alone", "dh alone"),
@@ -85,7 +86,9 @@ def allows(row: Mapping[str, str]) -> bool:
     rows, width = ROWS.get(get("rows", "1 row"), 1), int(get("width", "1"))
     if rows * width > MOST:
         return False
-    if get("axes") == "1 axis" and (rows > 1 or get("layout") in ("transposed", "a slice")):
+    if get("axes") == "1 axis" and (
+        rows > 1 or get("layout", "").removeprefix("x alone ") in ("transposed", "a slice")
+    ):
         return False
     if get("axes") in ("4 axes", "6 axes") and rows == 1:
         return False
@@ -109,7 +112,7 @@ def allows(row: Mapping[str, str]) -> bool:
         return False
     if get("mode") == "autocast" and get("x") not in (None, "float32"):
         return False
-    if get("layout") == "x alone a slice" and get("residual") == "no residual" and get("gate") == "no gate":
+    if get("layout", "").startswith("x alone") and get("residual") == "no residual" and get("gate") == "no gate":
         return False
     # Equal terms of a long sum are rounded alike, where the bound takes roundings as random: all rows are different.
     return not (get("values") == "one sign" and rows * width > _BLOCK)
@@ -146,7 +149,7 @@ def levels_for(
     if required_gate:
         levels["gate"] = ("gate",)
     if all(levels[name] == (f"no {name}",) for name in ("residual", "gate")):
-        levels["layout"] = tuple(level for level in levels["layout"] if level != "x alone a slice")
+        levels["layout"] = tuple(level for level in levels["layout"] if not level.startswith("x alone"))
     if not bridge.strided:
         levels |= {"layout": ("contiguous",), "gain's memory": ("dense gain",), "dy": ("dense dy",)}
     if levels["residual"] == ("no residual",):
@@ -245,8 +248,8 @@ class Question:
         arrays = {name: self.spread(array) for name in ("x", "dy", "dh", *_OPTIONS)
                   if (array := getattr(rows, name)) is not None}  # fmt: skip
         for name, array in arrays.items():
-            if name == "x" or (level["layout"] != "x alone a slice" and name != "dh"):
-                arrays[name] = in_memory(array, level["layout"])
+            if name == "x" or (not level["layout"].startswith("x alone") and name != "dh"):
+                arrays[name] = in_memory(array, level["layout"].removeprefix("x alone "))
         if level["dy"] == "expanded dy":
             arrays["dy"] = np.broadcast_to(arrays["dy"].dtype.type(1), arrays["dy"].shape)
         scale = rows.scale
@@ -307,7 +310,7 @@ def case_of(circumstance: Circumstance, variant: Variant) -> Case:
 
 def in_memory(array: Array, layout: str) -> Array:
     """A copy of an array whose elements lie in memory as a level of the factor layout says."""
-    if layout in ("a slice", "x alone a slice"):
+    if layout == "a slice":
         return _sliced(array, 1)
     if layout == "every second element":
         return _sliced(array, 2)

@@ -6,14 +6,23 @@ Text, JSON and JUnit are written from these.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from rmsnorm.parity.cases import Array
 from rmsnorm.targets.processes import Worker
 
 if TYPE_CHECKING:
     from rmsnorm.identify import Identity
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The results of an implementation: of every way to compute each quantity; and the inputs that it changed."""
+
+    results: Mapping[str, list[Array]]
+    touched: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,7 @@ class Comparison:
         parity_ratio: largest |got - golden| in unit roundoffs of the sizes of the terms.
         bound: largest parity ratio that is allowed.
         bit_identical: share of elements that equal the golden bit for bit (all NaN count as one).
-        identical_bound: least share that is allowed.
+        identical_bound: least share that is allowed: of those for which one number alone is right.
         max_ulp: largest distance to the golden, counted in representable numbers.
         passed: whether both bounds hold.
         detail: why it did not pass, else empty.
@@ -83,8 +92,8 @@ class Run(Worker):
 
     Its status is ``held``, ``differs``, ``refuses`` (what came back agrees, and some calls raised), ``absent``,
     ``refused``, ``crashed``, ``hung`` or ``stopped``. ``limits`` are the options that explain what was refused.
-    ``identity`` is what ``identify`` says of a target that differs, where it says something. ``signed`` has sentences on the mean
-    signed error of y, and of x + residual, in each dtype. ``notes`` has what else must be said.
+    ``identity`` is what ``identify`` says of a target that differs, where it says something. ``signed`` has sentences
+    on the mean signed error of y, and of x + residual, in each dtype. ``notes`` has what else must be said.
     """
 
     cases: int = 0

@@ -17,6 +17,7 @@ from rmsnorm.specification import dtypes, errors
 JUDGED: Final = tuple(name for name in QUANTITIES if name not in ("inverse_rms", "jvp"))
 # reasons that identify can confirm, and the end of its sentence; another reason is taken as it is
 CONFIRMED: Final = {"16-bit sums": "is accumulated in 16 bits"}
+STALE: Final = "; take the line out"  # the end of the sentence on a difference that is none any more
 _LINE: Final = re.compile(r"'(?P<case>.*)' (?P<dtype>\S+) (?P<quantity>[^\s:]+)(:\s*(?P<why>.*))?")
 
 
@@ -68,7 +69,7 @@ class Declared:
             ]
             if not differ:
                 said = "it agrees, and was expected to differ" if of_line else "there is no such comparison"
-                detail = f"{line.place} has {line.text}: {said}; take the line out"
+                detail = f"{line.place} has {line.text}: {said}{STALE}"
                 where = of_line[0] if of_line else failed(line.quantity, "")
                 run.records += labelled([failed(line.quantity, detail)], variant, where.dtype or "float32", line.case)
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from rmsnorm.accuracy.rounding import cast, rounded
 from rmsnorm.parity.cases import Array, Data
-from rmsnorm.parity.judge import Outcome
+from rmsnorm.parity.comparison import Outcome
+from rmsnorm.specification import dtypes
 from rmsnorm.specification.variants import CLAMPED
 
 Change = Callable[["Steps", Any], Any]  # gets the steps and the right value of one of them, and returns another value
@@ -106,7 +107,7 @@ EQUATIONS: Final[dict[str, Callable[[Steps], Any]]] = {
         s.normalised * s.factor if s.norm is None else rounded(rounded(s.normalised, s.norm) * s.factor, s.call.product)
     ),
     "biased": lambda s: s.gained + s.bias if s.norm is None else rounded(s.gained + s.bias, s.call.product),
-    "y": lambda s: np.where(s.shown, s.biased, 0.0) * s.on_y,
+    "y": lambda s: np.where(s.shown, s.biased * s.on_y, 0.0),
     "result": lambda s: s.call.result,
     # Gradients, of y = (h / rho (o + g) + b) f(z); dh = u / rho - R h / rho, where R is the same for all u of a row.
     "live": lambda s: s.mask & s.shown,
@@ -117,7 +118,7 @@ EQUATIONS: Final[dict[str, Callable[[Steps], Any]]] = {
         s.counted & np.isfinite(s.s) & (s.s != 0), s.c * s.inverse / np.where(s.s == 0, 1.0, s.s), 0.0),
     "transposed": lambda s: s.u * s.inverse - s.direction * s.inner(s.u * s.inside) / s.size,
     "dh": lambda s: np.where(s.live, s.transposed, 0.0),
-    "dx_of_y": lambda s: np.where(s.mask, s.dh * s.on_x, 0.0),
+    "dx_of_y": lambda s: np.where(s.live, s.dh * s.on_x, 0.0),
     "dx": lambda s: s.dx_of_y if s.data.dh is None else s.dx_of_y + s.wide("dh"),
     "df": lambda s: s.dh * s.input if s.call.is_gated_before else s.wide("dy") * s.biased,
     "dgate": lambda s: np.where(s.live, s.df * s.slope, 0.0),
@@ -149,3 +150,32 @@ def candidate(data: Data, changes: Mapping[str, Change] | None = None) -> Outcom
             if (argument := getattr(data, name)) is not None:
                 results[f"d{name}"] = cast(getattr(s, step), argument.dtype.name)
         return Outcome({name: [value] for name, value in results.items()}, s.touched)
+
+
+def lost(data: Data) -> Array:
+    """What a float32 sum of the squares of each row loses beside an outlier, one after the other, as a share of it."""
+    s = Steps(data, {})
+    with np.errstate(all="ignore"):
+        squares = np.where(s.counted, s.squares, 0.0)
+        total = s.inner(squares)
+        spacing = np.exp2(np.floor(np.log2(total))) * dtypes.epsilon("float32")
+        share = np.abs(s.inner(np.rint(squares / spacing) * spacing - squares)) / total
+    return np.where(np.isfinite(share), share, 0.0)
+
+
+def ends(data: Data, want: Array, error: Array, away: Array) -> tuple[Array, Array]:
+    """The least and the greatest y that is right, where 1/rho may err by ``error``, relative, and y by ``away``.
+
+    Each rounding that the variant names is made at both ends; ``want``, the golden's y, is between them. Products and
+    sums in 16 bits are such roundings, and so exact: only what is computed in more bits errs by ``away``.
+    """
+    call = data.call
+    is_named = call.norm is not None and call.gate is None and call.product in dtypes.HALF
+    factors = (1 - error, 1 + error) if call.norm is not None else (1.0,)
+    with np.errstate(all="ignore"):
+        y = [Steps(data, {"inverse": lambda s, inverse, by=by: inverse * by}).y for by in factors]
+        more = 0.0 if is_named else away
+        low, high = np.fmin(y[0], y[-1]) - more, np.fmax(y[0], y[-1]) + more
+        # In float64 a real number may lie on the other side of a tie than in the golden.
+        low, high = (np.where(np.isnan(want), want, cast(end, want.dtype.name)) for end in (low, high))
+        return np.fmin(low, want).astype(want.dtype), np.fmax(high, want).astype(want.dtype)

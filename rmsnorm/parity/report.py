@@ -24,6 +24,7 @@ from rmsnorm.accuracy.bounds import QUANTITIES
 from rmsnorm.files import replacing, write_text
 from rmsnorm.identify import mending
 from rmsnorm.parity.comparison import Comparison, Refusal, Run
+from rmsnorm.parity.declared import STALE
 from rmsnorm.parity.fitting import OPTIONS, together
 from rmsnorm.parity.screen import Fitting
 from rmsnorm.specification import dtypes, errors
@@ -43,7 +44,7 @@ _ELSEWHERE: Final = (
     "next number: -v prints the largest distance for each variant."
 )
 _SHOWN: Final = 5  # lines of failures of a target, and of what is wrong
-_WIDTH: Final = 100  # columns of a line that is cut; most lines fit into 80
+_WIDTH: Final = 100  # columns of a line; most fit into 80
 _DIGITS: Final = {"float16": 5, "bfloat16": 4, "float32": 9, "float64": 17}  # which tell neighbours apart
 
 
@@ -115,7 +116,9 @@ class Report:
         if run.status != "differs":
             if not run.records:
                 return f"{self.target} was not compared: {run.message}"
-            count = f"{len(run.records) - len(run.failures)} of {len(run.records)} comparisons of {run.cases} cases held"
+            count = (
+                f"{len(run.records) - len(run.failures)} of {len(run.records)} comparisons of {run.cases} cases held"
+            )
             ended = f"{self.target} was not compared to the end: {run.message}; before, {count}"
             return "\n".join([ended, *(_shortened(record, self.target) for record in run.failures[:_SHOWN])])
         alike: dict[str, list[Comparison]] = {}
@@ -207,11 +210,14 @@ def _shortened(record: Comparison, target: str) -> str:
     detail = record.detail.replace(f"{target} ", "it ")
     detail = re.sub(r"-?\d\.\d+(?:e[-+]\d+)?", lambda number: f"{float(number[0]):.{digits}g}", detail)
     line = f"  {record.case!r} {dtypes.short(record.dtype)} {record.quantity}: {detail}"
-    return _cut(re.sub(" elements differ$", " differ", line), _WIDTH)
+    return _wrapped(re.sub(" elements differ$", " differ", line), _WIDTH)
 
 
-def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else f"{line[: width - 4]} ..."
+def _wrapped(line: str, width: int) -> str:
+    """The line, in several ones where it is longer: a reason is there to its end."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    more = {"initial_indent": indent, "subsequent_indent": f"{indent}    "}
+    return "\n".join(textwrap.wrap(line.strip(), width, break_on_hyphens=False, **more)) if len(line) > width else line
 
 
 def _not_compared(run: Run, *, width: int = _WIDTH) -> list[str]:
@@ -225,7 +231,7 @@ def _not_compared(run: Run, *, width: int = _WIDTH) -> list[str]:
                 line = f"{start}{', '.join(names[:count])}{more}{where}: {reason}"
                 if len(line) + len(end) <= width:
                     break
-            lines.append(_cut(line, width - len(end)) + end)
+            lines.append(_wrapped(line + end, width))
     return lines
 
 
@@ -234,7 +240,9 @@ def sentences(run: Run, variant: Variant) -> list[str]:
 
     Where identify finds nothing, the cases are named, as what is wrong shows in them alone.
     """
-    identity = run.identity
+    identity, own = run.identity, {record.detail for record in run.failures if record.detail.endswith(STALE)}
+    if len(own) == len(run.failures) > 0:
+        return [*own]
     if identity is None:
         return [run.message]
     differences = identity.differences(variant) if identity.variant else ()

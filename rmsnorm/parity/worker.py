@@ -61,7 +61,7 @@ def check_job(job: dict[str, Any], write: Callable[..., None]) -> dict[str, Any]
         quantised = check(job["target"], **options)
         more = {"quantisation": options["quantisation"], "counts": quantised.counts, "instead": quantised.instead}
         return _json(quantised) | {"quantised": more}
-    how = {"framework": options.pop("framework", None), "init": options.pop("init", None)}
+    how = {name: options.pop(name, None) for name in ("framework", "init", "call")}
     opened = open_target(job["target"], **how, device=options["device"], op="check")
     sent = 0
 

@@ -97,6 +97,15 @@ def smallest_subnormal(name: str) -> float:
     return 2.0 ** (minimum - precision + 1)
 
 
+def smallest_normal(name: str) -> float:
+    """The least number with all digits: rounding a smaller one errs by as much.
+
+    >>> smallest_normal("float16") == 2.0**-14
+    True
+    """
+    return smallest_subnormal(name) / epsilon(name)
+
+
 def arithmetic(name: str) -> str:
     """The narrowest format that is allowed for statistics of ``name``: at least float32."""
     return "float64" if name == "float64" else "float32"

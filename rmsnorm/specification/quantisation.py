@@ -186,7 +186,9 @@ class Quantisation:
         ("torchao.mx with scale_round='ceil'", 'torchao.mx')
         """
         preset = QUANTISATIONS.get(self.name)
-        own = () if preset is None else (f.name for f in fields(self) if getattr(self, f.name) != getattr(preset, f.name))
+        own = (
+            () if preset is None else (f.name for f in fields(self) if getattr(self, f.name) != getattr(preset, f.name))
+        )
         changed = ", ".join(f"{name}={getattr(self, name)!r}" for name in own if name != "source")
         return f"{self.name} with {changed}" if changed else self.name
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+from ast import literal_eval
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
@@ -13,15 +15,35 @@ _NAMES: Final = {
     "bias": ("bias", "beta", "b", "shift"),
     "gate": ("gate", "z"),
     "mask": ("mask",),
-    "residual": ("residual", "skip"),
+    "residual": ("residual", "skip", "residual_in", "residual_input", "res"),
 }
-_XS: Final = ("x", "input", "inputs", "hidden_states", "hidden_state", "h", "tensor")
+_XS: Final = ("x", "input", "inputs", "hidden_states", "hidden_state", "h", "tensor", "inp", "hidden", "q", "query")
 _WIDTHS: Final = (
     "dim", "hidden_size", "normalized_shape", "num_features", "features", "width", "d_model", "size", "channels",
     "num_channels", "embed_dim", "hidden_dim", "n", "d", "shape", "dims", "c_in", "hidden", "n_embd", "in_features",
-    "input_size", "feature_dim", "head_dim",
+    "input_size", "feature_dim", "head_dim", "n_cols", "num_cols", "cols",
 )  # fmt: skip
-_EPS: Final = ("eps", "epsilon", "variance_epsilon", "norm_eps", "layer_norm_eps", "rms_norm_eps")
+_ROWS: Final = ("rows", "n_rows", "num_rows", "num_tokens", "n_tokens")
+_EPS: Final = re.compile(r"(^|_)eps(ilon)?(_|$)")
+_OFFSETS: Final = ("offset", "weight_bias", "weight_offset", "scale_offset", "gain_offset", "gamma_offset")
+_CENTRED: Final = ("zero_centered_gamma", "zero_centered", "unit_offset", "add_unit_offset")  # flags of 1 + gain
+_SWITCH: Final = re.compile(r"^(return|use|has|with|is|add|keep|store|apply|enable|do)_")
+# other roles of a parameter: the array that has a result, and what a backward pass or a second x takes
+_ROLES: Final = {
+    "out": re.compile(r"(ln_)?out(put)?(_tensor|_ptr)?|result|dst"),
+    "h_out": re.compile(r"(residual|res|h|sum)_out(put)?|out(put)?_(residual|h)"),
+    "dy": re.compile(r"d_?y|d_?out(put)?|d_?z|grad(_(y|out(put)?))?"),
+    "inverse_rms": re.compile(r"rstd|rsigma|invvar|rrms|inv(erse)?_?(rms|std|var|std_var|sigma)|rms_inv"),
+    "k": re.compile(r"k(ey)?(_states)?"),
+    "layer": re.compile(r"layer_?norm|rms_?norm|norm|layer|module"),
+}
+_OF_K, _OF_Q = (  # the gain of k, and of q
+    re.compile(rf"[wg]_?{word[0]}|{word}_(\w+_)?(w|weight|gamma|scale|norm|gain)|(weight|gamma|scale|gain)_{word}")
+    for word in ("k(?:ey)?", "q(?:uery)?")
+)
+
+
+_NO_DEFAULT: Final[Any] = inspect.Parameter.empty
 
 
 class Unguessable(TypeError):
@@ -33,72 +55,193 @@ class Unguessable(TypeError):
 
 
 class FromCall(Enum):
-    """A value that is known only when the function is called: the shape of the gain, or the width of x."""
+    """A value that is known only when the function is called."""
 
     GAIN_SHAPE = "the shape of the gain"
     WIDTH = "the width of x"
+    ROWS = "the number of rows of x"
+    EPS = "eps"
+    OFFSET = "the number that is added to the gain"
+    CENTRED = "whether 1 is added to the gain"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter of a function and what it gets.
+
+    Attributes:
+        key: its name, empty for one that is passed by its place.
+        role: the name of an array (x, scale, bias, gate, mask, residual, k, scale_k, dy, inverse_rms), of one that it
+            writes to (out, h_out), ``layer`` for an object with a gain and eps, or ``value``.
+        value: of the role ``value``, a constant or what only a call knows.
+        required: whether it must be passed.
+    """
+
+    key: str
+    role: str
+    value: Any = None
+    required: bool = True
 
 
 def argument_named(name: str) -> str | None:
     """The argument (scale, bias, gate, mask or residual) with one of the usual names for it, None for another name.
 
-    >>> argument_named("gamma"), argument_named("e_score_correction")
-    ('scale', None)
+    >>> argument_named("gamma"), argument_named("e_score_correction"), argument_named("return_residual")
+    ('scale', None, None)
     """
     word = name.lower().rsplit(".", 1)[-1].strip("_")
+    if _SWITCH.match(word):
+        return None
     for argument, names in _NAMES.items():
         if word in names or (len(word) > 3 and any(word.endswith("_" + entry) for entry in names if len(entry) > 3)):
             return argument
     return None
 
 
-def arguments_of(
-    function: Callable[..., Any], axis: Any = -1, others: Collection[str] = ()
-) -> tuple[dict[str, str], dict[str, Any]]:
-    """The function's own name of x and of each argument that it takes, and values for what else it requires.
+def takes_array(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter may be an array: one with a flag or a number as its default is none."""
+    return parameter.default in (parameter.empty, None) and str(parameter.annotation) not in ("bool", "<class 'bool'>")
 
-    The name of a positional-only argument, and of an x that comes first, is empty. x is the first parameter, unless
-    that is a gain or the like and a later one is named as x. An axis that it requires is ``axis``; ``others`` are left
-    out.
+
+def arguments_of(
+    function: Callable[..., Any], axis: Any = -1, others: Collection[str] = (), order: str | None = None
+) -> tuple[Slot, ...]:
+    """The parameters of a function, in their order, that get something.
+
+    x is the first parameter, unless that is a gain, the array for the result or the like, and a later one is named as
+    x. An axis that it requires is ``axis``; ``others`` are left out. ``order`` has the arguments by their place, for a
+    function that does not show its own.
 
     Raises:
         Unguessable: something else is required.
 
     Example:
-        >>> arguments_of(lambda x, weight, eps=1e-6: x)
-        ({'x': '', 'scale': 'weight'}, {})
-        >>> arguments_of(lambda weight, x: x)
-        ({'x': 'x', 'scale': 'weight'}, {})
+        >>> [(slot.key, slot.role) for slot in arguments_of(lambda x, weight, eps: x)]
+        [('', 'x'), ('weight', 'scale'), ('eps', 'value')]
+        >>> [slot.role for slot in arguments_of(max, order="out, x, weight, 1e-5")]
+        ['out', 'x', 'scale', 'value']
     """
-    every = parameters_of(function)
+    every, keys = (parameters_of(function), {}) if order is None else _written(order)
     if every is None:
-        return {"x": ""}, {}
-    parameters = [p for p in every if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        return (Slot("", "x"),)
+    parameters = [p for p in every if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in others]
     if not parameters:
         got = f"takes {inspect.Signature(every)}, which does not say what it takes" if every else "takes no argument"
         raise Unguessable(f"{got}, expected x")
-    if argument_named(parameters[0].name) and parameters[0].kind is not inspect.Parameter.POSITIONAL_ONLY:
-        parameters.sort(key=lambda parameter: parameter.name not in _XS)
-    x = parameters[0]
-    names = {"x": x.name if x.kind is x.KEYWORD_ONLY or x is not every[0] else ""}
-    values: dict[str, Any] = {}
-    for parameter in parameters[1:]:
-        if parameter.name in others:
-            continue
-        argument, required = argument_named(parameter.name), parameter.default is parameter.empty
-        if argument and argument not in names and (required or parameter.default is None):
-            names[argument] = _key(parameter)
-        elif required and parameter.name in _EPS:
-            values[_key(parameter)] = 1e-6
-        elif required and parameter.name == "normalized_shape":
-            values[_key(parameter)] = FromCall.GAIN_SHAPE
-        elif required and parameter.name in ("axis", "dim", "axes", "reduction_axes"):
-            values[_key(parameter)] = axis
-        elif required and parameter.name in _WIDTHS:
-            values[_key(parameter)] = FromCall.WIDTH
+    roles = _roles(parameters)
+    slots = []
+    for parameter in parameters:
+        required, role = parameter.default is parameter.empty, roles.get(parameter.name)
+        first = role == "x" and parameter is every[0] and parameter.kind is not parameter.KEYWORD_ONLY
+        key = "" if first or parameter.kind is parameter.POSITIONAL_ONLY else keys.get(parameter.name, parameter.name)
+        if role:
+            slots.append(Slot(key, role, required=required))
+        elif isinstance(parameter.default, _Literal):
+            slots.append(Slot(key, "value", parameter.default.value))
+        elif _EPS.search(parameter.name.lower()):
+            slots.append(Slot(key, "value", FromCall.EPS, required))
         elif required:
-            raise Unguessable(f"requires {parameter.name!r}, whose value cannot be guessed", parameter.name)
-    return names, values
+            slots.append(Slot(key, "value", _value(parameter, axis)))
+    return tuple(slots)
+
+
+def _roles(parameters: list[inspect.Parameter]) -> dict[str, str]:
+    """The role of each parameter that gets an array, by its name."""
+    arrays = {p.name: p.name.lower().strip("_") for p in parameters if takes_array(p)}
+    required = {p.name for p in parameters if p.default is p.empty}
+    roles: dict[str, str] = {}
+
+    def give(role: str, name: str) -> None:
+        if name in arrays and name not in roles and role not in roles.values():
+            roles[name] = role
+
+    special = {
+        name: role for name, word in arrays.items() for role, names in _ROLES.items()
+        if name in required and names.fullmatch(word)
+    }  # fmt: skip
+    first, named_x = parameters[0], [name for name in required if arrays.get(name) in _XS]
+    other = special.get(first.name) or argument_named(first.name) or first.name.lower() in ("y", "o")
+    x = next((p.name for p in parameters if p.name in named_x), first.name) if other else first.name
+    arrays.setdefault(x, x)
+    give("x", x)
+    if first.name.lower() in ("y", "o") and first.name != x:
+        give("out", first.name)
+    backward, second_x = "dy" in special.values(), "k" in special.values() and arrays[x] in ("q", "query", "x", "input")
+    for name, role in special.items():
+        if (role in ("dy", "inverse_rms") and backward) or (role == "k" and second_x) or role in ("out", "h_out"):
+            give(role, name)
+    for name, word in arrays.items():
+        if second_x and (_OF_K.fullmatch(word) or _OF_Q.fullmatch(word)):
+            give("scale_k" if _OF_K.fullmatch(word) else "scale", name)
+    names = [name for name in arrays if name not in roles and arrays[name] not in (*_OFFSETS, *_CENTRED)]
+    several = sum(argument_named(name) == "scale" for name in names) > 1
+    for name in names:
+        if several and arrays[name] == "g":
+            give("gate", name)  # beside a weight
+        elif argument := argument_named(name):
+            give(argument, name)
+        elif arrays[name] in ("y", "o") and name in required and not backward:
+            give(
+                "out" if "scale" in roles.values() or arrays[name] == "o" else "residual", name
+            )  # y next to x is added
+    for parameter in parameters:
+        if parameter.name in arrays and arrays[parameter.name] == "offset" and _is_bias(parameter):
+            give("bias", parameter.name)
+        if special.get(parameter.name) == "layer" and "scale" not in roles.values():
+            give("layer", parameter.name)
+    return roles
+
+
+def _is_bias(parameter: inspect.Parameter) -> bool:
+    """Whether an ``offset`` is added to y, as in Haiku, and not to the gain."""
+    return parameter.default is None or bool(re.search("Array|Tensor|Float\\[", str(parameter.annotation)))
+
+
+def _value(parameter: inspect.Parameter, axis: Any) -> Any:
+    """What a required parameter that is no array gets."""
+    name = parameter.name
+    if name == "normalized_shape":
+        return FromCall.GAIN_SHAPE
+    if name in ("axis", "dim", "axes", "reduction_axes"):
+        return axis
+    if name in _WIDTHS:
+        return FromCall.WIDTH
+    if name in _ROWS:
+        return FromCall.ROWS
+    if name in _CENTRED or (name in _OFFSETS and "bool" in str(parameter.annotation)):
+        return FromCall.CENTRED
+    if name in _OFFSETS:
+        return FromCall.OFFSET
+    raise Unguessable(f"requires {name!r}, whose value cannot be guessed", name)
+
+
+@dataclass(frozen=True)
+class _Literal:
+    """The default of a parameter that was written as a value."""
+
+    value: Any
+
+
+def _written(order: str) -> tuple[list[inspect.Parameter], dict[str, str]]:
+    """The parameters of ``out, x, weight, eps``, by their place, and the keys of those as ``epsilon=eps``.
+
+    A value in place of a word is a constant.
+    """
+    parameters: list[inspect.Parameter] = []
+    keys: dict[str, str] = {}
+    for place, text in enumerate(order.split(",")):
+        key, named, word = (part.strip() for part in text.rpartition("="))
+        name, default = word, _NO_DEFAULT
+        if not word.isidentifier() or word in ("None", "True", "False"):
+            try:
+                name, default = f"value_{place}", _Literal(literal_eval(word))
+            except (ValueError, SyntaxError):
+                want = "the arguments in their order, such as 'out, x, weight, eps'"
+                raise Unguessable(f"has call {order!r}, expected {want}") from None
+        kind = inspect.Parameter.KEYWORD_ONLY if named else inspect.Parameter.POSITIONAL_ONLY
+        parameters.append(inspect.Parameter(name, kind, default=default))
+        keys[name] = key or name
+    return parameters, keys
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
@@ -107,8 +250,10 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | Non
     schema = getattr(one, "schema", None) or getattr(one, "_schema", None)
     arguments = getattr(schema, "arguments", None)
     if arguments is None:
+        sizes = str(getattr(function, "signature", None)).partition("->")  # of a generalised ufunc, as (n),(n)->(n)
         try:
-            return list(inspect.signature(function).parameters.values())
+            every = list(inspect.signature(function).parameters.values())
+            return every[: sizes[0].count("(")] if sizes[2] else every
         except (TypeError, ValueError):  # a built-in function, or what is not callable
             return None
     kinds = {False: inspect.Parameter.POSITIONAL_OR_KEYWORD, True: inspect.Parameter.KEYWORD_ONLY}
@@ -139,6 +284,15 @@ def optional_of(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(argument for p in every if (argument := argument_named(p.name)))
 
 
+def eps_argument(make: Callable[..., Any]) -> tuple[str, bool] | None:
+    """The name of eps among the arguments of a constructor, and whether it requires it; None where it takes none."""
+    try:
+        parameters = _signature(make)
+    except (TypeError, ValueError):
+        return None
+    return next(((name, p.default is p.empty) for name, p in parameters.items() if _EPS.search(name)), None)
+
+
 def requires_residual(call: Callable[..., Any]) -> bool:
     """Whether a function, or the call of a layer, takes no x without a residual.
 
@@ -148,16 +302,19 @@ def requires_residual(call: Callable[..., Any]) -> bool:
     return any(argument_named(p.name) == "residual" and p.default is p.empty for p in parameters_of(call) or ())
 
 
-def _key(parameter: inspect.Parameter) -> str:
-    return "" if parameter.kind is parameter.POSITIONAL_ONLY else parameter.name
-
-
 def makes_layers(function: Callable[..., Any]) -> bool:
-    """Whether a function makes layers: its first argument is a width, or it has no argument."""
+    """Whether a function makes layers: its first argument is a width and no other one is an array, or it has none.
+
+    >>> makes_layers(lambda hidden, eps=1e-6: None), makes_layers(lambda hidden, weight, eps: None)
+    (True, False)
+    """
     parameters = parameters_of(function)
     if not parameters:
         return parameters is not None
-    return len(parameters[0].name) > 1 and parameters[0].name in _WIDTHS
+    first = parameters[0]
+    arrays = any(takes_array(p) and argument_named(p.name) for p in parameters[1:])
+    typed = re.search("Tensor|Array|ndarray", str(first.annotation))
+    return len(first.name) > 1 and first.name in _WIDTHS and not (arrays or typed)
 
 
 def _signature(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -193,7 +350,7 @@ def constructor_arguments(make: Callable[..., Any], init: Mapping[str, Any], wid
             chosen[name] = nnx.Rngs(0)
         elif name in _WIDTHS and (required or (parameter.default is None and "int" in str(parameter.annotation))):
             chosen[name] = width
-        elif required and name in _EPS:
+        elif required and _EPS.search(name):
             chosen[name] = 1e-6
         elif required and name in ("axis", "axes"):
             chosen[name] = -1

@@ -117,7 +117,11 @@ class Torch(Bridge):
         from torch.utils import _python_dispatch as dispatch
 
         module = vars(self.torch.nn.modules.module)
-        hooks = [(entry, dict(entry)) for name, entry in module.items() if name.startswith("_global_") and isinstance(entry, dict)]
+        hooks = [
+            (entry, dict(entry))
+            for name, entry in module.items()
+            if name.startswith("_global_") and isinstance(entry, dict)
+        ]
         with (
             self.torch.inference_mode(False),
             self.torch.set_grad_enabled(True),

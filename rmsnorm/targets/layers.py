@@ -96,7 +96,7 @@ def open_keras(
     layer: Any, name: str, device: str, others: Others = (), change: Callable[[Any], None] = lambda fresh: None
 ) -> Target:
     """A Keras layer: new ones are built from its config, for each shape and policy, and changed by ``change``."""
-    config, make = layer.get_config(), type(layer)
+    config = layer.get_config()
     inputs = {argument: key for argument, key in inputs_of(layer.call, others).items() if argument != "mask"}
     options: dict[str, bool] = {}  # of every call
 
@@ -115,7 +115,7 @@ def open_keras(
         policy = x if x == g else f"mixed_{x}" if g == "float32" and x in ("float16", "bfloat16") else None
         if policy is None:
             raise TypeError(f"a Keras layer that computes in {x} has no {g} variables")
-        fresh = make.from_config({**config, "dtype": keras.DTypePolicy(policy)})
+        fresh = made_again(layer, config, keras.DTypePolicy(policy))
         build(fresh, shape)
         change(fresh)
         return fresh
@@ -141,6 +141,23 @@ def open_keras(
     )  # fmt: skip
 
 
+def made_again(layer: Any, config: Mapping[str, Any], policy: Any) -> Any:
+    """A new Keras layer, not built, from the config of one. Its class need not take what every layer has."""
+    import keras
+
+    kind, config = type(layer), {**config, "dtype": policy}
+    taken = inspect.signature(kind.__init__).parameters
+    is_general = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+    if not is_general and kind.from_config.__func__ is keras.layers.Layer.from_config.__func__:
+        config = {name: value for name, value in config.items() if name in taken}
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)  # that of a layer that is told none
+    try:
+        return kind.from_config(config)
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
 def _own_names(layer: Any) -> list[tuple[str, Any]]:
     """The trainable variables of a Keras layer in their order, each with its name.
 
@@ -148,7 +165,10 @@ def _own_names(layer: Any) -> list[tuple[str, Any]]:
     in each new layer. It goes by its attribute, or by its place.
     """
     attributes = {
-        id(value): key for part in layer._flatten_layers() for key, value in vars(part).items() if hasattr(value, "shape")
+        id(value): key
+        for part in layer._flatten_layers()
+        for key, value in vars(part).items()
+        if hasattr(value, "shape")
     }
     return [
         (attributes.get(id(v), f"variable.{place}") if _UNNAMED.fullmatch(v.name) else v.name, v)

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from rmsnorm.specification import errors
 
-
 _FEW: Final = 4  # widths, which are a limit and no accident
 
 

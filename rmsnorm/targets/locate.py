@@ -83,9 +83,9 @@ def _from_file(name: str) -> types.ModuleType:
         del sys.modules[own_name]
         raise
     _read[own_name] = {own_name: (path, text)} | {
-        name: (file, _text(file))
+        name: (beside, _text(beside))
         for name in {*sys.modules} - before - {own_name}
-        if (file := _file_beside(name, path.resolve().parent)) is not None
+        if (beside := _file_beside(name, path.resolve().parent)) is not None
     }
     return module
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from rmsnorm.targets.arguments import argument_named, parameters_of
+from rmsnorm.targets.arguments import argument_named, parameters_of, takes_array
 from rmsnorm.targets.target import Shape
 
 Others = Collection[str]
@@ -59,7 +59,9 @@ def inputs_of(call: Callable[..., Any], others: Others) -> dict[str, str]:
     for parameter in parameters[1:]:
         argument = argument_named(parameter.name)
         by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if by_name and parameter.name not in others and argument in ("gate", "mask", "residual"):
+        if not (by_name and takes_array(parameter)) or parameter.name in others:
+            continue
+        if argument in ("gate", "mask", "residual"):
             inputs.setdefault(argument, parameter.name)
     return inputs
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import math
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,17 +20,17 @@ from rmsnorm.specification import errors
 from rmsnorm.specification.frameworks import FRAMEWORKS
 from rmsnorm.specification.frameworks import framework as row_of
 from rmsnorm.targets.arguments import (
-    FromCall,
     Unguessable,
     argument_names,
     arguments_of,
     constructor_arguments,
+    eps_argument,
     makes_layers,
-    optional_of,
     requires_residual,
     width_argument,
 )
 from rmsnorm.targets.bridges import bridge
+from rmsnorm.targets.calling import Caller, backward_pass
 from rmsnorm.targets.layers import dtype_of, is_haiku, keras_library, open_haiku, opener, probed
 from rmsnorm.targets.locate import locate, raised
 from rmsnorm.targets.onnx import open_onnx
@@ -56,6 +58,7 @@ def open_target(
     shape: Sequence[int] | None = None,
     axis: int | Sequence[int] = -1,
     args: Mapping[str, tuple[Sequence[int], float]] | None = None,
+    call: str | None = None,
     op: str = "identify",
 ) -> Target:
     """Make a Target of a function, a layer or a model.
@@ -101,8 +104,8 @@ def open_target(
             if not all(-len(shape) <= entry < len(shape) for entry in axes):
                 raise NoTarget(f"axis is {axis}, expected axes of shape {tuple(shape)}")
             width = width or math.prod(shape[entry] for entry in axes)
-        call = _Call(framework, device, axes, tuple(args or {}), op)
-        opened = _open(thing, name, width, dict(init or {}), call)
+        how = _Call(framework, device, axes, tuple(args or {}), op, call)
+        opened = _open(thing, name, width, dict(init or {}), how)
         return _with_arguments(opened, None if shape is None else tuple(shape), args or {})
 
 
@@ -110,7 +113,8 @@ def open_target(
 class _Call:
     """How to call what is opened: the axes of a function's parameters, and the names of its other arguments.
 
-    ``op``: what asks. ``fresh``: whether nobody else has it.
+    ``op``: what asks. ``order``: the arguments of a function by their places, in words. ``fresh``: whether nobody else
+    has it.
     """
 
     framework: str | None
@@ -118,6 +122,7 @@ class _Call:
     axes: tuple[int, ...]
     others: tuple[str, ...]
     op: str
+    order: str | None = None
     fresh: bool = False
 
 
@@ -163,7 +168,7 @@ def framework_name(op: str, name: str) -> str:
 
 def _open(thing: Any, name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
     target = _opened(thing, name, width, init, call)
-    if isinstance(thing, type):
+    if isinstance(thing, type) or target.needs_residual:
         return target  # of a layer that was opened here, too
     called = next((getattr(thing, name) for name in ("forward", "call") if hasattr(thing, name)), thing)
     return replace(target, needs_residual=requires_residual(called))
@@ -171,8 +176,16 @@ def _open(thing: Any, name: str, width: int | None, init: dict[str, Any], call: 
 
 def _opened(thing: Any, name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
     open_layer = opener(thing)
-    if isinstance(thing, type) or (open_layer is None and not init and makes_layers(thing)):
-        return _built(thing, name, width, init, call)
+    if isinstance(thing, type) or (open_layer is None and not init and call.order is None and makes_layers(thing)):
+        try:
+            return _built(thing, name, width, init, call)
+        except NoTarget:
+            with contextlib.suppress(NoTarget, TargetError):  # a function of x, with the name of a width
+                target = None if isinstance(thing, type) else _function(thing, name, call)
+                if target is not None:
+                    target.forward(np.ones((4, 8), "float32"))
+                    return target
+            raise
     if open_layer is not None and init:
         raise NoTarget(f"{name} is a layer that is built already, expected no init; pass its class")
     if open_layer is not None:
@@ -192,7 +205,7 @@ def _check_known(function: Callable[..., Any], name: str, options: Iterable[str]
 
 def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
     """A layer from its class or from a function that makes it; ``resized`` builds it again for another width."""
-    own_width = width_argument(init)
+    own_width, eps = width_argument(init), eps_argument(make)
     size = width or (init[own_width] if own_width else WIDTH)
 
     def build(size: int) -> Target:
@@ -209,79 +222,105 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
             shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())[:120]
             raise NoTarget(f"{name}({shown}) raised {raised(lines[0], error)}; pass init, {_FACTORY}") from error
         is_new = isinstance(make, type)
-        target = _open(made, name, None, {}, replace(call, fresh=is_new))
-        return replace(target, resized=build, is_new=is_new, named_width=init.get(own_width or ""))
+        opened = replace(_open(made, name, None, {}, replace(call, fresh=is_new)), resized=build, is_new=is_new)
+        opened = replace(opened, named_width=init.get(own_width or ""))
+        if eps is None:
+            return opened
+        key, required = eps
+        return replace(
+            opened, asks={"eps": required and key not in init},
+            given=lambda values: _built(make, name, size, {**init, key: values["eps"]}, call),
+        )  # fmt: skip
 
     return build(size)
 
 
 def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
+    """A function; what is known of a call of it only when it was called is tried with rows of ones."""
     one = how.axes[0] if len(how.axes) == 1 else how.axes
     try:
         _check_known(function, name, how.others)
-        names, values = arguments_of(function, one, how.others)
+        slots = arguments_of(function, one, how.others, how.order)
     except Unguessable as error:
         option = _OPTION + _SHAPE * (how.op == "identify")  # which alone has that option
         raise NoTarget(f"{name} {error}; {option.format(error.argument) if error.argument else _NAMED}") from None
-    arguments = tuple(argument for argument in names if argument != "x")
-
-    def call(arrays: Mapping[str, Any]) -> Any:
-        x, scale = arrays["x"], arrays.get("scale")
-        more = {other: arrays[other] for other in how.others}
-        positional = [] if names["x"] else [x]
-        positional += [arrays[a] for a in arguments if a in arrays and not names[a]]
-        named = {names["x"]: x} if names["x"] else {}
-        named |= more | {names[a]: arrays[a] for a in arguments if a in arrays and names[a]}
-        for key, value in values.items():
-            if value is FromCall.GAIN_SHAPE:
-                named[key] = shape_of("scale", x.shape) if scale is None else tuple(scale.shape)
-            elif value is FromCall.WIDTH:
-                named[key] = math.prod(shape_of("scale", x.shape))
-            else:
-                named[key] = value
-        return function(*positional, **named)
-
-    def target_for(candidate: str) -> Target:
-        library = keras_library() if candidate == "keras" else _BEYOND.get(candidate, candidate)
-        opened = bridge(library, how.device)
-        return Target(
-            name, candidate, opened, call, arguments, notes=notes, shape_of=shape_of, optional=optional_of(function),
-        )  # fmt: skip
 
     def shape_of(argument: str, shape: Sequence[int]) -> tuple[int, ...]:
         axes = sorted(entry % len(shape) for entry in how.axes)
         return tuple(int(shape[entry]) for entry in axes)
 
-    notes = tuple(f"{key}={value!r} was passed" for key, value in values.items() if not isinstance(value, FromCall))
-    if how.framework:
-        return target_for(how.framework)
-    x = np.linspace(0.5, 2, 32, dtype=np.float32).reshape(4, 8)
-    arrays = {a: x if a == "gate" else x[0] for a in arguments if a in ("scale", "bias", "gate")}
-    candidates = _candidates(function)
-    if len(candidates) == 1:
-        return target_for(candidates[0])
+    gain_shape = functools.partial(shape_of, "scale")
+
+    def target_for(candidate: str, caller: Caller) -> Target:
+        library = keras_library() if candidate == "keras" else _BEYOND.get(candidate, candidate)
+        opened = bridge(library, how.device)
+        backward = caller.has("dy")
+
+        def call(arrays: Mapping[str, Any]) -> Any:
+            return caller(arrays)
+
+        whole, derivatives = backward_pass(caller, opened) if backward else (call, None)
+        return Target(
+            name, candidate, opened, whole, caller.arguments, notes=caller.notes, shape_of=shape_of,
+            derivatives=derivatives, asks=caller.asks, automatic=not caller.writes,
+            needs_residual=caller.needs_residual,
+            given=lambda values: target_for(candidate, caller.with_values(**values)), backward=backward,
+        )  # fmt: skip
+
+    def tried(candidate: str) -> tuple[Target, bool]:
+        """A target, and whether it answers: of a function that writes in place, a call shows that it does."""
+        caller = Caller(function, slots, gain_shape, others=how.others)
+        target = target_for(candidate, caller)
+        for shape, dtype in ((4, 8), "float32"), ((4, 128), "bfloat16"), ((4, 128), "float16"):
+            x = np.linspace(0.5, 2, math.prod(shape)).reshape(shape).astype(dtype)
+            arrays = {a: x if a in ("gate", "residual") else x[0] for a in caller.arguments if a != "mask"}
+            try:
+                target.forward(x, **arrays)
+            except TargetError:
+                continue
+            return replace(target, automatic=not caller.writes), True
+        return target, False
+
+    candidates = [how.framework] if how.framework else _candidates(function)
+    if (
+        len(candidates) == 1
+        and (len(slots) == 1 or _returns(function))
+        and not any(s.role == "residual" and s.required for s in slots)
+    ):
+        return target_for(candidates[0], Caller(function, slots, gain_shape, others=how.others))
     working, missing = [], None
     for candidate in candidates:
         try:
-            target = target_for(candidate)
-            target.forward(x, **arrays)
-        except TargetError:
-            continue
+            target, answers = tried(candidate)
         except errors.InputError as error:  # the library is not on that device
             missing = missing or error
             continue
-        if not target.returned:
+        if len(candidates) == 1 or (answers and not target.returned):
             return target
-        working.append(candidate)  # NumPy's arrays go into many a function of TensorFlow, and its tensors come back
+        working += [target] * answers  # NumPy's arrays go into many a function of TensorFlow, and its tensors come back
     if missing is not None:
         raise missing
-    return target_for([*working, *candidates][0])  # the report says what it raises, or returns
+    return working[0] if working else tried(candidates[0])[0]  # the report says what it raises, or returns
+
+
+def _plain(function: Any) -> Any:
+    """What is inside of partial and of wrappers."""
+    while isinstance(function, functools.partial) or hasattr(function, "__wrapped__"):
+        function = function.func if isinstance(function, functools.partial) else function.__wrapped__
+    return function
+
+
+def _returns(function: Any) -> bool:
+    """Whether a function of Python returns something else than None; False where nobody can see it."""
+    code = getattr(_plain(function), "__code__", None)
+    steps = [step for step in dis.get_instructions(code) if step.opname != "NOP"] if code is not None else []
+    ends = [pair for pair in pairwise(steps) if pair[1].opname in ("RETURN_VALUE", "RETURN_CONST")]
+    return any((step if step.opname == "RETURN_CONST" else before).argrepr != "None" for before, step in ends)
 
 
 def _candidates(function: Any) -> list[str]:
     """Frameworks whose arrays a function may take, the likeliest first."""
-    while isinstance(function, functools.partial) or hasattr(function, "__wrapped__"):
-        function = function.func if isinstance(function, functools.partial) else function.__wrapped__
+    function = _plain(function)
     own = str(getattr(function, "__module__", "") or "").split(".")[0]
     others = _PACKAGES - {"numpy"}
     if own in others:

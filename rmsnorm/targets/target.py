@@ -16,6 +16,8 @@ import numpy as np
 from rmsnorm.specification import dtypes, errors
 from rmsnorm.targets.bridges import Array, Bridge, Function
 from rmsnorm.targets.limits import Limits
+from rmsnorm.targets.results import Results, results
+from rmsnorm.targets.results import described as _described
 
 Shape = tuple[int, ...]
 # what libraries say where there is no GPU, or of arrays that are not on one; other errors may have the same words
@@ -71,18 +73,20 @@ class Noticed:
     Attributes:
         touched: the arguments whose arrays it wrote to; dy is the gradient of y.
         returned: what it returned that is no array of the library.
-        second: the second array of its last call with a residual, None where it returned no pair.
+        second: x + residual of its last call with a residual, None where it returned none.
+        inverse_rms: 1 / rho of its last call, None where it returned none.
     """
 
     touched: set[str] = field(default_factory=set)
     returned: set[str] = field(default_factory=set)
     second: Array | None = None
+    inverse_rms: Array | None = None
 
     def forget(self) -> None:
         """Begin anew, so that what other calls did is not said of the next ones."""
         self.touched.clear()
         self.returned.clear()
-        self.second = None
+        self.second = self.inverse_rms = None
 
 
 @dataclass
@@ -107,6 +111,11 @@ class Target:
         x_shape: the shape of x to ask with, whose first size counts examples unless it is normalised; None to try some.
         training: for a layer: the context in which it trains (True) or not; None where that is all the same.
         needs_residual: whether it takes no x without one. Where the caller has none, it gets zeros.
+        asks: whether it requires eps, and offset, the number that is added to the gain; empty where these are no
+            arguments of it.
+        given: makes the same target that is called with other values of these; ``calling.with_values`` uses it.
+        automatic: whether automatic differentiation goes through it: not where it writes its results to its arguments.
+        backward: whether it is a backward pass alone, whose y is the formula's.
         probe: for a layer of PyTorch: what is called in its place, and what calls may change.
         around: the context of every call, which a caller that counts or limits calls replaces.
         optional: the arguments that it need not get, as a function may say by a default value of None.
@@ -135,6 +144,10 @@ class Target:
     x_shape: Shape | None = None
     training: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None
     needs_residual: bool = False
+    asks: Mapping[str, bool] = field(default_factory=dict)
+    given: Callable[[Mapping[str, float | None]], Target] | None = None
+    automatic: bool = True
+    backward: bool = False
     probe: Any = None
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     optional: frozenset[str] = frozenset()
@@ -175,7 +188,7 @@ class Target:
 
     @property
     def differentiable(self) -> bool:
-        return self.derivatives is not None or self.bridge.differentiable
+        return self.derivatives is not None or (self.bridge.differentiable and self.automatic)
 
     def forward(self, x: Array, scale: Array | None = None, bias: Array | None = None, **others: Array | None) -> Array:
         """y for NumPy arrays in any of the four dtypes; a parameter that is None keeps the target's own value.
@@ -184,10 +197,11 @@ class Target:
             TargetError: the target raised.
             WrongResult: it did not return a floating-point array of the shape of x.
         """
-        self.noticed.second = None
+        self.noticed.second = self.noticed.inverse_rms = None
         called = self.called(_present(x=x, scale=scale, bias=bias, **others))
-        self.noticed.second = called.sum
-        return called.y
+        y = called.y
+        self.noticed.second, self.noticed.inverse_rms = called.sum, called.inverse_rms
+        return y
 
     def all_gradients(self, dy: Array, **arrays: Array) -> Mapping[str, Array | None]:
         """The gradient for each of the arrays, by its name, by automatic differentiation; None where there is none.
@@ -282,6 +296,14 @@ class Called:
     back: Callable[[Sequence[Any]], Mapping[str, Any]] | None
 
     @property
+    def parts(self) -> Results:
+        """y and what came with it, in the library's arrays."""
+        parts = results(self.result, self.sent, self.target.bridge.array)
+        if parts.unknown:
+            self.target.returned.add(parts.unknown)
+        return parts
+
+    @property
     def y(self) -> Array:
         """y as it is now.
 
@@ -289,8 +311,7 @@ class Called:
             WrongResult: it is no floating-point array of the shape of x.
         """
         target, x = self.target, self.arrays["x"]
-        if not (self._is_pair or isinstance(self.result, target.bridge.array)):
-            target.returned.add(_described(self.result))
+        self.parts  # noqa: B018  (notices what is unknown)
         y: Array = target._guarded(lambda: target._fetched(self.result, self.arrays), self.arrays)
         is_float = y.dtype.name in dtypes.FLOATS
         if not is_float or y.shape != x.shape:
@@ -301,19 +322,19 @@ class Called:
 
     @property
     def sum(self) -> Array | None:
-        """The second result of a call with a residual, None where there is none."""
-        if not self._is_pair:
-            return None
-        other, target = (self.result[1] if len(self.result) > 1 else None), self.target
-        if not isinstance(other, target.bridge.array):
-            target.returned.add(f"{_described(self.result)} whose second entry is {_described(other)}")
-            return None
-        fetched: Array = target._guarded(lambda: target.bridge.fetch(other), self.arrays)
-        return fetched
+        """x + residual as it came back, None where it did not."""
+        return self._fetched(self.parts.total)
 
     @property
-    def _is_pair(self) -> bool:  # y and x + residual
-        return "residual" in self.arrays and isinstance(self.result, (tuple, list))
+    def inverse_rms(self) -> Array | None:
+        """1 / rho as it came back, None where it did not."""
+        return self._fetched(self.parts.inverse_rms)
+
+    def _fetched(self, tensor: Any) -> Array | None:
+        if tensor is None:
+            return None
+        fetched: Array = self.target._guarded(lambda: self.target.bridge.fetch(tensor), self.arrays)
+        return fetched
 
     def gradients(self, dy: Array | None, dh: Array | None = None) -> Mapping[str, Array | None]:
         """The gradient for each leaf, None where there is none: of y, of x + residual, or of both.
@@ -344,15 +365,6 @@ def _present(**arrays: Array | None) -> dict[str, Array]:
 def _first(value: Any) -> Any:
     """y of a function that returns more: (y, x + residual), (y, 1 / rho)."""
     return value[0] if isinstance(value, (tuple, list)) else value
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    if value is None:
-        return "None"
-    kind = type(value)
-    return f"a {kind.__qualname__}" if kind.__module__ == "builtins" else f"a {kind.__module__}.{kind.__qualname__}"
 
 
 def _bits(array: Array) -> Array:

@@ -24,7 +24,7 @@ class Engine(Enum):
 
     KERNELS = "kernels"  # those of rmsnorm.cpu
     COMPILED = "operations that XLA compiles"
-    FUNCTION = "a function in a graph"  # which XLA compiles where the graph runs; lite.py in a converter
+    FUNCTION = "a function in a graph"  # which XLA compiles where TensorFlow runs the graph
     OPERATIONS = "operations of TensorFlow"
 
 

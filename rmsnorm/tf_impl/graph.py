@@ -1,64 +1,43 @@
-"""A call in a graph of TensorFlow: a function in the graph computes it, which XLA compiles when the graph runs.
+"""A call in a graph of TensorFlow: a function of plain operations, in whose place TensorFlow runs one compiled by XLA.
 
-XLA compiles the function once for every size of x, which takes a tenth of a second. A SavedModel contains the function,
-too. Beside it the graph contains the float32 operations of lite.py, and TensorFlow's operation DeviceIndex chooses one
-of the two when the graph runs. It chooses lite.py in a converter, such as that of LiteRT, which knows no device and no
-float64, and where XLA compiles a function that was traced before.
+The graph calls a function of the operations of portable.py. Exporters, converters and quantisers see only these. Where
+TensorFlow runs the graph on a CPU or a GPU, its own optimiser calls another implementation of the same interface: the
+operations of operations.py, which XLA compiles once for every size of x. (This is how Keras chooses an LSTM for a GPU;
+two attributes of the functions say it, ``api_implements`` and ``api_preferred_device``.) A SavedModel contains both.
+Where nothing chooses, as where XLA compiles a function that was traced before, the formula of portable.py computes.
 
-A graph contains plain operations instead
+A graph contains the operations of operations.py instead
 
 - if XLA compiles the whole graph,
-- in a graph of TensorFlow 1,
+- in a graph of TensorFlow 1, and in a function of tf.data, where nothing chooses,
 - under a ForwardAccumulator, which can differentiate operations only,
 - in tf.vectorized_map,
-- if RMSNORM_XLA=0 is set. Users set it if every call has another size, for other converters, to save the state of a
-  tf.data iterator that calls rms_norm, and to save a model that tf.vectorized_map calls.
+- while tf.debugging.enable_check_numerics checks every operation, for which XLA has no kernel,
+- if RMSNORM_XLA=0 is set. Users set it if every call has another size, and to save a model that tf.vectorized_map
+  calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import tensorflow as tf
 
 from rmsnorm.specification import environment
 from rmsnorm.specification.call import Call, filled, without_none
-from rmsnorm.tf_impl import lite, operations, private
+from rmsnorm.specification.dtypes import promote
+from rmsnorm.tf_impl import operations, portable, private
 from rmsnorm.tf_impl.rounding import cast
 
-_DEVICES = ["CPU", "GPU"]
-
-
-@dataclass(frozen=True)
-class Function:
-    """A function of the call and of tensors. The last tensors are constants to every derivative.
-
-    TensorFlow compiles ``exact`` once for equal functions. Results of ``operations`` have TensorFlow's own derivatives.
-    """
-
-    exact: Callable[..., Any]
-    lite: Callable[..., Any]
-    operations: Callable[..., Any]
-    constants: int
-
-
-@dataclass(frozen=True)
-class Pullback:
-    """The derivative of a function: of the gradients of its results, and of its tensors."""
-
-    function: Callable[..., Any]
-    results: int
-    constants: int
-
-    def __call__(self, call: Call, *tensors: tf.Tensor | None) -> list[tf.Tensor]:
-        upstream, arguments = tensors[: self.results], tensors[self.results :]
-        variables = without_none(arguments[: -self.constants])
-        results = without_none(self.function(call, *arguments))
-        # not a tape: it records nothing in a graph that TensorFlow traces while it stops all tapes
-        return list(tf.gradients(results, variables, upstream, unconnected_gradients="zero"))
+_OPS = SimpleNamespace(  # as keras.ops names them
+    abs=tf.abs, cast=tf.cast, max=tf.reduce_max, maximum=tf.maximum, mean=tf.reduce_mean, ones_like=tf.ones_like,
+    rsqrt=tf.math.rsqrt, sum=tf.reduce_sum, where=tf.where, zeros_like=tf.zeros_like,
+)  # fmt: skip
 
 
 def uses_xla() -> bool:
@@ -79,10 +58,12 @@ def forward(
     reduced = [1 if axis in call.axes else size for axis, size in enumerate(call.shape)]
 
     def gradient(upstream: Sequence[Any], tensors: Sequence[Any], results: Sequence[Any]) -> list[tf.Tensor | None]:
-        dy, inverse_rms = tf.convert_to_tensor(upstream[0]), results[1]
-        return backward(call, *[dy, *tensors, inverse_rms])
+        return backward(call, tf.convert_to_tensor(upstream[0]), *tensors, results[1])
 
-    y, _, inverse_rms = _with_gradient(_FORWARD, call, [h, scale, bias, mask], [h.shape, reduced, reduced], gradient)
+    functions = (_forward, _portable_forward)
+    y, _, inverse_rms = _with_gradient(
+        functions, call, [h, scale, bias, mask], 1, [h.shape, reduced, reduced], gradient
+    )
     return y, inverse_rms
 
 
@@ -94,61 +75,87 @@ def backward(
 
     The gradient in a SavedModel is of operations: TensorFlow does not save what the gradient of a gradient is.
     """
-    tensors = [dy, h, scale, bias, mask, inverse_rms]
+    tensors, primals = [dy, h, scale, bias, mask, inverse_rms], [h, scale, bias]
     if private.is_saved():
-        return _backward_of_operations(call, *tensors)
-    return filled(_differentiable(_BACKWARD, call, tensors, [h, scale, bias]), [h, scale, bias])
+        return _backward(call, *tensors[:-1])
+    if not may_hold_functions(tensors[:-2]):
+        return _backward(call, *tensors, recall=True)
+
+    def gradient(upstream: Sequence[Any], tensors: Sequence[Any], _: Any) -> list[tf.Tensor | None]:
+        results, variables = without_none(_backward(call, *tensors[:-1])), without_none(tensors[:-2])
+        # not a tape: it records nothing in a graph that TensorFlow traces while it stops all tapes
+        found = tf.gradients(results, variables, upstream, unconnected_gradients="zero")
+        return filled(found, tensors[:-2])
+
+    functions, shapes = (_recalled_backward, _portable_backward), [t.shape for t in without_none(primals)]
+    return filled(_with_gradient(functions, call, tensors, 2, shapes, gradient), primals)
 
 
-def _rounded_forward(call: Call, *tensors: Any) -> list[tf.Tensor]:
+def _forward(call: Call, *tensors: Any) -> list[tf.Tensor]:
+    """y, and 1 / rho in the formats of the arithmetic and of the result."""
     y, inverse_rms = operations.forward(call, *tensors)
     return [y, inverse_rms, cast(inverse_rms, call.inverse_rms)]
 
 
-def _recalled_backward(
-    call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, inverse_rms: Any
+def _backward(
+    call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, inverse_rms: Any = None, recall: bool = False
 ) -> list[tf.Tensor | None]:
-    return operations.gradients(call, dy, h, scale, bias, mask, None, inverse_rms, recall=True)[:3]
+    return operations.gradients(call, dy, h, scale, bias, mask, None, inverse_rms, recall=recall)[:3]
 
 
-def _backward_of_operations(call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, _: Any) -> list[Any]:
-    return operations.gradients(call, dy, h, scale, bias, mask, None, None)[:3]
+_recalled_backward = partial(_backward, recall=True)
 
 
-_FORWARD = Function(_rounded_forward, lite.forward, _rounded_forward, 1)
-_BACKWARD = Function(_recalled_backward, lite.backward, _backward_of_operations, 2)
+def _portable_forward(call: Call, h: Any, scale: Any, bias: Any, mask: Any) -> list[tf.Tensor]:
+    wide = promote("float32", call.x, call.result)
+    y, inverse_rms, empty = _portable(call, tf.cast(h, wide), mask)
+    y = tf.cast(_with_parameters(call, y, scale, bias, wide), call.result)
+    y = y if empty is None else tf.where(empty, tf.zeros_like(y), y)
+    return [y, tf.cast(inverse_rms, tf.float64), tf.cast(inverse_rms, call.inverse_rms)]
 
 
-def _differentiable(
-    function: Function, call: Call, tensors: list[tf.Tensor | None], like: list[tf.Tensor | None]
-) -> list[tf.Tensor]:
-    """The results that are not None, each shaped as its tensor of ``like``."""
-    if not may_hold_functions(tensors[: -function.constants]):
-        return without_none(function.exact(call, *tensors))
+def _portable_backward(call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, _: Any) -> list[Any]:
+    """From x alone: the derivative of y as it is before it is rounded."""
+    wide, primals = promote("float32", call.x, call.result), (h, scale, bias)
+    x, gain, shift = variables = [None if p is None else tf.cast(p, wide) for p in primals]
+    y, _, empty = _portable(call, portable.counted_only(_OPS, x, mask), mask)
+    y = _with_parameters(call, y, gain, shift, wide, is_rounded=False)
+    y = y if mask is None else portable.counted_only(_OPS, y, mask & ~empty)
+    gradients = filled(tf.gradients(y, without_none(variables), tf.cast(dy, wide)), primals)
+    return [None if p is None else tf.cast(gradient, p.dtype) for gradient, p in zip(gradients, primals, strict=True)]
 
-    def gradient(upstream: Sequence[Any], tensors: Sequence[Any], _: Any) -> list[tf.Tensor | None]:
-        forms = (function.exact, function.lite, function.operations)
-        exact, other, plain = (Pullback(form, len(upstream), function.constants) for form in forms)
-        pullback = Function(exact, other, plain, function.constants)
-        variables = [*tensors[: -function.constants]]
-        return filled(_differentiable(pullback, call, [*upstream, *tensors], variables), variables)
 
-    return _with_gradient(function, call, tensors, [tensor.shape for tensor in without_none(like)], gradient)
+def _portable(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor, Any]:
+    """h / rho and 1 / rho, both 0 in rows with nothing counted, and which rows these are."""
+    part, c = operations.leading_part(call, h, mask)
+    counted, k, empty = operations.count(part, c, mask, h.dtype)
+    results = portable.normalised(_OPS, part, h, c, counted, k, tf.stop_gradient, empty)
+    return *(results if empty is None else [tf.where(empty, tf.zeros_like(r), r) for r in results]), empty
+
+
+def _with_parameters(call: Call, y: Any, scale: Any, bias: Any, wide: str, is_rounded: bool = True) -> Any:
+    gain, shift = (None if p is None else operations.features(call, p, y) for p in (scale, bias))
+    return portable.with_parameters(_OPS, call, y, gain, shift, wide, is_rounded)
 
 
 def _with_gradient(
-    function: Function, call: Call, tensors: list[tf.Tensor | None], shapes: Sequence[Any],
-    gradient: Callable[..., list[tf.Tensor | None]],
+    functions: tuple[Callable[..., Any], Callable[..., Any]], call: Call, tensors: list[tf.Tensor | None],
+    constants: int, shapes: Sequence[Any], gradient: Callable[..., list[tf.Tensor | None]],
 ) -> list[tf.Tensor]:  # fmt: skip
-    """The results that are not None; ``gradient`` takes their gradients, the tensors and the results."""
-    constants = [None] * len(without_none(tensors[-function.constants :]))
+    """The results that are not None. ``gradient`` takes their gradients, the tensors and the results.
+
+    The last tensors are constants to every derivative.
+    """
+    none = [None] * len(without_none(tensors[-constants:]))
 
     @tf.custom_gradient
     def run(*arguments: tf.Tensor) -> Any:
         # of this graph, for the gradient, where tensors of a graph around this one may be out of scope
         inner = [None if t is None else tf.identity(t) for t in filled(arguments, tensors)]
-        results = _run(function, call, inner, shapes)
-        return results, lambda *upstream: [*without_none(gradient(upstream, inner, results)), *constants]
+        results = _run(functions, call, inner)
+        for result, shape in zip(results, shapes, strict=True):
+            result.set_shape(shape)
+        return results, lambda *upstream: [*without_none(gradient(upstream, inner, results)), *none]
 
     results = list(run(*without_none(tensors)))
 
@@ -158,8 +165,8 @@ def _with_gradient(
 
         def row(stacked: list[tf.Tensor]) -> list[tf.Tensor]:
             rest = iter(stacked)
-            arguments = [next(rest) if tensor.is_stacked else tensor.t for tensor in inputs]
-            return without_none(function.operations(call, *filled(arguments, tensors)))
+            arguments = filled([next(rest) if tensor.is_stacked else tensor.t for tensor in inputs], tensors)
+            return without_none(_forward(call, *arguments) if constants == 1 else _backward(call, *arguments[:-1]))
 
         mapped = tf.vectorized_map(row, [tensor.t for tensor in inputs if tensor.is_stacked])
         return [*((result, True) for result in mapped), *((tensor.t, tensor.is_stacked) for tensor in inputs)]
@@ -168,53 +175,35 @@ def _with_gradient(
     return results
 
 
-def _run(function: Function, call: Call, tensors: Sequence[tf.Tensor | None], shapes: Sequence[Any]) -> list[tf.Tensor]:
+def _run(
+    functions: tuple[Callable[..., Any], Callable[..., Any]], call: Call, tensors: Sequence[tf.Tensor | None]
+) -> list[tf.Tensor]:
     """The results that are not None. The tensors are constants: a tape would keep what is computed inside."""
     tensors = [None if t is None else tf.stop_gradient(t) for t in tensors]
-    general = signature(call, tensors)
-    present = without_none(tensors)
-    dtypes = [tensor.dtype.name for tensor in tensors[: -function.constants] if tensor is not None]
-    if "float64" in (call.product, call.result, *dtypes):
-        results = without_none(compiled(function.exact, *general)(*present))
-    else:
-        specs = tuple(None if t is None else tf.TensorSpec(t.shape, t.dtype) for t in tensors)
-        by_xla, otherwise = _branch(function, True, *general), _branch(function, False, call, specs)
-        branches = [branch.get_concrete_function() for branch in (*[by_xla] * len(_DEVICES), otherwise)]
-        # not tf.switch_case, of which the converter of LiteRT cannot tell the branches
-        results = tf.raw_ops.StatelessCase(
-            branch_index=_device_index(), input=present, branches=branches,
-            Tout=[output.dtype for output in branches[0].outputs], output_shapes=[*map(tf.TensorShape, shapes)],
-        )  # fmt: skip
-    private.vectorize(results[0], _replaced)
-    results = [tf.stop_gradient(result) for result in results]
-    for result, shape in zip(results, shapes, strict=True):
-        result.set_shape(shape)
-    return results
-
-
-def _replaced(inputs: Any) -> list[tuple[tf.Tensor, bool]]:
-    """For tf.vectorized_map: the results that operations replace, which need no time to trace."""
-    shapes = [[size or 0 for size in result.shape] for result in inputs.outputs]
-    pairs = zip(shapes, inputs.outputs, strict=True)
-    return [(tf.fill(shape, tf.constant(float("nan"), result.dtype)), False) for shape, result in pairs]
+    specs = tuple(None if t is None else tf.TensorSpec(t.shape, t.dtype) for t in tensors)
+    plain, *compiled_ones = _implementations(*functions, call, specs, *signature(call, tensors))
+    for function in compiled_ones:
+        function.add_to_graph(tf.compat.v1.get_default_graph())
+    return [tf.stop_gradient(result) for result in plain(*without_none(tensors))]
 
 
 @lru_cache(maxsize=256)
-def _branch(function: Function, is_exact: bool, call: Call, specs: tuple[tf.TensorSpec | None, ...]) -> Any:
-    def run(*tensors: tf.Tensor) -> Any:
-        if is_exact:
-            return without_none(compiled(function.exact, call, specs)(*tensors))
-        return without_none(function.lite(call, *filled(tensors, specs)))
+def _implementations(
+    exact: Callable[..., Any], formula: Callable[..., Any], call: Call, specs: tuple[tf.TensorSpec | None, ...],
+    general: Call, general_specs: tuple[tf.TensorSpec | None, ...],
+) -> list[Any]:  # fmt: skip
+    """The same function of tensors: of the formula, and compiled, for each device that is then to run it."""
+    interface = {"api_implements": f"rms_norm_{uuid4()}"}  # no other program's, whose SavedModel may be loaded, too
 
-    return tf.function(run, input_signature=without_none(specs), autograph=False)
+    def traced(run: Callable[..., Any], signature: Iterable[tf.TensorSpec | None], **attributes: str) -> Any:
+        return tf.function(
+            lambda *tensors: without_none(run(*tensors)), input_signature=without_none(signature), autograph=False,
+            experimental_attributes={**interface, **attributes},
+        ).get_concrete_function()  # fmt: skip
 
-
-def _device_index() -> tf.Tensor:
-    """Of the device that runs the graph; where XLA compiles, and in a converter, the number of devices."""
-    index = tf.raw_ops.DeviceIndex(device_names=_DEVICES)
-    # for tf.vectorized_map: one number for all rows
-    private.vectorize(index, lambda _: [(_device_index(), False)])
-    return index
+    fast = compiled(exact, general, general_specs)
+    by_device = [traced(fast, general_specs, api_preferred_device=device) for device in ("CPU", "GPU")]
+    return [traced(lambda *tensors: formula(call, *filled(tensors, specs)), specs), *by_device]
 
 
 def signature(call: Call, tensors: Sequence[tf.Tensor | None]) -> tuple[Call, tuple[tf.TensorSpec | None, ...]]:

@@ -17,7 +17,7 @@ from rmsnorm.specification.call import Axis, Call, Spec, check_axis, resolve
 from rmsnorm.specification.frameworks import FRAMEWORKS
 from rmsnorm.specification.interface import SIZES, check_arguments
 from rmsnorm.specification.variants import PRESETS, Preset, Variant, derive, get_variant
-from rmsnorm.tf_impl import keras_ops
+from rmsnorm.tf_impl import portable
 
 _LAST_AXIS: Final = 7  # TensorFlow's operations have at most 8 axes
 _FUNCTION: Final = {name: f"call rmsnorm.tf_impl.rms_norm(x, scale, {name}={name})" for name in ("mask", "residual")}
@@ -46,7 +46,7 @@ class RMSNormalization(keras.layers.Layer):
 
     with the place of epsilon, the offset o, the counted elements and the roundings of the variant. On the backends
     TensorFlow, PyTorch and JAX it is the rms_norm of tf_impl, torch_impl and flax_impl: its bits, derivatives and
-    kernels. On NumPy and OpenVINO it is made of keras.ops, with arithmetic in float32.
+    kernels. On NumPy and OpenVINO it is made of keras.ops, with arithmetic in float32, or float64 if x or y is.
 
     A Keras mask, such as one of time steps, is passed to the next layer and changes nothing here: features are
     normalised at every time step.
@@ -248,7 +248,7 @@ def _rms_norm_on(backend: str) -> Callable[..., Any]:
     """The function that computes on a backend of Keras, which has the name of a package of arrays."""
     folders = {row.package: row.folder for row in FRAMEWORKS.values() if row.key != "numpy"}  # the golden is too slow
     if backend not in folders:
-        return keras_ops.rms_norm
+        return portable.rms_norm
     function: Callable[..., Any] = import_module(f"rmsnorm.{folders[backend]}.functional").rms_norm
     return function
 

@@ -88,11 +88,18 @@ def gated(
     bias: tf.Tensor | None, mask: tf.Tensor | None, gate: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:  # fmt: skip
     """y and 1 / rho of a call with a gate, if ``norm`` computes those of the call without it."""
+    h, gate = _zero_in_empty(call, h, mask, h, gate)
     f = factor(call, _constant_under(mask, gate))
     if call.is_gated_before:
         return norm(call.without_gate, tf.cast(_constant_under(mask, h), f.dtype) * f, scale, bias, mask)
     y, inverse_rms = norm(call.without_gate, h, scale, bias, mask)
     return _constant_under(mask, cast(y * f, call.result)), inverse_rms
+
+
+def _zero_in_empty(call: Call, h: tf.Tensor, mask: tf.Tensor | None, *tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    """The tensors, and 0 in rows without counted elements, where the gate and x may be NaN."""
+    empty = None if mask is None else count(call, h, mask)[2]
+    return tensors if empty is None else tuple(tf.where(~empty, t, tf.zeros_like(t)) for t in tensors)
 
 
 def _constant_under(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
@@ -169,6 +176,7 @@ def gradients(
     if gate is None:
         dx, dscale, dbias = without_gate(call, dy, h)
     else:
+        dy, h, gate = _zero_in_empty(call, h, mask, dy, h, gate)
         h, gate = (_zero_under(mask, t) for t in (h, gate))  # may be NaN there, and so may products with them
         f, norm = factor(call, gate), call.without_gate
         if call.is_gated_before:

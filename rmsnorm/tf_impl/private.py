@@ -24,6 +24,7 @@ def _private(module: str, name: str, otherwise: Any) -> Any:
 _record: Final = _private("eager.record", "record_operation", None)
 _tangents: Final = _private("eager.forwardprop_util", "pack_tangents", None)
 _is_in_xla: Final = _private("ops.control_flow_util", "GraphOrParentsInXlaContext", lambda graph: True)
+_is_checked: Final = _private("framework.op_callbacks", "should_invoke_op_callbacks", lambda: False)
 _wrap: Final = _private("ops.parallel_for.pfor", "wrap", None)
 
 # Whether a tape or a ForwardAccumulator is open. If it is not known, gradients are operations, which have their own.
@@ -48,11 +49,19 @@ def takes_functions(tensors: Sequence[tf.Tensor]) -> bool:
     """Whether a graph may hold functions of the tensors in place of operations.
 
     It may not where XLA compiles all of the graph that is traced, and where an open ForwardAccumulator has a tangent of
-    one of the tensors. If one of this is not known, or tf.vectorized_map could not be told of them, it may not.
+    one of the tensors. If one of this is not known, or tf.vectorized_map could not be told of them, it may not. Nor may
+    it where tf.debugging checks every operation, or in tf.data, where no other implementation takes a function's place.
     """
-    if _wrap is None or _tangents is None or _is_in_xla(tf.compat.v1.get_default_graph()):
+    graph = tf.compat.v1.get_default_graph()
+    if _wrap is None or _tangents is None or _is_in_xla(graph) or _is_checked() or _is_in_data(graph):
         return False
     return not any(_tangents(list(tensors)).indices)
+
+
+def _is_in_data(graph: Any) -> bool:
+    """Whether tf.data traces the graph or one around it, by the name that it gives to functions."""
+    name, outer = getattr(graph, "name", ""), getattr(graph, "outer_graph", None)
+    return name.startswith("Dataset") or (outer is not None and _is_in_data(outer))
 
 
 def vectorize(tensor: tf.Tensor, convert: Callable[[Any], list[tuple[tf.Tensor, bool]]]) -> None:

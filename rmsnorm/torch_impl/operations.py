@@ -76,11 +76,18 @@ def gated(
 
     f(z) is in the dtype of the product with it.
     """
+    h, gate = _zero_in_empty(call, h, mask, h, gate)
     f = factor(call, _constant_under_mask(gate, mask), sigmoid)
     if call.is_gated_before:
         return norm(call.without_gate, _constant_under_mask(h, mask).to(f.dtype) * f, scale, bias, mask)
     y, inverse_rms = norm(call.without_gate, h, scale, bias, mask)
     return _constant_under_mask(cast(y * f, call.result), mask), inverse_rms
+
+
+def _zero_in_empty(call: Call, h: Tensor, mask: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors, and 0 in rows without counted elements, where the gate and x may be NaN."""
+    empty = None if mask is None else _counted(call, h, mask)[2]
+    return tensors if empty is None else tuple(torch.where(empty, 0.0, t) for t in tensors)
 
 
 def _constant_under_mask(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -172,6 +179,7 @@ def gradients(
     """dx + dh in float64, dscale, dbias and dgate in their dtypes; without 1 / rho, its derivative counts."""
     dgate = None
     if gate is not None:
+        dy, h, gate = _zero_in_empty(call, h, mask, dy, h, gate)
         whole, norm, ungated = call, call.without_gate, h
         f = factor(call, gate)
         if call.is_gated_before:
@@ -203,6 +211,7 @@ def tangents(
     """That of y, in its dtype, along those of h, of the parameters and of the gate."""
     norm, along = call, None
     if gate is not None:
+        h, gate = _zero_in_empty(call, h, mask, h, gate)
         norm, f = call.without_gate, factor(call, gate)
         step = None if dgate is None else _unmasked(dgate.double() * slope(call, gate), mask)
         if call.is_gated_before:

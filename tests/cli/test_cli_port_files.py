@@ -211,6 +211,7 @@ def test_the_targets_are_those_of_the_table() -> None:
     assert re.findall(r"'(\w+)'", shown.split("expected")[1]) == list(converting.TARGETS)
 
 
+@pytest.mark.filterwarnings("ignore:save_theano. Theano Nematus will compute other numbers:UserWarning")  # of deep v0.4
 @pytest.mark.parametrize(
     ("kind", "to"),
     [("layer", "torch"), ("factors", "numpy"), ("deep v0.4", "theano"), ("transformer tied decoder", "tf")],

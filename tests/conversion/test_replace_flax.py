@@ -174,3 +174,14 @@ def test_an_eps_that_is_set_later_counts() -> None:
     for each in (mine, nnx.clone(mine), copy.deepcopy(mine)):
         np.testing.assert_allclose(each(X), WithEps(1.0)(X), rtol=1e-5)
         np.testing.assert_allclose(call(each, X), WithEps(1.0)(X), rtol=1e-5)
+
+
+class UnitNorm(nnx.Module):
+    def __call__(self, x: Any) -> Any:
+        return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+
+
+def test_an_l2_norm_is_left_with_its_formula() -> None:
+    (entry,) = replace(UnitNorm(), dry_run=True)
+    assert entry.variant is None
+    assert entry.why.startswith("it computes the L2 norm, eps below the norm: x / max(|x|, 1e-12), which is RMSNorm")

@@ -53,6 +53,40 @@ class Block(keras.layers.Layer):
         return x + self.dense(self.norm(x))
 
 
+class WithoutOptions(keras.layers.Layer):
+    """Takes no name and no dtype, so that Keras itself makes none from its config."""
+
+    def __init__(self, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def build(self, shape: Any) -> None:
+        self.gain = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
+
+    call = OwnNorm.call
+    rate = 0.0
+
+
+class WithWidth(WithoutOptions):
+    """Makes its gain at once, and says its config."""
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__(eps)
+        self.width = width
+        super().build((width,))
+
+    def build(self, shape: Any) -> None:
+        self.built = True
+
+    def get_config(self) -> dict[str, Any]:
+        return {"width": self.width, "eps": self.eps}
+
+
+class WithoutConfig(WithoutOptions):
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner.eps)
+
+
 class Counting(OwnNorm):
     def call(self, hidden: Any) -> Any:
         self.calls = getattr(self, "calls", 0) + 1
@@ -196,7 +230,7 @@ def test_what_is_left_alone_and_why() -> None:
         "y of its replacement has NaN or infinity at other places on float32[2, 3, 5, 4, 64], with a row of NaN",
         "it computes LayerNorm",
         "it holds gamma, beta, moving_mean, moving_variance, expected a gain and perhaps a bias",
-        "the sum of squares is divided by 1: the norm, not the root of the mean",
+        "it computes the L2 norm, eps below the norm: x / max(|x|, 1e-12), which is RMSNorm",
         "it is not built; call the model first",
     ]
     assert [dict(vars(layer)) for layer in layers] == before
@@ -279,3 +313,38 @@ def test_an_eps_that_is_set_later_counts(make: Any) -> None:
     for each in (layer, again):
         np.testing.assert_allclose(np.asarray(each(X)), want, rtol=1e-6)
     assert layer.get_config()[name] == 1.0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("make", [lambda: WithoutOptions(1e-3), lambda: WithWidth(8, 1e-3)])
+def test_a_class_that_takes_no_options_of_every_layer(make: Any, dtype: str) -> None:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(dtype)
+    try:
+        layer, other = make(), make()
+    finally:
+        keras.config.set_dtype_policy(before)
+    layer.build((None, 8))
+    other.build((None, 8))
+    (entry,) = replace(layer)
+    assert entry.variant is not None, entry
+    assert entry.variant.eps == 1e-3
+    assert (layer.compute_dtype, keras.config.dtype_policy()) == (other.compute_dtype, before)
+    want = np.asarray(keras.ops.cast(other(X), "float32"))
+    limit = 1e-6 if dtype == "float32" else 2.0**-7  # a unit in the last place of bfloat16
+    np.testing.assert_allclose(np.asarray(keras.ops.cast(layer(X), "float32")), want, rtol=limit)
+
+
+def test_a_class_that_makes_no_layer_from_its_config() -> None:
+    layer = WithoutConfig(WithoutOptions())
+    layer.build((None, 8))
+    (entry,) = replace(keras.Sequential([layer]))
+    assert entry.why.startswith("its class makes no layer from its config (")
+
+
+def test_an_l2_norm_is_left_with_its_formula() -> None:
+    layer = keras.layers.UnitNormalization()
+    layer.build((None, 8))
+    (entry,) = replace(layer, dry_run=True)
+    assert entry.variant is None
+    assert entry.why.startswith("it computes the L2 norm, eps "), entry.why

@@ -481,6 +481,16 @@ def test_what_may_change_unseen_stays() -> None:
     assert entry.why == "its eps is no parameter or buffer, and may change where replace sees nothing of it"
 
 
+def test_parameters_without_elements_are_gathered_first() -> None:
+    model = nn.Sequential(nn.RMSNorm(8), nn.Linear(8, 8), nn.RMSNorm(8))
+    for parameter in model[:2].parameters():  # as ZeRO-3 leaves them between calls
+        parameter.data = torch.empty(0)
+    first, last = replace(model, dry_run=True)
+    assert (first.name, first.variant) == ("0", None)
+    assert first.why == "its parameters have no elements, as those of ZeRO-3 between calls; gather them first"
+    assert last.variant is not None
+
+
 class L2Norm(nn.Module):
     def forward(self, x: Any) -> Any:
         return nn.functional.normalize(x, dim=-1)

@@ -211,3 +211,47 @@ def test_a_model_that_is_saved_says_its_norms(name, tmp_path):
     model = program().outline(name)
     model.config.to_json_file(tmp_path / "config.json", use_diff=False)
     check(model, tmp_path)
+
+
+def _beside(folder: Path, name: str, data: bytes = b"{}") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+HUB = "hub/models--some--model/snapshots/0123abcd"
+SAFE = (2).to_bytes(8, "little") + b"{}"
+
+
+@pytest.mark.parametrize(
+    ("files", "named", "words"),
+    [
+        ({"adapter_config.json": b'{"base_model_name_or_path": "some/base"}', "adapter_model.safetensors": SAFE}, "",
+         "an adapter has the norms of its base model, 'some/base': name the folder of that"),
+        ({"adapter_config.json": b'{"base_model_name_or_path": "some/base"}'}, "adapter_config.json", "'some/base'"),
+        ({"adapter_config.json": b"[]"}, "", "its base model, None"),
+        ({"m.gguf": b"GGUF"}, "m.gguf", "name the folder of the model that it was made from"),
+        ({"m.gguf": b"GGUF"}, "", "name the folder of the model that it was made from"),
+        ({f"{HUB}/config.json": b"{}"}, "", f"did you mean .*{HUB}[?]"),
+        ({f"{HUB}/config.json": b"{}"}, "hub", f"did you mean .*{HUB}[?]"),
+        ({f"{HUB}/config.json": b"{}"}, "hub/models--some--model", f"did you mean .*{HUB}[?]"),
+        ({f"{part}/config.json": b"{}" for part in "abcd"}, "", "did you mean .*a or .*b or .*c, or another folder"),
+        ({"model.safetensors": SAFE}, "model.safetensors", "name another$"),
+        ({}, "some/model", "of a model on the Hugging Face hub, download its config.json first"),
+    ],
+)  # fmt: skip
+def test_where_there_is_no_config_the_message_says_where_one_is(
+    files: dict[str, bytes], named: str, words: str, tmp_path: Path
+) -> None:
+    for name, data in files.items():
+        _beside(tmp_path, name, data)
+    with pytest.raises(FileNotFoundError, match=rf"^identify: .* is missing, expected the config.json of a .*{words}"):
+        identify_config(tmp_path / named)
+
+
+def test_weights_beside_a_config_name_the_folder(tmp_path: Path) -> None:
+    _beside(tmp_path, "config.json")
+    weights = _beside(tmp_path, "model.safetensors", SAFE)
+    with pytest.raises(ValueError, match=r"model\.safetensors is beside a config\.json, .*; name its folder"):
+        identify_config(weights)

@@ -192,3 +192,16 @@ def test_a_gradient_that_is_a_little_wrong_is_seen(width, second, factor, words)
     identity = identify(lambda x, weight: Norm.apply(x, weight), width=width, framework="torch")
     (defect,) = identity.defects
     assert defect.startswith(words)
+
+
+@pytest.mark.parametrize("width", [3072, 1200])
+def test_any_number_of_rows_tells_what_is_rounded(width):
+    # of wide rows fewer are asked: 5 and 13 here
+    def norm(x):
+        h = x.astype(np.promote_types(x.dtype, np.float32))
+        q = (x * x).astype(h.dtype)
+        return (h / np.sqrt(q.mean(-1, keepdims=True) + 1e-6)).astype(x.dtype)
+
+    identity = identify(norm, framework="numpy", width=width, gradients=False)
+    rounded = "the squares are rounded to {0}, before the cast to float32"
+    assert identity.defects == tuple(f"for {name} x, {rounded.format(name)}" for name in ("float16", "bfloat16"))

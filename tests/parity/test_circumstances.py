@@ -104,5 +104,5 @@ def test_a_limit_is_a_positive_integer(limits):
 
 
 def test_another_limit_is_named():
-    with pytest.raises(ValueError, match="limit is 'ranks', expected one of rank, multiple_of"):
+    with pytest.raises(ValueError, match="a limit is 'ranks', expected 'rank', 'multiple_of'"):
         check(right, limits={"ranks": 2})

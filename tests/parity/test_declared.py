@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 from commands import rmsnorm
 
@@ -48,7 +47,7 @@ def test_known_differences_of_a_file_are_said_and_one_that_agrees_fails(tmp_path
     assert (suite.get("failures"), suite.get("skipped")) == ("0", str(len(suite.findall("testcase/skipped"))))
     mended = check(written(tmp_path, wrong=False), **options, xfails=known)
     assert not mended.passed
-    assert "it agrees, and was expected to differ; take the line out" in mended.text.replace(" ...", "")
+    assert "it agrees, and was expected to differ; take the line out" in " ".join(mended.text.split())
     known.write_text("'*' * *\n'no such case' * y\n")  # some of all comparisons differ
     (stale,) = check(written(tmp_path), **options, xfails=known).run.failures
     assert "there is no such comparison" in stale.detail

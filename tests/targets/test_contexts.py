@@ -53,6 +53,7 @@ def test_no_context_of_the_caller_makes_a_defect(name: str) -> None:
 def test_the_modes_of_the_caller_are_there_afterwards() -> None:
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16), counter() as counted:
         identify(Norm, gradients=False)
-        assert torch.is_inference_mode_enabled() and torch.is_autocast_enabled("cpu")
+        assert torch.is_inference_mode_enabled()
+        assert torch.is_autocast_enabled("cpu")
         torch.ones(4, 4) @ torch.ones(4, 4)
     assert counted.get_total_flops() == 2 * 4**3

@@ -254,14 +254,18 @@ def test_a_file_that_was_edited_is_loaded_again_and_what_lies_beside_it(tmp_path
 
     try:
         (tmp_path / "edited_beside.py").write_text("FACTOR = 2\n")
-        (tmp_path / "edited.py").write_text("import edited_beside\ndef norm(x):\n    return 1 * edited_beside.FACTOR * x")
+        (tmp_path / "edited.py").write_text(
+            "import edited_beside\ndef norm(x):\n    return 1 * edited_beside.FACTOR * x"
+        )
         assert factor() == 2
         module = sys.modules["edited_beside"]
         assert factor() == 2
         assert sys.modules["edited_beside"] is module  # nothing was edited
         (tmp_path / "edited_beside.py").write_text("FACTOR = 3\n")
         assert factor() == 3
-        (tmp_path / "edited.py").write_text("import edited_beside\ndef norm(x):\n    return 2 * edited_beside.FACTOR * x")
+        (tmp_path / "edited.py").write_text(
+            "import edited_beside\ndef norm(x):\n    return 2 * edited_beside.FACTOR * x"
+        )
         assert factor() == 6
     finally:
         sys.path[:] = path

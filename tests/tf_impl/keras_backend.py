@@ -133,10 +133,8 @@ def check_a_file_of_tensorflow(folder: Path) -> None:
 
 
 def has_double() -> bool:
-    """JAX computes in float64 only if that is switched on, Keras on NumPy never does."""
-    if BACKEND == "jax":
-        return bool(sys.modules["jax"].config.jax_enable_x64)
-    return BACKEND != "numpy"
+    """JAX computes in float64 only if that is switched on."""
+    return BACKEND != "jax" or bool(sys.modules["jax"].config.jax_enable_x64)
 
 
 def main(folder: Path) -> None:
@@ -148,6 +146,7 @@ def main(folder: Path) -> None:
     check_outputs(lambda layer, x: layer(x))
     check_a_file_of_tensorflow(folder)
     if BACKEND == "numpy":  # which neither differentiates nor trains
+        check_outputs(lambda layer, x: layer(x), ["float64"])
         return
     for check in (*keras_parity.CHECKS.values(), *keras_layer.CHECKS.values()):
         if keras_layer.BuiltIn is not None or not hasattr(check, "pytestmark"):  # that of beside_the_built_in

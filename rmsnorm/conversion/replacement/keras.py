@@ -17,8 +17,22 @@ from rmsnorm.conversion.replacement.proof import Proof, changed, decide, limits_
 from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.conversion.replacement.settings import Settings, settings_of
 from rmsnorm.identify import Target
-from rmsnorm.targets.layers import build, open_keras
+from rmsnorm.targets.layers import build, made_again, open_keras
 from rmsnorm.tf_impl.layers import RMSNormalization, compute
+
+
+def _fresh(layer: Any) -> Any:
+    """A new layer like one, not built.
+
+    Raises:
+        Unproven: its class makes none of its config.
+    """
+    try:
+        return made_again(layer, layer.get_config(), layer.dtype_policy)
+    except Exception as error:  # the code of the layer's class may raise anything
+        text, _, cause = str(error).partition("Exception encountered: ")
+        reason = (cause or text).strip().partition("\n")[0]
+        raise Unproven(f"its class makes no layer from its config ({type(error).__name__}: {reason:.200})") from None
 
 
 def _require_no_more(layer: Any, norm: Norm) -> None:
@@ -27,14 +41,14 @@ def _require_no_more(layer: Any, norm: Norm) -> None:
     Raises:
         Unproven: it adds a loss, or changes the layer.
     """
-    fresh, x = type(layer).from_config(layer.get_config()), np.ones(norm.shapes[-1], "float32")
+    fresh, x = _fresh(layer), np.ones(norm.shapes[-1], "float32")
     fresh(**_inputs(norm, x))
     before = _everything(fresh)
     fresh(**_inputs(norm, x + x))
     touched = changed(before, _everything(fresh))
     if touched:
         raise Unproven(f"a call changes its {', '.join(touched)}")
-    fresh = type(layer).from_config(layer.get_config())
+    fresh = _fresh(layer)
     build(fresh, x.shape)
     of_weights = len(fresh.losses)
     trains = "training" in inspect.signature(layer.call).parameters
@@ -93,10 +107,8 @@ class Keras(Backend):
             raise Unproven("it is not built; call the model first")
         if getattr(layer, "quantization_mode", None):
             raise Unproven("it is quantised; call replace before that")
-        try:
-            target = open_keras(layer, layer.name, "cpu")
-        except Exception as error:  # get_config may raise anything
-            raise Unproven(f"its config cannot be read ({type(error).__name__})") from None
+        _fresh(layer)
+        target = open_keras(layer, layer.name, "cpu")
         require_gain_alone(target, self.tensors(layer))
         self._settings(layer)
 
@@ -131,7 +143,7 @@ class Keras(Backend):
             raise Unproven(f"it was built for x of {len(built)} axes, for which nothing was proven")
         shape = [3 if size is None else size for size in built]
         x = np.random.default_rng(0).normal(size=shape).astype("float32")
-        fresh = type(layer).from_config(layer.get_config())
+        fresh = _fresh(layer)
         try:
             build(fresh, shape)
             fresh.set_weights(layer.get_weights())

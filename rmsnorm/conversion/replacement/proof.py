@@ -280,7 +280,12 @@ def limits_of(norm: Norm, x: Array, dy: Array, arrays: dict[str, Array], result:
             # A step that underflows errs by half a spacing, which 1 / rho or the sum over rows multiplies.
             times = np.maximum(1.0, layout.to_x(inverse)) if argument == "x" and name != "y" else number
             unit = np.maximum(dtypes.unit_roundoff(narrow) * terms, times * dtypes.smallest_subnormal(narrow) / 2)
-            limits[name] = np.where(np.isfinite(terms), ratio * unit, 0.0)
+            limit = ratio * unit
+            if name in ("dx", "dgate") and norm.known.rounding == "input_dtype":
+                # The derivative of 1 / rho is 1 / rho^3 / 2, which underflows first: of float16, at rho of 100.
+                with np.errstate(divide="ignore"):
+                    limit += terms * np.minimum(1.0, dtypes.smallest_subnormal(narrow) / layout.to_x(inverse) ** 3)
+            limits[name] = np.where(np.isfinite(terms), limit, 0.0)
     return limits
 
 

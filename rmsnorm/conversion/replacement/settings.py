@@ -6,6 +6,7 @@ the code of the class, as a trial of the call would miss those that another bran
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import inspect
@@ -165,10 +166,12 @@ def _words(kind: type, base: type, call: str) -> tuple[frozenset[str] | None, fr
         words |= found
         scope = function.__globals__
         values = [scope[name] for name in found & scope.keys()]
-        values += inspect.getclosurevars(function).nonlocals.values()
+        with contextlib.suppress(ValueError):  # a variable was deleted
+            values += inspect.getclosurevars(function).nonlocals.values()
         modules = [value for value in values if inspect.ismodule(value) and not _is_of_library(value.__name__)]
         values += [getattr(module, name, None) for module in modules for name in found]
-        todo += [value for value in values if inspect.isroutine(value) and not _is_of_library(value.__module__)]
+        routines = [value for value in values if inspect.isroutine(value)]  # a method of a built-in has no module
+        todo += [value for value in routines if not _is_of_library(getattr(value, "__module__", None))]
     return frozenset(words), frozenset(texts)
 
 

@@ -17,7 +17,7 @@ from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.change import Replaced, axes_of, called_with, in_groups, subclass, vector
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import Proof, changed, decide, require_gain_alone
-from rmsnorm.conversion.replacement.report import Unproven
+from rmsnorm.conversion.replacement.report import NoNorm, Unproven
 from rmsnorm.conversion.replacement.settings import settings_of
 from rmsnorm.identify import Target, TargetError, open_target
 from rmsnorm.specification.variants import PRESETS, Variant
@@ -198,6 +198,8 @@ class Torch(Backend):
             raise Unproven("its forward is not that of its class")
         if module._compiled_call_impl is not None:
             raise Unproven("it is compiled; call replace before that")
+        if any(not parameter.numel() for parameter in module.parameters()):
+            raise NoNorm("its parameters have no elements, as those of ZeRO-3 between calls; gather them first")
         if any(type(parameter) is not nn.Parameter for parameter in module.parameters()):
             raise Unproven("its parameters are sharded or quantised; call replace before that")
         probe = probe_of(module)

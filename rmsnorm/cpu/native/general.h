@@ -83,9 +83,7 @@ inline void leave_out(const Row& row, double* numbers) {
 // What is multiplied by f(z), `other` times `rest`, times f'(z), in place of `rest`.
 inline void gradient_of_gate(const Row& row, const double* other, const double* slope, double* rest) {
     for (std::int64_t j = 0; j < row.call.n; ++j) rest[j] = rest[j] * other[j] * slope[j] + 0.0;
-    if (row.counts) {
-        for (std::int64_t j = 0; j < row.call.n; ++j) rest[j] = row.is_in(j) ? rest[j] : 0.0;
-    }
+    leave_out(row, rest);
 }
 
 constexpr std::int64_t far_exponent = 300;  // so far from 0 a product of two such numbers is within the range

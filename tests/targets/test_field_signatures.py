@@ -1,0 +1,400 @@
+"""Functions with the signatures that libraries have: a right one is checked without an adapter, a wrong one is found.
+
+Each takes ``wrong``, the place of its mistake, and returns a function that computes RMSNorm in float64.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import rmsnorm
+
+from rmsnorm import Variant
+from rmsnorm.identify import identify
+from rmsnorm.identify.package import find
+from rmsnorm.parity import check
+from rmsnorm.targets import open_target
+
+LLAMA_LIKE = Variant.get("standard").replace(eps=1e-3)
+
+
+def inverse_rms(x: Any, eps: float) -> Any:
+    wide = np.asarray(x, np.float64)
+    return 1 / np.sqrt((wide * wide).mean(-1, keepdims=True) + eps)
+
+
+def norm(x: Any, weight: Any, eps: float, wrong: bool = False) -> Any:
+    gain = 1.0 if weight is None else np.asarray(weight, np.float64)
+    y = np.asarray(x, np.float64) * inverse_rms(x, eps) * gain
+    return (y * (1.01 if wrong else 1)).astype(x.dtype)
+
+
+def backward(dy: Any, x: Any, weight: Any, rstd: Any) -> Any:
+    r = np.asarray(rstd, np.float64).reshape(*x.shape[:-1], 1)
+    n, g = x.astype(np.float64) * r, dy.astype(np.float64) * weight.astype(np.float64)
+    dx = r * (g - n * (g * n).mean(-1, keepdims=True))
+    return dx.astype(x.dtype), (dy * n).reshape(-1, x.shape[-1]).sum(0).astype(weight.dtype)
+
+
+def vllm(wrong: Any) -> Any:
+    def rms_norm(out, input, weight, epsilon):
+        out[...] = norm(input, weight, epsilon, wrong == "y")
+
+    return rms_norm
+
+
+def vllm_add(wrong: Any) -> Any:
+    def fused_add_rms_norm(input, residual, weight, epsilon):
+        total = input + residual
+        input[...] = norm(total, weight, epsilon, wrong == "y")
+        if wrong != "h":
+            residual[...] = total
+
+    return fused_add_rms_norm
+
+
+def flashinfer(wrong: Any) -> Any:
+    def rmsnorm(input, weight, eps=1e-3, out=None, enable_pdl=None):
+        return norm(input, weight, 1e-3 if wrong == "eps" else eps)
+
+    return rmsnorm
+
+
+def sgl_kernel_qk(wrong: Any) -> Any:
+    def qk_norm(q, k, q_weight, k_weight, eps):
+        return norm(q, q_weight, eps), norm(k, q_weight if wrong == "k" else k_weight, eps)
+
+    return qk_norm
+
+
+def sgl_kernel_qk_in_place(wrong: Any) -> Any:
+    def fused_inplace_qknorm(q, k, q_weight, k_weight, eps):
+        q[...] = norm(q, q_weight, eps)
+        k[...] = norm(k, k_weight, eps, wrong == "k")
+
+    return fused_inplace_qknorm
+
+
+def liger(wrong: Any) -> Any:
+    def rms_norm_forward(X, W, eps, offset, casting_mode="none"):
+        rstd = inverse_rms(X, eps)[..., 0].astype(X.dtype)
+        return norm(X, W + offset, eps), X, rstd * (2 if wrong == "rstd" else 1), 64, 4, casting_mode
+
+    return rms_norm_forward
+
+
+def liger_backward(wrong: Any) -> Any:
+    def rms_norm_backward(dY, X, W, RSTD):
+        dx, dw = backward(dY, X, W, RSTD)
+        return dx, dw * (2 if wrong == "dscale" else 1)
+
+    return rms_norm_backward
+
+
+def quack(wrong: Any) -> Any:
+    def rmsnorm_fwd(x, weight, residual, eps=1e-3):
+        total = x + residual
+        rstd = inverse_rms(x if wrong == "rstd" else total, eps)[..., 0].astype(x.dtype)
+        return norm(total, weight, eps), total + (wrong == "h"), rstd
+
+    return rmsnorm_fwd
+
+
+def quack_backward(wrong: Any) -> Any:
+    def rmsnorm_bwd(x, weight, dout, rstd):
+        dx, dw = backward(dout, x, weight, rstd)
+        return dx * (1.5 if wrong == "dx" else 1), dw
+
+    return rmsnorm_bwd
+
+
+def apex(wrong: Any) -> Any:
+    def rms_forward_affine(input, normalized_shape, weight, eps):
+        assert tuple(normalized_shape) == weight.shape
+        return norm(input, weight, eps), (inverse_rms(input, 0.1 if wrong == "rstd" else eps)).astype(input.dtype)
+
+    return rms_forward_affine
+
+
+def apex_backward(wrong: Any) -> Any:
+    def rms_backward_affine(grad_output, invvar, input, normalized_shape, weight, eps):
+        dx, dw = backward(grad_output, input, weight, invvar)
+        return -dx if wrong == "dx" else dx, dw
+
+    return rms_backward_affine
+
+
+def transformer_engine(wrong: Any) -> Any:
+    def rmsnorm_fwd(input, weight, eps, zero_centered_gamma):
+        assert zero_centered_gamma is False
+        rsigma = inverse_rms(input, eps).reshape(-1).astype(np.float32)
+        return norm(input, weight, eps, wrong == "y"), None, rsigma
+
+    return rmsnorm_fwd
+
+
+def deepspeed(wrong: Any) -> Any:
+    def pre_rms_norm(vals, residual, gamma, epsilon):
+        total = vals + residual
+        return norm(total, gamma, 1e-3 if wrong == "eps" else epsilon), total
+
+    return pre_rms_norm
+
+
+def xformers(wrong: Any) -> Any:
+    def rms_norm_add(x, y, weight, eps):
+        x += y
+        result = norm(x, weight, eps)
+        if wrong == "h":
+            x -= 1
+        return result
+
+    return rms_norm_add
+
+
+def aiter(wrong: Any) -> Any:
+    def rmsnorm2d_fwd_with_add(out, input, residual_in, residual_out, weight, epsilon):
+        total = input + residual_in
+        residual_out[...] = input if wrong == "h" else total
+        out[...] = norm(total, weight, epsilon)
+
+    return rmsnorm2d_fwd_with_add
+
+
+def unsloth(wrong: Any) -> Any:
+    def fast_rms_layernorm(layernorm, X):
+        assert isinstance(layernorm, SimpleNamespace)
+        return norm(X, layernorm.weight, 1e-3 if wrong == "eps" else layernorm.variance_epsilon)
+
+    return fast_rms_layernorm
+
+
+def mamba(wrong: Any) -> Any:
+    def rms_norm_ref(x, weight, bias, residual=None, eps=1e-3, prenorm=False, upcast=False):
+        total = x if residual is None else x + residual
+        y = norm(total, weight, eps)
+        y = y if bias is None else y + bias
+        return y if residual is None else (y, total * (2 if wrong == "h" else 1))
+
+    return rms_norm_ref
+
+
+def gated(wrong: Any) -> Any:
+    """Of flash-linear-attention."""
+
+    def rms_norm_gated(x, g, weight, eps):
+        z = g.astype(np.float64)
+        return (norm(x, weight, eps) * z / (1 + np.exp(-z)) * (2 if wrong == "y" else 1)).astype(x.dtype)
+
+    return rms_norm_gated
+
+
+def torch_like(wrong: Any) -> Any:
+    def rms_norm(input, normalized_shape, weight, eps):
+        assert tuple(normalized_shape) == weight.shape
+        return norm(input, weight, 0.0 if wrong == "eps" else eps)
+
+    return rms_norm
+
+
+def flashinfer_cute(wrong: Any) -> Any:
+    def rmsnorm_cute(input, weight, out, M, eps, weight_bias):
+        assert input.size == M * weight.size
+        out[...] = norm(input, weight + weight_bias * (2 if wrong == "offset" else 1), eps)
+
+    return rmsnorm_cute
+
+
+def tokamax(wrong: Any) -> Any:
+    def layer_norm(x, scale, offset=None, *, axis=-1, epsilon=1e-3, scale_offset=0.0):
+        y = norm(x, scale + scale_offset, epsilon)
+        return y if offset is None else (y - offset if wrong == "y" else y + offset)
+
+    return layer_norm
+
+
+def onnx_like(wrong: Any) -> Any:
+    def skip_simplified_layer_normalization(input, skip, gamma, epsilon):
+        total = input + skip
+        inv_std = inverse_rms(total, epsilon).astype(input.dtype)
+        return norm(total, gamma, epsilon), None, inv_std, total * (2 if wrong == "h" else 1)
+
+    return skip_simplified_layer_normalization
+
+
+def keras_like(wrong: Any) -> Any:
+    def rms_normalization(x, scale=None, axis=-1, epsilon=1e-3):
+        assert axis == -1
+        return norm(x, scale, epsilon, wrong == "y")
+
+    return rms_normalization
+
+
+class _NoSignature:
+    """As a compiled function is: its parameters are not known."""
+
+    __signature__ = "none"
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def mlx_like(wrong: Any) -> Any:
+    return _NoSignature(lambda x, weight, eps: norm(x, weight, eps, wrong == "y"))
+
+
+FIELD: dict[Any, tuple[str, ...]] = {
+    vllm: ("y",), vllm_add: ("y", "h"), flashinfer: ("eps",), sgl_kernel_qk: ("k",), sgl_kernel_qk_in_place: ("k",),
+    liger: ("rstd",), liger_backward: ("dscale",), quack: ("h", "rstd"), quack_backward: ("dx",), apex: ("rstd",),
+    apex_backward: ("dx",), transformer_engine: ("y",), deepspeed: ("eps",), xformers: ("h",), aiter: ("h",),
+    unsloth: ("eps",), mamba: ("h",), gated: ("y",), torch_like: ("eps",), flashinfer_cute: ("offset",),
+    tokamax: ("y",), onnx_like: ("h",), keras_like: ("y",), mlx_like: ("y",),
+}  # fmt: skip
+CALLS = {mlx_like: "x, weight, eps", flashinfer_cute: "x, weight, out, rows, eps, weight_bias"}
+GATED = Variant.get("standard").replace(eps=1e-3, gate_function="silu", gate_position="after")
+
+
+def verdict(make: Any, wrong: str | None) -> Any:
+    variant = LLAMA_LIKE
+    if make is gated:
+        variant = GATED
+    elif wrong == "offset":
+        variant = Variant.get("gemma").replace(eps=1e-3)
+    return check(make(wrong), variant, framework="numpy", dtypes="float32", call=CALLS.get(make))
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("make", FIELD, ids=lambda make: make.__name__)
+def test_a_right_function_needs_no_adapter(make):
+    result = verdict(make, None)
+    assert result.passed, result.text
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize(("make", "wrong"), [(m, w) for m, every in FIELD.items() for w in every])
+def test_a_wrong_function_is_found(make, wrong):
+    result = verdict(make, wrong)
+    assert not result.passed, result.text
+    if wrong == "rstd":
+        assert {record.quantity for record in result.run.failures} == {"inverse_rms"}
+    if wrong == "eps":
+        assert "it ignores its eps" in result.text
+
+
+@pytest.mark.parametrize("name", ["hidden", "features", "channels", "size"])
+def test_a_first_parameter_with_the_name_of_a_width_is_x_where_the_others_show_a_function(name):
+    space: dict[str, Any] = {"norm": norm}
+    exec(f"def with_gain({name}, weight, eps): return norm({name}, weight, eps)", space)
+    exec(f"def alone({name}): return norm({name}, None, 1e-6)", space)
+    exec(f"def make({name}, eps=1e-6): return lambda x, weight: norm(x, weight, eps)", space)
+    x = np.linspace(0.5, 2, 32, dtype="float32").reshape(4, 8)
+    for function in ("with_gain", "alone", "make"):
+        y = open_target(space[function], framework="numpy").forward(x, np.ones(8, "float32"))
+        assert np.array_equal(y, norm(x, None, 1e-6)), function
+
+
+def test_flags_of_a_layer_keep_their_default():
+    torch = pytest.importorskip("torch")
+
+    class Norm(torch.nn.Module):
+        def __init__(self, dim: int) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(dim))
+
+        def forward(
+            self, x: Any, return_residual: Any = False, output_gate: bool = False, store_gate: Any = None
+        ) -> Any:
+            assert (return_residual, output_gate, store_gate) == (False, False, None)
+            return torch.nn.functional.rms_norm(x, x.shape[-1:], self.weight, 1e-6)
+
+    target = open_target(Norm, width=8)
+    assert target.arguments == ("scale",)
+    assert target.forward(np.ones((2, 8), "float32")).shape == (2, 8)
+
+
+def test_eps_is_a_finding_of_identify_and_a_layer_that_ignores_it_is_found():
+    obeys = identify(lambda x, weight, eps: norm(x, weight, eps), framework="numpy")
+    assert (obeys["eps_argument"], obeys.variant.eps, obeys.recognised) == (True, 1e-6, True)
+    ignores = identify(lambda x, weight, eps=1e-6: norm(x, weight, 1e-6), framework="numpy")
+    assert ignores["eps_argument"] is False
+    assert ignores.defects == ("it ignores its eps: y is the same whatever is passed",)
+    torch = pytest.importorskip("torch")
+
+    class Norm(torch.nn.Module):
+        def __init__(self, dim: int, eps: float) -> None:
+            super().__init__()
+            self.weight, self.eps = torch.nn.Parameter(torch.ones(dim)), eps
+
+        def forward(self, x: Any) -> Any:
+            return torch.nn.functional.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+
+    class Ignores(Norm):
+        def __init__(self, dim: int, eps: float) -> None:
+            super().__init__(dim, 1e-3)
+
+    assert check(Norm, LLAMA_LIKE, dtypes="float32", gradients=False).passed
+    wrong = check(Ignores, LLAMA_LIKE, dtypes="float32", gradients=False)
+    assert [(r.case, r.detail) for r in wrong.run.failures] == [
+        ("eps", "it ignores its eps: y is the same with eps 0.25 and 0.015625")
+    ]
+
+
+def test_a_function_of_torch_gives_what_it_wrote_and_its_inputs_are_as_before():
+    torch = pytest.importorskip("torch")
+
+    def fused_add_rms_norm(input, residual, weight, epsilon):
+        residual.add_(input)
+        input.copy_(torch.nn.functional.rms_norm(residual, weight.shape, weight, epsilon))
+
+    target = open_target(fused_add_rms_norm, framework="torch")
+    x, residual = np.ones((2, 8), "float32"), np.full((2, 8), 2, "float32")
+    y = target.forward(x, np.ones(8, "float32"), residual=residual)
+    assert np.allclose(y, 1)
+    assert np.array_equal(target.second, x + residual)
+    assert (target.touched, target.differentiable) == (set(), False)
+
+
+def test_a_function_of_float32_alone_is_no_defect():
+    def norm32(x: Any, weight: Any) -> Any:
+        if x.dtype.itemsize < 4:
+            raise TypeError("no 16 bits")
+        return norm(x.astype("float32"), weight.astype("float32"), 1e-6)
+
+    identity = identify(norm32, framework="numpy")
+    assert identity.recognised, identity.text
+    assert identity["result_dtype"] == "always float32"
+
+
+def test_a_compiled_function_is_called_as_the_command_says(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import numpy as np\n"
+        "class Compiled:\n"
+        "    __signature__ = 'none'\n"
+        "    def __call__(self, out, x, weight, eps, /):\n"
+        "        h = x.astype('float64')\n"
+        "        out[...] = h / np.sqrt((h * h).mean(-1, keepdims=True) + eps) * weight\n"
+        "norm = Compiled()\n"
+    )
+    asked = [f"{tmp_path}/own.py:norm", "--framework", "numpy", "--call", "out, x, weight, eps"]
+    assert rmsnorm("check", *asked, "--dtype", "float32", "--eps", "1e-3").exit_code == 0
+    assert "variant standard" in rmsnorm("identify", *asked).stdout
+    with pytest.raises(ValueError, match="has call 'out, 1x', expected the arguments in their order"):
+        open_target(norm, framework="numpy", call="out, 1x")
+
+
+def test_a_package_is_found_in_its_folder_below_a_folder_named_tests_and_not_imported(tmp_path, monkeypatch):
+    folder = tmp_path / "tests"
+    (folder / "own_norms_of_mine" / "inner").mkdir(parents=True)
+    for part in ("own_norms_of_mine", "own_norms_of_mine/inner"):
+        (folder / part / "__init__.py").write_text("raise RuntimeError('it was imported')\n")
+    text = "class MyRMSNorm:\n    def forward(self, x):\n        return x\n"
+    (folder / "own_norms_of_mine" / "inner" / "norms.py").write_text(text)
+    monkeypatch.chdir(folder)
+    for name in ("own_norms_of_mine", "own_norms_of_mine.inner", "own_norms_of_mine.inner.norms"):
+        assert find(name) == (["own_norms_of_mine.inner.norms:MyRMSNorm"], [])
