@@ -110,9 +110,9 @@ class Report:
             held = f"{some} comparisons of {run.cases} cases held ({where})"
             return "\n".join([f"{self.target} is {name}: {held}", *self._counts, *_not_compared(run)])
         if run.status == "refuses":
-            agree = f"{len(run.records)} comparisons of {run.cases} cases agree ({where}), {len(run.refusals)} calls are"
-            return "\n".join([f"{self.target} is {name} where it answers: {agree} refused", *_refused(run),
-                              *self._counts, *_not_compared(run)])  # fmt: skip
+            agree = f"{len(run.records)} comparisons of {run.cases} cases agree ({where})"
+            first = f"{self.target} is {name} where it answers: {agree}, {len(run.refusals)} calls are refused"
+            return "\n".join([first, *_refused(run), *self._counts, *_not_compared(run)])
         if run.status != "differs":
             if not run.records:
                 return f"{self.target} was not compared: {run.message}"
