@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -140,7 +141,7 @@ class Beyond:
         for start in range(0, count, _AT_ONCE):
             part = y[start * rows : (start + _AT_ONCE) * rows]
             many = len(part) // rows
-            tiled = want.changed(lambda array, many=many: np.tile(array, (many, *repeats)))
+            tiled = want.changed(partial(np.tile, reps=(many, *repeats)))
             (comparison,) = compare(Outcome({"y": [part]}), {"y": tiled})
             if not comparison.passed:
                 return [replace(comparison, detail=f"after {start * rows} rows, {comparison.detail}")]

@@ -171,9 +171,13 @@ def ends(data: Data, want: Array, error: Array, away: Array) -> tuple[Array, Arr
     """
     call = data.call
     is_named = call.norm is not None and call.gate is None and call.product in dtypes.HALF
-    factors = (1 - error, 1 + error) if call.norm is not None else (1.0,)
+    factors = (1 - error, 1 + error) if call.norm is not None else (np.ones(()),)
+
+    def times(factor: Array) -> Change:
+        return lambda s, inverse: inverse * factor
+
     with np.errstate(all="ignore"):
-        y = [Steps(data, {"inverse": lambda s, inverse, by=by: inverse * by}).y for by in factors]
+        y = [Steps(data, {"inverse": times(factor)}).y for factor in factors]
         more = 0.0 if is_named else away
         low, high = np.fmin(y[0], y[-1]) - more, np.fmax(y[0], y[-1]) + more
         # In float64 a real number may lie on the other side of a tie than in the golden.

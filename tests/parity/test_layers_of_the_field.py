@@ -66,6 +66,7 @@ def failures(function: Any, weight: Any, data: list[Data]) -> list[str]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("name", CLASSES)
 @pytest.mark.parametrize("width", WIDTHS)
