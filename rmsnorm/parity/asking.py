@@ -10,6 +10,7 @@ import numpy as np
 
 from rmsnorm.accuracy.bounds import USES_OF_INVERSE, bound
 from rmsnorm.accuracy.rounding import cast
+from rmsnorm.accuracy.terms import terms_of_dscale
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.parity.cases import Array, Case, Data, call_of, make
 from rmsnorm.parity.circumstances import Circumstance, Question, case_of, circumstances, levels_for, question
@@ -164,16 +165,19 @@ def expectations(
             for name, want in expected.items()
         }
         weights = question.counts.reshape(-1, *[1] * (few.x.ndim - 1))
-        for name, terms in (("dscale", steps.terms), ("dbias", steps.v)):
+        least = 0.0 if call.norm is None else dtypes.smallest_normal(call.norm)
+        of_scale = terms_of_dscale(np.abs(steps.terms), np.abs(steps.v), least)
+        for name, terms, sizes in (("dscale", steps.terms, of_scale), ("dbias", steps.v, np.abs(steps.v))):
             if name in names:
-                expected[name] = _of_sum(name, few, call, weights * terms).changed(lambda a: _flat(a, group_size))
+                of_sum = _of_sum(name, few, call, weights * terms, weights * sizes)
+                expected[name] = of_sum.changed(lambda array: _flat(array, group_size))
     return expected
 
 
-def _of_sum(name: str, few: Data, call: Call, terms: Array) -> Expected:
-    """What is expected of a sum over rows, of its terms."""
+def _of_sum(name: str, few: Data, call: Call, terms: Array, sizes: Array) -> Expected:
+    """What is expected of a sum over rows, of its terms and their sizes."""
     axes, dtype = few.call.shared_axes, _dtype(few, name)
-    value, size = np.sum(terms, axis=axes), np.sum(np.abs(terms), axis=axes)
+    value, size = np.sum(terms, axis=axes), np.sum(sizes, axis=axes)
     limit = bound(name, call, dtype, residual=few.residual is not None, automatic=True)
     error = further_error(few, automatic=True).max(initial=0.0) * USES_OF_INVERSE[name] / limit.ratio
     unit = np.maximum(size * (dtypes.unit_roundoff(dtype) + error), dtypes.smallest_subnormal(dtype) / 2)

@@ -318,4 +318,4 @@ def expect_in_groups(data: Data, quantities: Sequence[str], group_size: int | No
     def flat(array: Array) -> Array:
         return array.reshape(*array.shape[:-2], array.shape[-2] * array.shape[-1])
 
-    return {name: Expected(flat(want.value), flat(want.unit), want.bound) for name, want in expected.items()}
+    return {name: want.changed(flat) for name, want in expected.items()}
