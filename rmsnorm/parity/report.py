@@ -162,7 +162,8 @@ class Report:
         """Every difference, the mean signed errors, all that was not compared, and the whole report of ``identify``."""
         run = self.run
         refused = [f"  {entry.case!r} {dtypes.short(entry.dtype)} refused: {entry.message}" for entry in run.refusals]
-        lines = [*map(_difference, [*run.failures, *run.accepted]), *refused, *run.signed, *_not_compared(run, width=sys.maxsize)]
+        rest = [*run.signed, *_not_compared(run, width=sys.maxsize)]
+        lines = [*map(_difference, [*run.failures, *run.accepted]), *refused, *rest]
         return "\n".join([*lines, run.message if run.identity is None else run.identity.text])
 
     def __repr__(self) -> str:

@@ -123,4 +123,5 @@ def found(answered: Sequence[Facts], refused: Sequence[Facts]) -> Limits:
 def dense(strides: Sequence[int], shape: Sequence[int], itemsize: int) -> bool:
     """Whether memory is in the order of the axes, without gaps."""
     expected = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    return 0 in shape or all(size == 1 or stride == want for size, stride, want in zip(shape, strides, expected, strict=True))
+    pairs = zip(shape, strides, expected, strict=True)
+    return 0 in shape or all(size == 1 or stride == want for size, stride, want in pairs)
