@@ -113,6 +113,11 @@ def _counted(call: Call, mask: Array | None) -> tuple[Array, Array]:
     return counted, unmasked & counted.any(axis=call.axes, keepdims=True)
 
 
+def terms_of_dscale(products: Array, v: Array, least: float) -> Array:
+    """The size of each |dy x^|, where x^ and the product are rounded to a format whose least normal number this is."""
+    return _normal(np.where(products == 0, 0.0, np.maximum(products, v * least)), least)
+
+
 def _normal(values: Array, least: float) -> Array:
     """|values|, but for 0 at least this."""
     return np.where(values == 0, 0.0, np.maximum(np.abs(values), least))
@@ -193,7 +198,7 @@ def _term_sizes(
         "inverse_rms": np.where(has_counted, 1.0 / rho / power, 0.0),
         "dx": dx,
         "dresidual": dx,
-        "dscale": over_rows(_normal(np.where(products == 0, 0.0, np.maximum(products, v * least)), least)),
+        "dscale": over_rows(terms_of_dscale(products, v, least)),
         "dbias": over_rows(v),
         "jvp": np.broadcast_to(jvp, h.shape),
     }

@@ -121,7 +121,7 @@ def find_layout(target: Target, width: int, dtype: str) -> Layout:
 def _with_three_axes(
     target: Target, sizes: tuple[int | None, ...], axes: tuple[int, ...], dtype: str
 ) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
-    """Three axes of x, where the target takes so many and normalises others than the last: of two, axis 1 is the last."""
+    """Three axes of x, where the target takes so many and normalises another than the last: of two, axis 1 is last."""
     if sizes != (None, sizes[-1]) or sizes[-1] is None or axes != (1,) or target.x_shape is not None:
         return sizes, axes
     width = sizes[-1]

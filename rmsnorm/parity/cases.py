@@ -342,6 +342,11 @@ def _repeated(once: Data, case: Case) -> Data:
     )
 
 
+def call_of(case: Case, data: Data) -> Call:
+    """The call of a case with the variant and the parameters of a ``Data``, for a shape of another number of rows."""
+    return _call(case, data.variant, data.x.dtype.name, data.scale, data.bias)
+
+
 def _call(case: Case, variant: Variant, dtype: str, scale: Array | None, bias: Array | None) -> Call:
     return resolve(
         "make",

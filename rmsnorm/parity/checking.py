@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from rmsnorm.identify import identify
 from rmsnorm.identify.first import ASKED, first_parameters
 from rmsnorm.numpy_impl.all_reduce import Order
 from rmsnorm.numpy_impl.arithmetic import add
-from rmsnorm.parity import beyond
+from rmsnorm.parity import asking, beyond
 from rmsnorm.parity.all_reduce import check_all_reduce
 from rmsnorm.parity.cases import Array, Data
 from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled, version_of
@@ -26,6 +26,7 @@ from rmsnorm.parity.fitting import asked, expect_in_groups, fitted, has_gradient
 from rmsnorm.parity.judge import Expected, Outcome, biased, compare, failed, wrong_inverse_rms
 from rmsnorm.parity.kernel import Kernel
 from rmsnorm.parity.quantised import check_quantised
+from rmsnorm.parity.refusals import Refusals, facts_of, levels_of
 from rmsnorm.parity.report import Report, sentences, skips
 from rmsnorm.specification import dtypes as formats
 from rmsnorm.specification import errors
@@ -33,6 +34,7 @@ from rmsnorm.specification.quantisation import Quantisation
 from rmsnorm.specification.variants import Preset, Variant, get_variant
 from rmsnorm.targets import Target, TargetError, open_target
 from rmsnorm.targets.calling import with_values
+from rmsnorm.targets.limits import Limits, limits_of
 from rmsnorm.targets.target import WrongResult, random_state_kept
 
 _DTYPES: Final = ("float16", "bfloat16", "float32")
@@ -60,6 +62,7 @@ def check(
     quantities: Sequence[str] | str | None = None,
     accept: Sequence[str] | Mapping[str, str] | str | None = None,
     xfails: str | Path | None = None,
+    limits: Limits | Mapping[str, Any] | Literal["auto"] | None = None,
     on_progress: Callable[[Run], None] = lambda run: None,
     quantisation: str | Quantisation | None = None,
     reciprocal_slack: float = 0.0,
@@ -100,6 +103,9 @@ def check(
         quantities: those that count, such as ("y", "dx"); None for all.
         accept: what may differ, and why, such as "dscale: 16-bit sums"; all else is judged. That reason is confirmed by
             ``identify``, and dscale must still agree in float32; another reason is taken as it is.
+        limits: of what x it takes: rank, multiple_of, widths, contiguous, same_dtype, max_rows. Cases get other shapes
+            to fit. An exception is a refusal, and the check fails where no limit explains it; "auto" takes those that
+            explain what was refused.
         xfails: a file with the known differences, a line for each as a report has it, such as ``'many rows' bf16
             dscale: 16-bit sums``, with ``*`` for any. A line whose comparisons agree is a failure.
         on_progress: called with the run after each case.
@@ -140,8 +146,11 @@ def check(
         return check_quantised(Kernel(*how), quantisation, named, reciprocal_slack)
     if all_reduce is not None:
         return check_all_reduce(Kernel(*how, of_parts=True), chosen, all_reduce, named)
+    declared_limits = limits_of("check", None if limits == "auto" else limits)
     opened = open_target(function, framework=framework, init=init, device=device, call=call, op="check")
     target = in_batches(with_values(opened, eps=chosen.eps, offset=chosen.scale_offset))
+    target = replace(target, limits=declared_limits, rank=target.rank or declared_limits.rank)
+    refusals = Refusals()
     types = (target.dtypes["x"],) if dtypes is None and "x" in target.dtypes else named
     if group_size is not None and (group_size < 1 or (target.resized is None and (target.width or 0) % group_size)):
         want = "a positive divisor of the width" if group_size > 0 else "a positive number"
@@ -171,6 +180,10 @@ def check(
             comparisons = [comparison for comparison in comparisons if comparison.quantity not in refused]
             if not comparisons:
                 continue
+        if "y" in refused and not (called.returned or data.case.edge):
+            refusals.refused(data.case.name, data.x.dtype.name, facts_of(data), levels_of(data), comparisons)
+            continue
+        refusals.answered(facts_of(data), levels_of(data))
         run.cases, elements = run.cases + 1, elements + data.x.size
         if called.returned:
             came, wanted = " and ".join(sorted(called.returned)), called.bridge.array
@@ -182,6 +195,19 @@ def check(
         on_progress(run)
     else:
         differentiated = gradients and target.differentiable
+        for circumstance, question, answer in asking.in_circumstances(
+            target, chosen, types, gradients=differentiated, group_size=group_size, quick=quick,
+            strength=3 if all_cases else 2,
+        ):  # fmt: skip
+            dtype, name = circumstance["x"], circumstance.name
+            if isinstance(answer, str):
+                refusals.refused(name, dtype, question.facts, circumstance.levels, [failed("y", answer)])
+                continue
+            refusals.answered(question.facts, circumstance.levels)
+            run.cases, elements = run.cases + 1, elements + question.order.size
+            run.records += labelled(answer, chosen.name, dtype, name)
+            on_progress(run)
+        refusals.conclude(run, chosen.name, accepted=limits == "auto")
         more = beyond.Beyond(target, chosen, group_size, run.skipped, differentiated, compiled)
         answers = [(beyond.BATCHES, types[0], more.batches())] if batch_invariant else []
         for dtype in dict.fromkeys(types) if exhaustive else ():
@@ -193,7 +219,10 @@ def check(
             answers.append((beyond.LARGE.name, types[0], more.elements(types[0])))
         for name, dtype, comparisons in answers:
             run.records += labelled(comparisons, chosen.name, dtype, name)
-        for name, dtype, quantity, sentence in missing(target, run, asked(target, chosen, types, extremes=extremes)):
+        refused = {(call.case, call.dtype) for call in refusals.calls}
+        pairs = asked(target, chosen, types, extremes=extremes)
+        wanted = [pair for pair in pairs if pair not in refused or pair[0] in together(target.arguments)]
+        for name, dtype, quantity, sentence in missing(target, run, wanted):
             run.records += labelled([failed(quantity, sentence)], chosen.name, dtype, name) if elements else []
     if target.is_new and elements and all(comparison.passed for comparison in run.records):
         run.records += labelled(_of_new(target, chosen), chosen.name, ASKED, "first parameters")
@@ -291,53 +320,12 @@ def _ways(
 ) -> Iterator[tuple[str, Target, Data, contextlib.AbstractContextManager[Any], bool]]:
     """The ways to call a target that must not change what it computes: name, target, data, context, differentiated.
 
-    The first one has no name. A library that compiles would compile every derivative again.
+    The first one has no name. All other circumstances of a call are those of ``circumstances.py``.
     """
-    same, cheap = contextlib.nullcontext(), not target.bridge.compiles
+    same = contextlib.nullcontext()
     yield "", target, data, same, True
     if compiled:
         yield "compiled", target.compiled, data, same, True
-    if data.case.is_large:
-        return  # what the other ways show, smaller cases show as well
-    yield "called again", target, data, same, False
-    if target.training is not None:
-        yield "in training", target, data, target.training(True), cheap
-        yield "in evaluation", target, data, target.training(False), False
-    if target.bridge.strided and data.x.size:
-        for layout, view in _LAYOUTS.items():
-            arrays = {name: a for name in ("x", "dy", *data.arrays) if (a := getattr(data, name)) is not None}
-            views: dict[str, Any] = {name: view(array) for name, array in arrays.items()}
-            if views["x"] is not None and views["x"].strides != data.x.strides:
-                yield layout, target, replace(data, **views), same, True
-
-
-def _in_order(order: Callable[[tuple[int, ...]], tuple[int, ...]], axes: int) -> Callable[[Array], Array | None]:
-    """Makes copies of an array with at least so many axes whose memory has them in another order."""
-
-    def view(array: Array) -> Array | None:
-        if array.ndim < axes:
-            return None
-        memory = order(tuple(range(array.ndim)))
-        return np.ascontiguousarray(array.transpose(memory)).transpose(np.argsort(memory))
-
-    return view
-
-
-def _sliced(array: Array, step: int) -> Array:
-    """A copy between elements that do not belong to it."""
-    n = array.shape[-1]
-    wider = np.full((*array.shape[:-1], step * n + 3), 7, array.dtype)
-    wider[..., 1 : 1 + step * n : step] = array
-    return wider[..., 1 : 1 + step * n : step]
-
-
-_LAYOUTS: Final[Mapping[str, Callable[[Array], Array | None]]] = {
-    "x transposed in memory": _in_order(lambda axes: (*axes[:-2], *axes[:-3:-1]), 2),
-    "x with its first axes swapped in memory": _in_order(lambda axes: (*axes[1::-1], *axes[2:]), 3),
-    "x channels last in memory": _in_order(lambda axes: (axes[0], *axes[2:], axes[1]), 4),
-    "x a slice of wider rows": lambda array: _sliced(array, 1),
-    "x every second element of its rows": lambda array: _sliced(array, 2),
-}
 
 
 def _results(target: Target, data: Data, *, gradients: bool) -> tuple[dict[str, Array], dict[str, str], dict[str, str]]:

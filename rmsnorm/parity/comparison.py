@@ -73,13 +73,27 @@ class Skip(NamedTuple):
     edge: bool = False
 
 
+class Refusal(NamedTuple):
+    """A call in which a target raised: in which case, what it raised, and whether limits explain it.
+
+    ``level``: the only circumstance that it shares with all such calls, and with no call that was answered.
+    """
+
+    case: str
+    dtype: str
+    message: str
+    explained: bool = False
+    level: str = ""
+
+
 @dataclass
 class Run(Worker):
     """All comparisons of a backend or a target.
 
-    Its status is ``held``, ``differs``, ``absent``, ``refused``, ``crashed``, ``hung`` or ``stopped``. ``identity`` is
-    what ``identify`` says of a target that differs, where it says something. ``signed`` has sentences on the mean
-    signed error of y, and of x + residual, in each dtype. ``notes`` has what else must be said.
+    Its status is ``held``, ``differs``, ``refuses`` (what came back agrees, and some calls raised), ``absent``,
+    ``refused``, ``crashed``, ``hung`` or ``stopped``. ``limits`` are the options that explain what was refused.
+    ``identity`` is what ``identify`` says of a target that differs, where it says something. ``signed`` has sentences
+    on the mean signed error of y, and of x + residual, in each dtype. ``notes`` has what else must be said.
     """
 
     cases: int = 0
@@ -87,6 +101,8 @@ class Run(Worker):
     skipped: list[Skip] = field(default_factory=list)
     identity: Identity | None = None
     signed: list[str] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    limits: str = ""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -102,7 +118,7 @@ class Run(Worker):
         if not self.records:
             self.status, self.message = "refused", "no comparison was made"
         else:
-            self.status = "differs" if self.failures else "held"
+            self.status = "differs" if self.failures else "refuses" if self.refusals else "held"
 
 
 def version_of(framework: str) -> str:

@@ -132,7 +132,6 @@ def _lines(op: str, path: str | Path | None) -> tuple[Line, ...]:
             raise errors.out_of_domain(op, place, line, want, "copy the line of a report, as -v prints it")
         own = match.groupdict()
         label = f"{own['case']!r} {own['dtype']} {own['quantity']}"
-        lines.append(
-            Line(f"line {number} of {path}", label, own["case"], own["dtype"], own["quantity"], own["why"] or "")
-        )
+        place, why = f"line {number} of {path}", own["why"] or ""
+        lines.append(Line(place, label, own["case"], own["dtype"], own["quantity"], why))
     return tuple(lines)

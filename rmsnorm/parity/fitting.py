@@ -90,7 +90,7 @@ def fitted(
             reason = "only with all_cases=True, or --all"
         if not reason:
             resized, case = matched(target, case, group_size)
-            required = _requires_gate(resized, make(case, variant, dtype)) if required is None else required
+            required = requires_gate(resized, make(case, variant, dtype)) if required is None else required
         if reason:
             skipped.append(Skip(name, dtype, reason))
             continue
@@ -180,7 +180,7 @@ def missing(target: Target, run: Run, pairs: Collection[tuple[str, str]]) -> Ite
             yield name, dtype, "y", "no result came back"
 
 
-def _requires_gate(target: Target, data: Data) -> bool:
+def requires_gate(target: Target, data: Data) -> bool:
     """Whether it answers with a gate, and not without one."""
     primals, gate = (data.x, data.scale, data.bias), {"gate": np.ones_like(data.x)}
     for others, answer in ((data.arrays, False), (gate, True)):
@@ -202,6 +202,15 @@ def _unfit(target: Target, case: Case, dtype: str, group_size: int | None) -> st
     only = target.dtypes.get("x", dtype)
     if only != dtype:
         return f"it takes x in {only} alone"
+    limits = target.limits
+    if limits.same_dtype and case.parameters not in (None, dtype):
+        return "its limits ask for a gain in the dtype of x"
+    if math.prod(case.shape[:-1]) > (limits.max_rows or math.inf):
+        return f"its limits allow {limits.max_rows} rows"
+    if limits.contiguous and case.data == "zero_rows":
+        return "its limits ask for dense memory"
+    if case.shape[-1] and limits.width_near(case.shape[-1]) != case.shape[-1] and case.name in _OF_THE_WIDTH:
+        return "its limits allow other widths"
     if target.dtypes and case.parameters:
         return "it declares the dtypes of its parameters"
     more_axes = len(case.shape) == 2 < (target.rank or 0) and case.data == "rows"
@@ -239,6 +248,8 @@ def matched(target: Target, case: Case, group_size: int | None) -> tuple[Target,
         between = [1] * ((target.rank or 0) - 2)
         repeats = (case.repeats[0], *between, 1) if case.repeats else ()
         case = replace(case, shape=(case.shape[0], *between, case.shape[-1]), repeats=repeats)
+    if target.width is None or target.resized is not None:
+        case = replace(case, shape=(*case.shape[:-1], target.limits.width_near(case.shape[-1])))
     if group_size is not None:  # at least two groups in each row
         case = replace(case, shape=(*case.shape[:-1], group_size * max(2, case.shape[-1] // group_size)))
     if target.sizes:
@@ -275,12 +286,12 @@ def posed(target: Target, case: Case, variant: Variant, dtype: str, group_size: 
     """The target and the arrays of a case, with a gate if it answers with one alone."""
     sized, case = matched(target, case, group_size)
     data = make(case, variant, dtype)
-    if "gate" in target.arguments and _requires_gate(sized, data):
+    if "gate" in target.arguments and requires_gate(sized, data):
         data = make(replace(case, gate=(variant.gate_function, variant.gate_position)), variant, dtype)
     return sized, data
 
 
-def _in_groups(data: Data, size: int) -> Data:
+def in_groups(data: Data, size: int) -> Data:
     """The same call with the groups along an axis of their own, as the golden takes them."""
     if data.mask is not None:
         data = replace(data, mask=np.broadcast_to(data.mask, data.x.shape))
@@ -294,12 +305,12 @@ def _in_groups(data: Data, size: int) -> Data:
     options = {"axis": -1, "feature_axis": (-2, -1)}
     case, once = replace(data.case, shape=arrays["x"].shape, options=options, repeats=repeats), data.once
     split_data = replace(data, case=case, axis=-1, feature_axis=(-2, -1), tangents=tangents, **arrays)
-    return recast(replace(split_data, once=once and _in_groups(once, size)), data.variant)
+    return recast(replace(split_data, once=once and in_groups(once, size)), data.variant)
 
 
 def expect_in_groups(data: Data, quantities: Sequence[str], group_size: int | None) -> dict[str, Expected]:
     """What is expected of another program that normalises groups of this size, None for whole rows."""
-    asked = data if group_size is None else _in_groups(data, group_size)
+    asked = data if group_size is None else in_groups(data, group_size)
     expected = expect(asked, quantities, automatic=True)
     if group_size is None:
         return expected
@@ -307,4 +318,4 @@ def expect_in_groups(data: Data, quantities: Sequence[str], group_size: int | No
     def flat(array: Array) -> Array:
         return array.reshape(*array.shape[:-2], array.shape[-2] * array.shape[-1])
 
-    return {name: Expected(flat(want.value), flat(want.unit), want.bound) for name, want in expected.items()}
+    return {name: want.changed(flat) for name, want in expected.items()}

@@ -23,7 +23,7 @@ from rich.text import Text
 from rmsnorm.accuracy.bounds import QUANTITIES
 from rmsnorm.files import replacing, write_text
 from rmsnorm.identify import mending
-from rmsnorm.parity.comparison import Comparison, Run
+from rmsnorm.parity.comparison import Comparison, Refusal, Run
 from rmsnorm.parity.declared import STALE
 from rmsnorm.parity.fitting import OPTIONS, together
 from rmsnorm.parity.screen import Fitting
@@ -68,7 +68,10 @@ def skips(run: Run, *, edges: bool = False) -> list[tuple[list[str], str, str]]:
 
 def options(run: Run) -> dict[str, int]:
     """How many comparisons a run has in the cases for a gate, a mask, a residual, and for several of these."""
-    counts = Counter(record.case.partition(" of ")[0] for record in run.records)  # "mask of columns" has a mask
+    counts: Counter[str] = Counter()
+    for record in run.records:
+        parts = record.case.split("; ")  # of a circumstance
+        counts[", ".join(name for name in OPTIONS if name in parts) or record.case.partition(" of ")[0]] += 1
     return {name: counts[name] for name in together(OPTIONS) if counts[name]}
 
 
@@ -106,6 +109,10 @@ class Report:
             some = f"{count} of {len(run.records)}" if run.accepted else f"all {count}"
             held = f"{some} comparisons of {run.cases} cases held ({where})"
             return "\n".join([f"{self.target} is {name}: {held}", *self._counts, *_not_compared(run)])
+        if run.status == "refuses":
+            agree = f"{len(run.records)} comparisons of {run.cases} cases agree ({where})"
+            first = f"{self.target} is {name} where it answers: {agree}, {len(run.refusals)} calls are refused"
+            return "\n".join([first, *_refused(run), *self._counts, *_not_compared(run)])
         if run.status != "differs":
             if not run.records:
                 return f"{self.target} was not compared: {run.message}"
@@ -121,7 +128,7 @@ class Report:
         more = f"; {len(shown)} of them" if len(run.failures) > len(shown) else ""
         differ = f"{len(run.failures)} of {len(run.records)} comparisons differ ({where}){more}:"
         return "\n".join([
-            *self._verdict(name), differ, *shown, *self._counts, *_not_compared(run),
+            *self._verdict(name), differ, *shown, *_refused(run), *self._counts, *_not_compared(run),
             "report.details, -v or --json FILE has everything",
         ])  # fmt: skip
 
@@ -154,11 +161,30 @@ class Report:
     def details(self) -> str:
         """Every difference, the mean signed errors, all that was not compared, and the whole report of ``identify``."""
         run = self.run
-        lines = [*map(_difference, [*run.failures, *run.accepted]), *run.signed, *_not_compared(run, width=sys.maxsize)]
+        refused = [f"  {entry.case!r} {dtypes.short(entry.dtype)} refused: {entry.message}" for entry in run.refusals]
+        rest = [*run.signed, *_not_compared(run, width=sys.maxsize)]
+        lines = [*map(_difference, [*run.failures, *run.accepted]), *refused, *rest]
         return "\n".join([*lines, run.message if run.identity is None else run.identity.text])
 
     def __repr__(self) -> str:
         return self.text
+
+
+def _refused(run: Run) -> list[str]:
+    """A line for what limits explain, and how to declare them, and one for each other reason."""
+    lines: list[str] = []
+    explained = [entry for entry in run.refusals if entry.explained]
+    if explained:
+        lines.append(f"refused: {len(explained)} calls, such as {explained[0].message}")
+        lines.append(f"mend: if these are its limits, declare them: {run.limits} (or --limits auto)")
+    others: dict[str, list[Refusal]] = {}
+    for entry in run.refusals:
+        if not entry.explained:
+            others.setdefault(entry.level, []).append(entry)
+    for level, entries in list(others.items())[:_SHOWN]:
+        where = f" with {level!r}" if level else f", such as {entries[0].case!r}"
+        lines.append(f"refused: {len(entries)} calls{where}: {entries[0].message}")
+    return lines
 
 
 def _accepted(run: Run) -> list[str]:
@@ -374,6 +400,7 @@ def _line(run: Run) -> Text:
     words = {
         "held": (f"held: all {len(run.records)} comparisons of {run.cases} cases", "green"),
         "differs": (f"differs: {len(run.failures)} of {len(run.records)} comparisons{instead}", "red"),
+        "refuses": (f"refuses {len(run.refusals)} calls; {len(run.records)} comparisons held", "red"),
         "absent": (f"absent: {run.message}", "yellow"),
         "refused": (f"refused: {run.message}", "red"),
         "crashed": (f"crashed after {run.cases} cases ({passed} comparisons held): {run.message}", "red"),

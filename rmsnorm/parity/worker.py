@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 from rmsnorm.identify import Identity
-from rmsnorm.parity.comparison import Comparison, Run, Skip
+from rmsnorm.parity.comparison import Comparison, Refusal, Run, Skip
 from rmsnorm.parity.report import Report
 from rmsnorm.parity.run import PATIENCE
 from rmsnorm.specification import errors
@@ -87,6 +87,7 @@ def _report(result: Mapping[str, Any], variant: Variant) -> Report:
     """The report of which that is the ``_json``."""
     fields, identity = result["run"], result["identity"]
     fields["records"] = [Comparison(**record) for record in fields["records"]]
+    fields["refusals"] = [Refusal(*refusal) for refusal in fields["refusals"]]
     fields["skipped"] = [Skip(*skip) for skip in fields["skipped"]]
     fields["identity"] = None if identity is None else Identity.from_json(identity)
     parts = result["target"], variant, Run(**fields), tuple(result["options"]), result["label"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any, Final
 
 import ml_dtypes
@@ -20,6 +21,8 @@ Array = npt.NDArray[Any]
 Tensors = Mapping[str, Any]
 Function = Callable[[Tensors], Any]
 Outputs = Callable[[Tensors], Sequence[Any]]
+_ALIGNED: Final = 16  # bytes that a wide load reads
+Back = Callable[[Sequence[Any]], Mapping[str, Any]]
 Pulled = tuple[Sequence[Any], dict[str, Any]]
 
 
@@ -31,12 +34,14 @@ class Bridge:
         compiles: whether it compiles a function again for every new shape.
         strided: whether ``send`` keeps the strides of an array: the order of its axes in memory, gaps, repeats.
         array: the class of its arrays.
+        modes: contexts in which a call must give the same, by their names.
     """
 
     differentiable = True
     compiles = False
     strided = False
     array: type
+    modes: Mapping[str, Callable[[], contextlib.AbstractContextManager[Any]]] = MappingProxyType({})
 
     def scope(self, wide: bool) -> contextlib.AbstractContextManager[Any]:
         """The context of a call; ``wide``: some array is float64."""
@@ -54,12 +59,20 @@ class Bridge:
         """An array of the library in NumPy."""
         raise NotImplementedError
 
-    def pull(self, function: Outputs, tensors: Tensors, cotangents: Sequence[Any]) -> Pulled:
-        """The results of a function, and the gradient for every floating-point tensor, by its name.
+    def is_floating(self, tensor: Any) -> bool:
+        raise NotImplementedError
 
-        The gradient is None where there is none. Results beyond those that have a cotangent are constants.
+    def linear(self, function: Function, tensors: Tensors, leaves: Collection[str]) -> tuple[Any, Back]:
+        """What a function returns, and what turns cotangents into the gradient for each leaf, by its name.
+
+        Of results that have no cotangent, or None, no gradient counts. A gradient is None where there is none.
         """
         raise NotImplementedError
+
+    def pull(self, function: Outputs, tensors: Tensors, cotangents: Sequence[Any]) -> Pulled:
+        """The results of a function, and the gradient for every floating-point tensor, by its name."""
+        outputs, back = self.linear(function, tensors, [name for name, t in tensors.items() if self.is_floating(t)])
+        return outputs, dict(back(cotangents))
 
     def push(self, function: Outputs, tensors: Tensors, tangents: Tensors) -> Any:
         """The derivative of the first result along tangents, by forward differentiation."""
@@ -82,8 +95,8 @@ class NumPy(Bridge):
         return np.errstate(all="ignore")
 
     def send(self, array: Array) -> Any:
-        memory, strides = _memory(array)
-        return np.lib.stride_tricks.as_strided(memory, array.shape, strides)
+        memory, first, strides = _memory(array)
+        return np.lib.stride_tricks.as_strided(memory[first:], array.shape, strides)
 
     def fetch(self, tensor: Any) -> Array:
         return np.asarray(tensor)
@@ -125,11 +138,11 @@ class Torch(Bridge):
                     entry.update(own)
 
     def send(self, array: Array) -> Any:
-        memory, strides = _memory(array)
+        memory, first, strides = _memory(array)
         half = array.dtype == ml_dtypes.bfloat16
         tensor = self.torch.from_numpy(memory.view(np.int16) if half else memory).to(self.device)
         tensor = tensor.view(self.torch.bfloat16) if half else tensor
-        return tensor.as_strided(array.shape, [stride // array.itemsize for stride in strides])
+        return tensor.as_strided(array.shape, [stride // array.itemsize for stride in strides], first)
 
     def fetch(self, tensor: Any) -> Array:
         tensor = tensor.detach().cpu().contiguous()
@@ -137,16 +150,32 @@ class Torch(Bridge):
             return tensor.view(self.torch.int16).numpy().view(ml_dtypes.bfloat16)
         return tensor.numpy()
 
-    def pull(self, function: Outputs, tensors: Tensors, cotangents: Sequence[Any]) -> Pulled:
-        leaves = {name: t.detach().requires_grad_() for name, t in tensors.items() if t.is_floating_point()}
+    @property
+    def modes(self) -> Mapping[str, Callable[[], contextlib.AbstractContextManager[Any]]]:  # type: ignore[override]
+        kind = torch_device(self.device)
+        return {
+            "no_grad": self.torch.no_grad, "inference": self.torch.inference_mode,
+            "autocast": lambda: self.torch.autocast(kind, dtype=self.torch.bfloat16),
+        }  # fmt: skip
+
+    def is_floating(self, tensor: Any) -> bool:
+        return bool(tensor.is_floating_point())
+
+    def linear(self, function: Function, tensors: Tensors, leaves: Collection[str]) -> tuple[Any, Back]:
+        inputs = {name: tensors[name].detach().requires_grad_() for name in leaves}
         with self.torch.enable_grad():
-            outputs = function({**tensors, **leaves})
-        if not outputs[0].requires_grad:
-            return outputs, dict.fromkeys(leaves)
-        pairs = [(y, dy.to(y.dtype)) for y, dy in zip(outputs, cotangents, strict=False)]
-        ys, dys = zip(*pairs, strict=True)
-        gradients = self.torch.autograd.grad(ys, list(leaves.values()), dys, allow_unused=True)
-        return outputs, dict(zip(leaves, gradients, strict=True))
+            result = function({**tensors, **inputs})
+
+        def back(cotangents: Sequence[Any]) -> Mapping[str, Any]:
+            pairs = [(y, dy.to(y.dtype)) for y, dy in zip(_listed(result), cotangents, strict=False)
+                     if dy is not None and y.requires_grad]  # fmt: skip
+            if not pairs:
+                return dict.fromkeys(inputs)
+            ys, dys = zip(*pairs, strict=True)
+            gradients = self.torch.autograd.grad(ys, list(inputs.values()), dys, retain_graph=True, allow_unused=True)
+            return dict(zip(inputs, gradients, strict=True))
+
+        return result, back
 
     def push(self, function: Outputs, tensors: Tensors, tangents: Tensors) -> Any:
         modes = self.torch.autograd.forward_ad
@@ -177,14 +206,22 @@ class TensorFlow(Bridge):
     def fetch(self, tensor: Any) -> Array:
         return np.asarray(self.tf.convert_to_tensor(tensor))
 
-    def pull(self, function: Outputs, tensors: Tensors, cotangents: Sequence[Any]) -> Pulled:
-        leaves = {name: t for name, t in tensors.items() if t.dtype.is_floating}
-        with self.tf.GradientTape() as tape:
-            tape.watch(list(leaves.values()))
-            outputs = function(tensors)
-        dys = [self.tf.cast(dy, y.dtype) for y, dy in zip(outputs, cotangents, strict=False)]
-        gradients = tape.gradient(list(outputs[: len(dys)]), list(leaves.values()), dys)
-        return outputs, dict(zip(leaves, gradients, strict=True))
+    def is_floating(self, tensor: Any) -> bool:
+        return bool(tensor.dtype.is_floating)
+
+    def linear(self, function: Function, tensors: Tensors, leaves: Collection[str]) -> tuple[Any, Back]:
+        inputs = {name: tensors[name] for name in leaves}
+        with self.tf.GradientTape(persistent=True) as tape:
+            tape.watch(list(inputs.values()))
+            result = function(tensors)
+
+        def back(cotangents: Sequence[Any]) -> Mapping[str, Any]:
+            pairs = [(y, self.tf.cast(dy, y.dtype)) for y, dy in zip(_listed(result), cotangents, strict=False)
+                     if dy is not None]  # fmt: skip
+            ys, dys = zip(*pairs, strict=True)
+            return dict(zip(inputs, tape.gradient(list(ys), list(inputs.values()), list(dys)), strict=True))
+
+        return result, back
 
     def push(self, function: Outputs, tensors: Tensors, tangents: Tensors) -> Any:
         pairs = [(tensors[name], t) for name, t in tangents.items()]
@@ -219,16 +256,25 @@ class Jax(Bridge):
     def fetch(self, tensor: Any) -> Array:
         return np.asarray(tensor)
 
-    def pull(self, function: Outputs, tensors: Tensors, cotangents: Sequence[Any]) -> Pulled:
-        leaves = {name: t for name, t in tensors.items() if self.jax.numpy.issubdtype(t.dtype, np.floating)}
+    def is_floating(self, tensor: Any) -> bool:
+        return bool(self.jax.numpy.issubdtype(tensor.dtype, np.floating))
 
-        def split(primals: Tensors) -> tuple[list[Any], list[Any]]:
-            outputs = list(function({**tensors, **primals}))
-            return outputs[: len(cotangents)], outputs[len(cotangents) :]
+    def linear(self, function: Function, tensors: Tensors, leaves: Collection[str]) -> tuple[Any, Back]:
+        def listed(primals: Tensors) -> tuple[list[Any], Any]:
+            result = function({**tensors, **primals})
+            arrays = [y for y in _listed(result) if isinstance(y, self.array) and self.is_floating(y)]
+            return arrays, result
 
-        ys, pull, others = self.jax.vjp(split, leaves, has_aux=True)
-        (gradients,) = pull([dy.astype(y.dtype) for y, dy in zip(ys, cotangents, strict=True)])
-        return [*ys, *others], dict(gradients)
+        inputs = {name: tensors[name] for name in leaves}
+        ys, pull, result = self.jax.vjp(listed, inputs, has_aux=True)
+
+        def back(cotangents: Sequence[Any]) -> Mapping[str, Any]:
+            wanted = [*cotangents, *[None] * len(ys)]
+            dys = [self.jax.numpy.zeros_like(y) if dy is None else dy.astype(y.dtype)
+                   for y, dy in zip(ys, wanted, strict=False)]  # fmt: skip
+            return dict(pull(dys)[0])
+
+        return result, back
 
     def push(self, function: Outputs, tensors: Tensors, tangents: Tensors) -> Any:
         every = {name: tangents.get(name, self.jax.numpy.zeros_like(t)) for name, t in tensors.items()}
@@ -258,19 +304,37 @@ class Mlx(Bridge):
             return np.array(tensor.view(self.mx.uint16)).view(ml_dtypes.bfloat16)
         return np.array(tensor)
 
-    def pull(self, function: Outputs, tensors: Tensors, cotangents: Sequence[Any]) -> Pulled:
-        names = [name for name, t in tensors.items() if self.mx.issubdtype(t.dtype, self.mx.floating)]
+    def is_floating(self, tensor: Any) -> bool:
+        return bool(self.mx.issubdtype(tensor.dtype, self.mx.floating))
 
-        def of_arrays(*arrays: Any) -> Any:
-            return list(function({**tensors, **dict(zip(names, arrays, strict=True))})[: len(cotangents)])
+    def linear(self, function: Function, tensors: Tensors, leaves: Collection[str]) -> tuple[Any, Back]:
+        names = list(leaves)
+        result = function(tensors)
 
-        types = [y.dtype for y in of_arrays(*(tensors[name] for name in names))]
-        dys = [dy.astype(dtype) for dy, dtype in zip(cotangents, types, strict=True)]
-        ys, gradients = self.mx.vjp(of_arrays, [tensors[name] for name in names], dys)
-        return ys, dict(zip(names, gradients, strict=True))
+        def back(cotangents: Sequence[Any]) -> Mapping[str, Any]:
+            chosen = [i for i, dy in enumerate(cotangents) if dy is not None]
+
+            def of_arrays(*arrays: Any) -> Any:
+                outputs = _listed(function({**tensors, **dict(zip(names, arrays, strict=True))}))
+                return [outputs[i] for i in chosen]
+
+            dys = [cotangents[i].astype(_listed(result)[i].dtype) for i in chosen]
+            _, gradients = self.mx.vjp(of_arrays, [tensors[name] for name in names], dys)
+            return dict(zip(names, gradients, strict=True))
+
+        return result, back
 
     def compiled(self, function: Function) -> Function:
         return self.mx.compile(function)  # type: ignore[no-any-return, unused-ignore]
+
+
+def _listed(result: Any) -> Sequence[Any]:
+    return result if isinstance(result, (tuple, list)) else [result]
+
+
+def torch_device(device: str) -> str:
+    """The kind of a device: cuda of cuda:0."""
+    return device.partition(":")[0]
 
 
 def _require(name: str, device: str, has_gpu: bool) -> None:
@@ -279,16 +343,20 @@ def _require(name: str, device: str, has_gpu: bool) -> None:
         raise errors.not_a_choice(name, "device", device, known)
 
 
-def _memory(array: Array) -> tuple[Array, tuple[int, ...]]:
-    """A copy of an array's memory, flat, and the strides that show the array in it.
+def _memory(array: Array) -> tuple[Array, int, tuple[int, ...]]:
+    """A copy of an array's memory, flat; where the array begins in it, in elements; and its strides.
 
-    It has room for a dense array of the shape, so that code which ignores the strides reads no foreign memory.
+    It has room for a dense array of the shape, so that code which ignores the strides reads no foreign memory. An array
+    that does not begin at a multiple of 16 bytes begins where that is so in the copy, too.
     """
     strides = array.strides if min(array.strides, default=0) >= 0 else array.copy().strides
+    first = array.ctypes.data % _ALIGNED // array.itemsize if array.size else 0
     last = sum((size - 1) * stride for size, stride in zip(array.shape, strides, strict=True)) // array.itemsize
-    memory = np.zeros(max(last + 1, array.size) if array.size else 0, array.dtype)
-    np.lib.stride_tricks.as_strided(memory, array.shape, strides)[...] = array
-    return memory, strides
+    room = np.zeros(first + max(last + 1, array.size) + _ALIGNED if array.size else 0, array.dtype)
+    start = -room.ctypes.data % _ALIGNED // array.itemsize
+    memory = room[start:] if array.size else room
+    np.lib.stride_tricks.as_strided(memory[first:], array.shape, strides)[...] = array
+    return memory, first, strides
 
 
 _BRIDGES: Final[dict[str, Callable[[str], Bridge]]] = {

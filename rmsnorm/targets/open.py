@@ -223,6 +223,7 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
             raise NoTarget(f"{name}({shown}) raised {raised(lines[0], error)}; pass init, {_FACTORY}") from error
         is_new = isinstance(make, type)
         opened = replace(_open(made, name, None, {}, replace(call, fresh=is_new)), resized=build, is_new=is_new)
+        opened = replace(opened, named_width=init.get(own_width or ""))
         if eps is None:
             return opened
         key, required = eps

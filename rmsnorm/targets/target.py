@@ -7,7 +7,7 @@ import random
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -15,8 +15,9 @@ import numpy as np
 
 from rmsnorm.specification import dtypes, errors
 from rmsnorm.targets.bridges import Array, Bridge, Function
+from rmsnorm.targets.limits import Limits
+from rmsnorm.targets.results import Results, results
 from rmsnorm.targets.results import described as _described
-from rmsnorm.targets.results import results
 
 Shape = tuple[int, ...]
 # what libraries say where there is no GPU, or of arrays that are not on one; other errors may have the same words
@@ -117,6 +118,10 @@ class Target:
         backward: whether it is a backward pass alone, whose y is the formula's.
         probe: for a layer of PyTorch: what is called in its place, and what calls may change.
         around: the context of every call, which a caller that counts or limits calls replaces.
+        optional: the arguments that it need not get, as a function may say by a default value of None.
+        named_width: the width that its user named, where it is made for others, too.
+        limits: of what x it takes, as its user declared them.
+        mode: one of ``bridge.modes``, in which it is called; empty for none.
         noticed: what its calls showed; the targets that ``replace`` makes of it write there, too, as they are the same
             function called in another way.
     """
@@ -145,6 +150,10 @@ class Target:
     backward: bool = False
     probe: Any = None
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    optional: frozenset[str] = frozenset()
+    named_width: int | None = None
+    limits: Limits = field(default_factory=Limits)
+    mode: str = ""
     noticed: Noticed = field(default_factory=Noticed)
 
     @property
@@ -188,27 +197,10 @@ class Target:
             TargetError: the target raised.
             WrongResult: it did not return a floating-point array of the shape of x.
         """
-        arrays = self._completed(_present(x=x, scale=scale, bias=bias, **others))
         self.noticed.second = self.noticed.inverse_rms = None
-
-        def run() -> Array:
-            sent = {argument: self.bridge.send(array) for argument, array in arrays.items()}
-            result = self.function(sent)
-            parts = results(result, sent, self.bridge.array)
-            if parts.unknown:
-                self.returned.add(parts.unknown)
-            y = self._fetched(result, arrays)
-            self.noticed.second = None if parts.total is None else self.bridge.fetch(parts.total)
-            self.noticed.inverse_rms = None if parts.inverse_rms is None else self.bridge.fetch(parts.inverse_rms)
-            self._look(sent, arrays)
-            return y
-
-        y = self._guarded(run, arrays)
-        is_float = y.dtype.name in dtypes.FLOATS
-        if not is_float or y.shape != x.shape:
-            got, given = (errors.describe(a.shape, a.dtype.name) for a in (y, x))
-            wanted = "the shape of x" if is_float else f"one of {', '.join(dtypes.FLOATS)}"
-            raise WrongResult(f"{self.name} returned {got} for x {given}, expected {wanted}")
+        called = self.called(_present(x=x, scale=scale, bias=bias, **others))
+        y = called.y
+        self.noticed.second, self.noticed.inverse_rms = called.sum, called.inverse_rms
         return y
 
     def all_gradients(self, dy: Array, **arrays: Array) -> Mapping[str, Array | None]:
@@ -217,19 +209,29 @@ class Target:
         Raises:
             TargetError: the target, or its differentiation, raised.
         """
-        arrays = self._completed(arrays)
+        leaves = [name for name, array in self._completed(arrays).items() if array.dtype.name in dtypes.FLOATS]
+        return self.called(arrays, leaves).gradients(dy)
 
-        def run() -> Mapping[str, Array | None]:
-            if self.derivatives is not None:
-                return self.derivatives(arrays, dy)
-            sent = {argument: self.bridge.send(array) for argument, array in arrays.items()}
-            cotangents = [self.bridge.send(dy)]
-            _, gradients = self.bridge.pull(lambda tensors: [_first(self.function(tensors))], sent, cotangents)
-            self._look({**sent, "dy": cotangents[0]}, {**arrays, "dy": dy})
-            return {argument: None if g is None else self.bridge.fetch(g) for argument, g in gradients.items()}
+    def called(self, arrays: Mapping[str, Array], leaves: Collection[str] = ()) -> Called:
+        """A call whose results are fetched, and whose gradients for ``leaves`` are asked for, later and often.
 
-        gradients: Mapping[str, Array | None] = self._guarded(run, arrays)
-        return gradients
+        Raises:
+            TargetError: the target raised.
+        """
+        complete = self._completed(arrays)
+
+        def run() -> Called:
+            sent = {argument: self.bridge.send(array) for argument, array in complete.items()}
+            if leaves and self.derivatives is None:
+                result, back = self.bridge.linear(self.function, sent, leaves)
+            else:
+                result, back = self.function(sent), None
+            called = Called(self, complete, sent, result, back)
+            self._look(sent, complete)
+            return called
+
+        called: Called = self._guarded(run, complete)
+        return called
 
     def _look(self, sent: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         """Notice which of the library's arrays a call wrote to."""
@@ -237,10 +239,9 @@ class Target:
             if not np.array_equal(_bits(self.bridge.fetch(sent[argument])), _bits(array)):
                 self.touched.add(argument)
 
-    def _completed(self, arrays: dict[str, Array]) -> dict[str, Array]:
-        if not self.needs_residual or "residual" in arrays:
-            return arrays
-        return {**arrays, "residual": np.zeros_like(arrays["x"])}
+    def _completed(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        more = {"residual": np.zeros_like(arrays["x"])} if self.needs_residual and "residual" not in arrays else {}
+        return {**arrays, **more}
 
     def _fetched(self, result: Any, arrays: Mapping[str, Array]) -> Array:
         """y in NumPy, of an array of the library or of what its reader takes for one."""
@@ -262,7 +263,10 @@ class Target:
     def _guarded(self, run: Callable[[], Any], arrays: Mapping[str, Array]) -> Any:
         wide = any(array.dtype == np.float64 for array in arrays.values())
         try:
-            with self.around(), self.bridge.scope(wide), np.errstate(all="ignore"), warnings.catch_warnings():
+            with (
+                self.around(), self.bridge.scope(wide), self.bridge.modes.get(self.mode, contextlib.nullcontext)(),
+                np.errstate(all="ignore"), warnings.catch_warnings(),
+            ):  # fmt: skip
                 warnings.simplefilter("ignore")  # a warning of the target is not a finding
                 return run()
         except TargetError:
@@ -279,6 +283,79 @@ class Target:
             )
         described = ", ".join(f"{argument} {errors.describe(a.shape, a.dtype.name)}" for argument, a in arrays.items())
         return f"{self.name} raised on {described}: {what}"
+
+
+@dataclass(frozen=True)
+class Called:
+    """One call of a target: its results, fetched when they are read, and its gradients."""
+
+    target: Target
+    arrays: Mapping[str, Array]
+    sent: Mapping[str, Any]
+    result: Any
+    back: Callable[[Sequence[Any]], Mapping[str, Any]] | None
+
+    @property
+    def parts(self) -> Results:
+        """y and what came with it, in the library's arrays."""
+        parts = results(self.result, self.sent, self.target.bridge.array)
+        if parts.unknown:
+            self.target.returned.add(parts.unknown)
+        return parts
+
+    @property
+    def y(self) -> Array:
+        """y as it is now.
+
+        Raises:
+            WrongResult: it is no floating-point array of the shape of x.
+        """
+        target, x = self.target, self.arrays["x"]
+        self.parts  # noqa: B018  (notices what is unknown)
+        y: Array = target._guarded(lambda: target._fetched(self.result, self.arrays), self.arrays)
+        is_float = y.dtype.name in dtypes.FLOATS
+        if not is_float or y.shape != x.shape:
+            came, given = (errors.describe(a.shape, a.dtype.name) for a in (y, x))
+            wanted = "the shape of x" if is_float else f"one of {', '.join(dtypes.FLOATS)}"
+            raise WrongResult(f"{target.name} returned {came} for x {given}, expected {wanted}")
+        return y
+
+    @property
+    def sum(self) -> Array | None:
+        """x + residual as it came back, None where it did not."""
+        return self._fetched(self.parts.total)
+
+    @property
+    def inverse_rms(self) -> Array | None:
+        """1 / rho as it came back, None where it did not."""
+        return self._fetched(self.parts.inverse_rms)
+
+    def _fetched(self, tensor: Any) -> Array | None:
+        if tensor is None:
+            return None
+        fetched: Array = self.target._guarded(lambda: self.target.bridge.fetch(tensor), self.arrays)
+        return fetched
+
+    def gradients(self, dy: Array | None, dh: Array | None = None) -> Mapping[str, Array | None]:
+        """The gradient for each leaf, None where there is none: of y, of x + residual, or of both.
+
+        Raises:
+            TargetError: the differentiation raised.
+        """
+        target = self.target
+        if target.derivatives is not None and dy is not None:
+            return target._guarded(lambda: target.derivatives(self.arrays, dy), self.arrays)  # type: ignore[misc,no-any-return]
+
+        def run() -> Mapping[str, Array | None]:
+            cotangents = {name: array for name, array in (("dy", dy), ("dh", dh)) if array is not None}
+            sent = {name: target.bridge.send(array) for name, array in cotangents.items()}
+            back = self.back or (lambda cotangents: {})
+            gradients = back([sent.get("dy"), sent.get("dh")])
+            target._look({**self.sent, **sent}, {**self.arrays, **cotangents})
+            return {name: None if g is None else target.bridge.fetch(g) for name, g in gradients.items()}
+
+        gradients: Mapping[str, Array | None] = target._guarded(run, self.arrays)
+        return gradients
 
 
 def _present(**arrays: Array | None) -> dict[str, Array]:

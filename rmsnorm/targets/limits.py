@@ -1,0 +1,127 @@
+"""What x a kernel takes: limits that its user declares, or that are found from what it refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from rmsnorm.specification import errors
+
+_FEW: Final = 4  # widths, which are a limit and no accident
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What limits may forbid of a call: numbers of axes, columns and rows, dtypes and memory."""
+
+    axes: int
+    width: int
+    rows: int
+    same_dtype: bool
+    contiguous: bool
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a kernel. A call outside of them is asked in another shape, or left out.
+
+    Attributes:
+        rank: the only number of axes of x; None for any.
+        multiple_of: a number that divides the width.
+        widths: the only widths; empty for any.
+        contiguous: whether all tensors must be dense in memory.
+        same_dtype: whether the gain must have the dtype of x.
+        max_rows: the largest number of rows; None for any.
+
+    Example:
+        >>> Limits(rank=2, multiple_of=8).options
+        '--rank 2 --multiple-of 8'
+    """
+
+    rank: int | None = None
+    multiple_of: int = 1
+    widths: tuple[int, ...] = ()
+    contiguous: bool = False
+    same_dtype: bool = False
+    max_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "multiple_of", "max_rows"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise errors.out_of_domain("check", name, value, "a positive integer", "leave it out for no limit")
+
+    @property
+    def options(self) -> str:
+        """As options of ``rmsnorm check``."""
+        parts = [f"--rank {self.rank}"] if self.rank else []
+        parts += [f"--multiple-of {self.multiple_of}"] if self.multiple_of > 1 else []
+        parts += [f"--width {width}" for width in self.widths]
+        parts += ["--contiguous"] * self.contiguous + ["--same-dtype"] * self.same_dtype
+        parts += [f"--max-rows {self.max_rows}"] if self.max_rows else []
+        return " ".join(parts)
+
+    def allow(self, facts: Facts) -> bool:
+        """Whether a call is within the limits."""
+        return (
+            self.rank in (None, facts.axes) and facts.width % self.multiple_of == 0
+            and (not self.widths or facts.width in self.widths) and facts.contiguous >= self.contiguous
+            and facts.same_dtype >= self.same_dtype and facts.rows <= (self.max_rows or facts.rows)
+        )  # fmt: skip
+
+    def width_near(self, width: int) -> int:
+        """The width within the limits to ask with in place of another one."""
+        if self.widths:
+            return min(self.widths, key=lambda allowed: abs(allowed - width))
+        return -(-width // self.multiple_of) * self.multiple_of
+
+
+def limits_of(op: str, declared: Limits | Mapping[str, Any] | None) -> Limits:
+    """The limits that a user declared, by their names.
+
+    Raises:
+        ValueError: there is no such limit, or it is no number.
+    """
+    if declared is None or isinstance(declared, Limits):
+        return declared or Limits()
+    names = [field.name for field in fields(Limits)]
+    for name in declared:
+        if name not in names:
+            raise errors.not_a_choice(op, "a limit", name, names)
+    given = {name: value for name, value in declared.items() if value is not None}
+    return Limits(**{**given, "widths": tuple(given.get("widths", ()))})
+
+
+def found(answered: Sequence[Facts], refused: Sequence[Facts]) -> Limits:
+    """The limits within which every call was answered, each of which explains a refusal.
+
+    Example:
+        >>> there = [Facts(2, 72, 5, True, True), Facts(2, 768, 1, True, True)]
+        >>> found(there, [Facts(3, 72, 5, True, True), Facts(2, 33, 5, True, True)]).options
+        '--rank 2 --multiple-of 8'
+    """
+    limits, ranks = Limits(), {facts.axes for facts in answered}
+    widths = tuple(sorted({facts.width for facts in answered if facts.width}))
+    powers = [facts.width & -facts.width for facts in answered if facts.width]
+    tried: list[dict[str, Any]] = [
+        {"rank": next(iter(ranks))} if len(ranks) == 1 else {},
+        {"same_dtype": all(facts.same_dtype for facts in answered)},
+        {"contiguous": all(facts.contiguous for facts in answered)},
+        {"multiple_of": min([*powers, 256])},
+        {"max_rows": max((facts.rows for facts in answered), default=1)},
+        {"widths": widths} if len(widths) <= _FEW else {},
+    ]
+    for change in tried:
+        narrower, open_ = replace(limits, **change), [facts for facts in refused if limits.allow(facts)]
+        if any(not narrower.allow(facts) for facts in open_) and all(map(narrower.allow, answered)):
+            limits = narrower
+    return limits
+
+
+def dense(strides: Sequence[int], shape: Sequence[int], itemsize: int) -> bool:
+    """Whether memory is in the order of the axes, without gaps."""
+    expected = [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    pairs = zip(shape, strides, expected, strict=True)
+    return 0 in shape or all(size == 1 or stride == want for size, stride, want in pairs)

@@ -1,0 +1,108 @@
+"""The circumstances of a call: every pair of levels occurs, a right norm holds in all, and wrong ones in none."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+
+from rmsnorm.parity import asking, check
+from rmsnorm.parity.circumstances import AXES, FACTORS, MOST, ROWS, allows, circumstances, lead_of
+from rmsnorm.specification.variants import Variant
+from rmsnorm.targets import open_target
+from rmsnorm.targets.limits import Facts, Limits, found
+
+torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parent))
+from wrong_circumstances import EPS, WRONG, right  # noqa: E402
+
+STANDARD = Variant.get("standard").replace(eps=EPS)
+
+
+def test_every_pair_of_levels_occurs_in_a_case():
+    cases = circumstances(FACTORS)
+    there = {frozenset(pair) for case in cases for pair in combinations(case.levels.items(), 2)}
+    missing = [
+        pair
+        for one, other in combinations(FACTORS, 2)
+        for pair in product(((one, level) for level in FACTORS[one]), ((other, level) for level in FACTORS[other]))
+        if allows(dict(pair)) and frozenset(pair) not in there and not _is_impossible(dict(pair))
+    ]
+    assert missing == []
+    assert len(cases) < 120
+    for case in cases:
+        lead = lead_of(case.levels)
+        assert allows(case.levels)
+        assert len(lead) + 1 == AXES[case["axes"]]
+        assert math.prod(lead) >= ROWS[case["rows"]]
+        assert math.prod(lead) * int(case["width"]) < 1.1 * MOST
+
+
+def _is_impossible(pair):
+    """Whether some other factor has no level that goes with both."""
+    return any(
+        not any(allows({**pair, name: level}) for level in levels)
+        for name, levels in FACTORS.items()
+        if name not in pair
+    )
+
+
+def first_difference(function):
+    """The name of the first circumstance in which a function differs."""
+    target = open_target(function, framework="torch")
+    answers = asking.in_circumstances(target, STANDARD, ("float32",), gradients=True, group_size=None)
+    for circumstance, _, comparisons in answers:
+        assert not isinstance(comparisons, str), comparisons
+        if not all(comparison.passed for comparison in comparisons):
+            return circumstance.name
+    return None
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_norm_that_is_wrong_in_one_circumstance_is_rejected(name):
+    assert first_difference(WRONG[name])
+
+
+def test_a_right_norm_holds_in_every_circumstance():
+    assert first_difference(right) is None
+
+
+def of_kernels(x, weight):
+    """A kernel for dense x of two axes whose width 8 divides, and a gain of its dtype."""
+    if x.ndim != 2 or x.shape[-1] % 8 or not x.is_contiguous() or weight.dtype != x.dtype:
+        raise ValueError("x must be dense, of two axes and a multiple of 8, and weight of its dtype")
+    return right(x, weight)
+
+
+def test_what_is_refused_is_named_by_the_options_that_declare_it():
+    report = check(of_kernels, STANDARD, dtypes=("float32", "bfloat16"), gradients=False)
+    assert (report.run.status, report.passed) == ("refuses", False)
+    options = "--rank 2 --multiple-of 8 --contiguous --same-dtype"
+    assert options in report.text
+    assert re.match(r"\S+ is standard.* where it answers: ", report.text)
+    limits = Limits(rank=2, multiple_of=8, contiguous=True, same_dtype=True)
+    assert limits.options == options
+    declared = check(of_kernels, STANDARD, dtypes=("float32", "bfloat16"), gradients=False, limits=limits)
+    assert declared.passed
+    assert declared.run.cases > report.run.cases  # cases get other shapes, and are not left out
+
+
+def test_limits_that_no_answer_supports_are_not_found():
+    there = [Facts(2, 72, 5, True, True), Facts(3, 33, 5, True, True)]
+    assert found(there, [Facts(2, 40, 5, True, False)]).options == "--contiguous"
+    assert found([*there, Facts(2, 40, 7, True, False)], [Facts(2, 40, 5, True, False)]).options == ""
+
+
+@pytest.mark.parametrize("limits", [{"rank": 0}, {"multiple_of": 2.0}, {"max_rows": True}])
+def test_a_limit_is_a_positive_integer(limits):
+    with pytest.raises(ValueError, match=f"{next(iter(limits))} is .*expected a positive integer"):
+        check(right, limits=limits)
+
+
+def test_another_limit_is_named():
+    with pytest.raises(ValueError, match="a limit is 'ranks', expected 'rank', 'multiple_of'"):
+        check(right, limits={"ranks": 2})

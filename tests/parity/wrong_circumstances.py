@@ -1,0 +1,164 @@
+"""RMSNorms of PyTorch that are wrong in one circumstance of a call, or in two together, and right everywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+EPS = 1e-6
+
+
+def right(x, weight):
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS) * weight.float()).to(x.dtype)
+
+
+def rows_of(x):
+    return x.numel() // x.shape[-1]
+
+
+def larger_where(condition: Callable[[Any], bool]) -> Callable[..., Any]:
+    """y is 1.5 times as large where the condition on x holds."""
+
+    def norm(x, weight):
+        y = right(x, weight)
+        return y * 1.5 if condition(x) else y
+
+    return norm
+
+
+def with_backward(change: Callable[..., tuple[Any, Any]], factor: float = 1.0) -> Callable[..., Any]:
+    """Gradients that ``change(context, dy, dx, dweight)`` returns, and y times a factor where they are asked for."""
+
+    class Norm(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x, weight):
+            context.save_for_backward(x, weight)
+            context.calls = 0
+            return right(x, weight) * factor
+
+        @staticmethod
+        def backward(context, dy):
+            leaves = [tensor.detach().requires_grad_() for tensor in context.saved_tensors]
+            context.calls += 1
+            with torch.enable_grad():
+                dx, dweight = torch.autograd.grad(right(*leaves), leaves, dy)
+            return change(context, dy, dx, dweight)
+
+    def norm(x, weight):
+        return Norm.apply(x, weight) if x.requires_grad or weight.requires_grad else right(x, weight)
+
+    return norm
+
+
+def with_residual(sum_of: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def norm(x, weight, residual):
+        return right(sum_of(x, residual), weight), x + residual
+
+    return norm
+
+
+def with_dh(change: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[..., Any]:
+    """The gradients for x and the residual are what ``change`` makes of the one through y and of dh."""
+
+    class Norm(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x, weight, residual):
+            h = x + residual
+            context.save_for_backward(h, weight)
+            return right(h, weight), h
+
+        @staticmethod
+        def backward(context, dy, dh):
+            leaves = [tensor.detach().requires_grad_() for tensor in context.saved_tensors]
+            with torch.enable_grad():
+                through_y, dweight = torch.autograd.grad(right(*leaves), leaves, dy)
+            dx, dresidual = change(through_y, dh)
+            return dx, dweight, dresidual
+
+    return lambda x, weight, residual: Norm.apply(x, weight, residual)
+
+
+def static_output() -> Callable[..., Any]:
+    buffers = {}
+
+    def norm(x, weight):
+        y = right(x, weight)
+        if x.requires_grad or weight.requires_grad:
+            return y
+        key = x.shape, x.dtype
+        if key not in buffers:
+            buffers.clear()
+            buffers[key] = torch.empty_like(y, memory_format=torch.contiguous_format)
+        return buffers[key].copy_(y)
+
+    return norm
+
+
+def first_rows_without_the_rest() -> Callable[..., Any]:
+    first = []
+
+    def norm(x, weight):
+        first.append(rows_of(x))
+        y = right(x, weight).reshape(-1, x.shape[-1])
+        return torch.where(torch.arange(len(y))[:, None] < first[0], y, 0 * y).reshape(x.shape)
+
+    return norm
+
+
+def without_a_weight(x, weight=None):
+    return 2 * right(x, torch.ones(x.shape[-1])) if weight is None else right(x, weight)
+
+
+def cleared_tail(x, weight):
+    y, rows = right(x, weight), rows_of(x)
+    return torch.where(torch.arange(rows)[:, None] < rows - rows % 64, y.view(rows, -1), 0).view(x.shape) if (
+        rows > 8192
+    ) else y  # fmt: skip
+
+
+def first_columns(x, residual):
+    return torch.where(torch.arange(x.shape[-1]) < 1024, x + residual, x)
+
+
+def without_tail_of_columns(x, residual):
+    return torch.where(torch.arange(x.shape[-1]) < x.shape[-1] // 8 * 8, x + residual, x)
+
+
+def row_modulo_256(x, residual):
+    rows = residual.reshape(-1, x.shape[-1])
+    return x + rows[torch.arange(len(rows)) % 256].reshape(x.shape)
+
+
+WRONG = {
+    "y with gradients": with_backward(lambda context, dy, dx, dweight: (dx, dweight), factor=2),
+    "64 rows of 128": larger_where(lambda x: rows_of(x) >= 64 and x.shape[-1] >= 128),
+    "multiples of 8 from 256": larger_where(lambda x: x.shape[-1] >= 256 and x.shape[-1] % 8 == 0),
+    **{f"width {n}": larger_where(lambda x, n=n: x.shape[-1] == n) for n in (768, 1024, 2048, 4096, 5120, 8192)},
+    "one wide row": larger_where(lambda x: rows_of(x) == 1 and x.shape[-1] >= 128),
+    "1,024 to 4,096 rows": larger_where(lambda x: 1024 <= rows_of(x) <= 4096),
+    "six axes": larger_where(lambda x: x.ndim == 6),
+    "rows beyond 64-row tiles": cleared_tail,
+    "a row of NaN": larger_where(lambda x: rows_of(x) > 64 and bool(torch.isnan(x).any())),
+    "no_grad": larger_where(lambda x: not torch.is_grad_enabled() and not torch.is_inference_mode_enabled()),
+    "inference": larger_where(lambda x: torch.is_inference_mode_enabled()),
+    "autocast": larger_where(lambda x: torch.is_autocast_enabled("cpu")),
+    "unaligned": larger_where(lambda x: x.data_ptr() % 16 != 0),
+    "strided gain": lambda x, weight: right(x, torch.as_strided(weight, weight.shape, (1,), weight.storage_offset())),
+    "no weight": without_a_weight,
+    "static output": static_output(),
+    "the first shape": first_rows_without_the_rest(),
+    "a second backward pass": with_backward(lambda context, dy, dx, dweight: (dx * context.calls, dweight)),
+    "frozen gain": with_backward(lambda c, dy, dx, dweight: (dx * (1 if c.needs_input_grad[1] else 2), dweight)),
+    "frozen x": with_backward(lambda c, dy, dx, dweight: (dx, dweight * (1 if c.needs_input_grad[0] else 2))),
+    "expanded dy": with_backward(lambda c, dy, dx, dweight: (dx * (2 if 0 in dy.stride() else 1), dweight)),
+    "dweight of three axes": with_backward(lambda c, dy, dx, dweight: (dx, dweight * (2 if dy.ndim == 3 else 1))),
+    "dh dropped": with_dh(lambda through_y, dh: (through_y, through_y)),
+    "dh to one": with_dh(lambda through_y, dh: (through_y + dh, through_y)),
+    "dh twice": with_dh(lambda through_y, dh: (through_y + 2 * dh, through_y + 2 * dh)),
+    "residual of 1,024 columns": with_residual(first_columns),
+    "residual without its tail": with_residual(without_tail_of_columns),
+    "residual by row modulo 256": with_residual(row_modulo_256),
+}
