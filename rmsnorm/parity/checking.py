@@ -74,9 +74,9 @@ def check(
     The cases are those of ``rmsnorm selftest --list`` that it can be called with, along the last axis, with the gain
     and the bias that it takes. Of a mask, a residual and a gate it is called with each that it takes, by the name of
     the argument, alone and together with the others, in every dtype; where no case has one of these, the check fails.
-    If it must have a gate, every case has one, and the variant says what is done with it. x has one to five axes. Each
-    case runs twice, in NumPy and PyTorch also with x, dy, mask, residual and gate transposed, sliced and channels last
-    in memory, and with a layer in training and in evaluation; the worst of these counts.
+    If it must have a gate, every case has one, and the variant says what is done with it. Calls in which every pair of
+    circumstances occurs (rows, widths, axes, dtypes, memory, values, options, gradients, modes, what was called before)
+    follow. If it raises in some calls and answers others, the report names the limits that explain it.
 
     Args:
         function: of x, or of (x, weight), (x, weight, bias) and the like; a layer of PyTorch, Keras, Flax or Equinox;
