@@ -135,7 +135,7 @@ def check(
     types = choices("dtype", dtype, dtypes.FLOATS, _COMMAND) if dtype else None
     check_folders(_COMMAND, json, junit)
     known = None if xfails is None else str(xfails)
-    said = {"quantities": _listed(quantity), "accept": accept or None, "xfails": known}
+    said: dict[str, Any] = {"quantities": _listed(quantity), "accept": accept or None, "xfails": known}
     try:
         declared(_COMMAND, **said)
         if quantisation is not None:

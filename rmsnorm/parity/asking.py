@@ -116,7 +116,7 @@ def ask(target: Target, question: Question, group_size: int | None) -> list[Comp
     return comparisons
 
 
-def _called(target: Target, arrays: Mapping[str, Array], leaves: list[str], data: Data, history: str) -> Called:
+def _called(target: Target, arrays: Mapping[str, Array], leaves: Sequence[str], data: Data, history: str) -> Called:
     """The call that is judged, after what else happens in the history, or before it."""
     if history == "called again":
         before = target.called(arrays, leaves)

@@ -219,10 +219,9 @@ def check(
             answers.append((beyond.LARGE.name, types[0], more.elements(types[0])))
         for name, dtype, comparisons in answers:
             run.records += labelled(comparisons, chosen.name, dtype, name)
-        refused = {(call.case, call.dtype) for call in refusals.calls}
-        pairs = asked(target, chosen, types, extremes=extremes)
-        wanted = [pair for pair in pairs if pair not in refused or pair[0] in together(target.arguments)]
-        for name, dtype, quantity, sentence in missing(target, run, wanted):
+        taken, pairs = together(target.arguments), asked(target, chosen, types, extremes=extremes)
+        answers_to = [pair for pair in pairs if pair not in refusals.cases or pair[0] in taken]
+        for name, dtype, quantity, sentence in missing(target, run, answers_to):
             run.records += labelled([failed(quantity, sentence)], chosen.name, dtype, name) if elements else []
     if target.is_new and elements and all(comparison.passed for comparison in run.records):
         run.records += labelled(_of_new(target, chosen), chosen.name, ASKED, "first parameters")

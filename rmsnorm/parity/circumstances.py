@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -245,7 +245,7 @@ class Question:
     def data(self) -> Data:
         """The whole call, each tensor in the memory that the circumstance says."""
         level, rows = self.circumstance, self.rows
-        arrays = {name: self.spread(array) for name in ("x", "dy", "dh", *_OPTIONS)
+        arrays: dict[str, Any] = {name: self.spread(array) for name in ("x", "dy", "dh", *_OPTIONS)
                   if (array := getattr(rows, name)) is not None}  # fmt: skip
         for name, array in arrays.items():
             if name == "x" or (not level["layout"].startswith("x alone") and name != "dh"):

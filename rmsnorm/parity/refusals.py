@@ -34,6 +34,11 @@ class Refusals:
     ) -> None:  # fmt: skip
         self.calls.append(_Call(case, dtype, facts, levels, comparisons))
 
+    @property
+    def cases(self) -> set[tuple[str, str]]:
+        """The name and the dtype of each case that was refused."""
+        return {(call.case, call.dtype) for call in self.calls}
+
     def answered(self, facts: Facts, levels: Levels) -> None:
         self.others.append((facts, levels))
 

@@ -116,10 +116,8 @@ class Report:
         if run.status != "differs":
             if not run.records:
                 return f"{self.target} was not compared: {run.message}"
-            count = (
-                f"{len(run.records) - len(run.failures)} of {len(run.records)} comparisons of {run.cases} cases held"
-            )
-            ended = f"{self.target} was not compared to the end: {run.message}; before, {count}"
+            held = f"{len(run.records) - len(run.failures)} of {len(run.records)} comparisons of {run.cases} cases held"
+            ended = f"{self.target} was not compared to the end: {run.message}; before, {held}"
             return "\n".join([ended, *(_shortened(record, self.target) for record in run.failures[:_SHOWN])])
         alike: dict[str, list[Comparison]] = {}
         for record in sorted(run.failures, key=lambda record: record.quantity != "y"):
@@ -217,8 +215,10 @@ def _shortened(record: Comparison, target: str) -> str:
 def _wrapped(line: str, width: int) -> str:
     """The line, in several ones where it is longer: a reason is there to its end."""
     indent = " " * (len(line) - len(line.lstrip()))
-    more = {"initial_indent": indent, "subsequent_indent": f"{indent}    "}
-    return "\n".join(textwrap.wrap(line.strip(), width, break_on_hyphens=False, **more)) if len(line) > width else line
+    wrapper = textwrap.TextWrapper(
+        width, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False
+    )  # fmt: skip
+    return "\n".join(wrapper.wrap(line.strip())) if len(line) > width else line
 
 
 def _not_compared(run: Run, *, width: int = _WIDTH) -> list[str]:

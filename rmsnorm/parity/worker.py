@@ -58,7 +58,7 @@ def check_job(job: dict[str, Any], write: Callable[..., None]) -> dict[str, Any]
     write(patience=patience, doing="opening it")
     look_in_current_folder(job["target"])
     if "quantisation" in options:
-        quantised = check(job["target"], **options)
+        quantised: Any = check(job["target"], **options)
         more = {"quantisation": options["quantisation"], "counts": quantised.counts, "instead": quantised.instead}
         return _json(quantised) | {"quantised": more}
     how = {name: options.pop(name, None) for name in ("framework", "init", "call")}

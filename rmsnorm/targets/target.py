@@ -343,8 +343,9 @@ class Called:
             TargetError: the differentiation raised.
         """
         target = self.target
-        if target.derivatives is not None and dy is not None:
-            return target._guarded(lambda: target.derivatives(self.arrays, dy), self.arrays)  # type: ignore[misc,no-any-return]
+        if (derivatives := target.derivatives) is not None and dy is not None:
+            own: Mapping[str, Array | None] = target._guarded(lambda: derivatives(self.arrays, dy), self.arrays)
+            return own
 
         def run() -> Mapping[str, Array | None]:
             cotangents = {name: array for name, array in (("dy", dy), ("dh", dh)) if array is not None}

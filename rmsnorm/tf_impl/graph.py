@@ -58,7 +58,8 @@ def forward(
     reduced = [1 if axis in call.axes else size for axis, size in enumerate(call.shape)]
 
     def gradient(upstream: Sequence[Any], tensors: Sequence[Any], results: Sequence[Any]) -> list[tf.Tensor | None]:
-        return backward(call, tf.convert_to_tensor(upstream[0]), *tensors, results[1])
+        h, scale, bias, mask = tensors
+        return backward(call, tf.convert_to_tensor(upstream[0]), h, scale, bias, mask, results[1])
 
     functions = (_forward, _portable_forward)
     y, _, inverse_rms = _with_gradient(
@@ -79,7 +80,7 @@ def backward(
     if private.is_saved():
         return _backward(call, *tensors[:-1])
     if not may_hold_functions(tensors[:-2]):
-        return _backward(call, *tensors, recall=True)
+        return _backward(call, dy, h, scale, bias, mask, inverse_rms, recall=True)
 
     def gradient(upstream: Sequence[Any], tensors: Sequence[Any], _: Any) -> list[tf.Tensor | None]:
         results, variables = without_none(_backward(call, *tensors[:-1])), without_none(tensors[:-2])

@@ -58,7 +58,8 @@ class SampledModel(Model):
         return sum(array.size for array in jax.tree.leaves(nnx.state(self.model, nnx.Param)))
 
     def study(self, norms: Mapping[str, Norm]) -> Study:
-        return _Study(self._wide(), *self._widened((self.inputs, self.options)), norms)
+        inputs, options = self._widened((self.inputs, self.options))
+        return _Study(self._wide(), inputs, options, norms)
 
     def changed(
         self, centre: Mapping[str, Sequence[Axes]], norms: Mapping[str, Norm], *, wide: bool
@@ -211,7 +212,7 @@ def _apply(model: nnx.Module, centre: Mapping[str, Sequence[Axes]], norms: Mappi
     for path, module in list(iter_modules(model)):
         norm, layer = norms.get(_name(path)), module
         if norm is not None and isinstance(layer, nnx.LayerNorm):
-            layer.variant = norm.known  # type: ignore[attr-defined]
+            layer.variant = norm.known
             layer.__class__ = RMSNorm
         elif norm is not None:
             BACKEND.become(layer, norm)

@@ -105,7 +105,7 @@ class _Study(Study):
     def run(self, tensors: Mapping[str, Any]) -> list[Any]:
         mapping = [(self.variables[name], tensor) for name, tensor in tensors.items()]
         with _floats(self.dtype), keras.StatelessScope(state_mapping=mapping):
-            return keras.tree.flatten(self.model(*self.inputs, **self.options))  # type: ignore[no-any-return]
+            return keras.tree.flatten(self.model(*self.inputs, **self.options))
 
     def total(self, outputs: Sequence[Any], weights: Sequence[Array | None]) -> Any:
         pairs = [(y, w) for y, w in zip(outputs, weights, strict=True) if w is not None]
@@ -114,7 +114,7 @@ class _Study(Study):
 
     def _norm(self, name: str, layer: Any, norm: Norm, own: Any, *inputs: Any, **named: Any) -> Any:
         named = {key: value for key, value in named.items() if key not in ("training", "mask") and value is not None}
-        x = inputs[0] if inputs else named.get(norm.x)
+        x: Any = inputs[0] if inputs else named.get(norm.x)
         if len(inputs) + len(named) != 1 or not _is_float(x):
             self.seen.more.add(name)
             return own(*inputs, **named)

@@ -131,7 +131,7 @@ class _Study(Study):
         return torch.stack([each.real for each in sums]).sum() if sums else torch.zeros(())
 
     def _norm(self, name: str, module: Any, norm: Norm, own: Any, *inputs: Any, **named: Any) -> Any:
-        x = inputs[0] if inputs else named.get(norm.x)
+        x: Any = inputs[0] if inputs else named.get(norm.x)
         if len(inputs) + len(named) != 1 or not is_float(x):
             self.seen.more.add(name)
             return own(*inputs, **named)
@@ -169,7 +169,8 @@ class _Wide(TorchFunctionMode):
 
 def _apply(model: nn.Module, centre: Mapping[str, Sequence[Axes]], norms: Mapping[str, Norm]) -> list[str]:
     """Centres parameters and turns norms into RMSNorm, in place. Returns notes."""
-    modules, slots, notes, coarse = dict(model.named_modules()), _slots(model), [], defaultdict(list)
+    modules, slots, notes = dict(model.named_modules()), _slots(model), []
+    coarse: dict[Any, list[str]] = defaultdict(list)
     edits: dict[tuple[int, tuple[Axes, ...]], list[str]] = defaultdict(list)
     for slot, axes in centre.items():
         edits[id(_get(modules, slot)), tuple(axes)].append(slot)

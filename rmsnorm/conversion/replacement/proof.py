@@ -262,10 +262,10 @@ def limits_of(norm: Norm, x: Array, dy: Array, arrays: dict[str, Array], result:
     layout = norm.layout(x.shape)
     count, narrow = x.size // layout.n, max(x.dtype.name, result, "float32", key=dtypes.unit_roundoff)
     rows, slopes = (layout.to_rows(each, count) for each in (x, dy))
-    vectors = {name: layout.spread(arrays[name], count) for name in ("scale", "bias") if name in arrays}
-    gate = {"gate": layout.to_rows(arrays["gate"], count)} if norm.gate else {}
+    scale, bias = (layout.spread(arrays[name], count) if name in arrays else None for name in ("scale", "bias"))
+    gate = layout.to_rows(arrays["gate"], count) if norm.gate else None
     known: dict[str, Any] = {"variant": norm.known, "feature_axis": (0, 1), "tangents": (rows, None, None)}
-    sizes = term_sizes(rows, **vectors, **gate, dy=slopes, **known)
+    sizes = term_sizes(rows, scale, bias, dy=slopes, gate=gate, **known)
     inverse = np.broadcast_to(np.nan_to_num(sizes["inverse_rms"], posinf=1.0), rows.shape)
     limits = {}
     for name, argument in {"y": "x", "dx": "x", "dscale": "scale", "dbias": "bias", "dgate": "gate"}.items():
@@ -292,7 +292,7 @@ def limits_of(norm: Norm, x: Array, dy: Array, arrays: dict[str, Array], result:
 def _call(norm: Norm, shape: tuple[int, int], arrays: dict[str, Array], dtype: str) -> Call:
     """The call on this number of rows, in float32 in place of float64."""
     named = {name: "float32" if array.dtype == np.float64 else array.dtype.name for name, array in arrays.items()}
-    specs = {name: Spec(shape if name == "gate" else shape[1:], named[name]) for name in named}
+    specs: dict[str, Any] = {name: Spec(shape if name == "gate" else shape[1:], named[name]) for name in named}
     return resolve("replace", Spec(shape, "float32" if dtype == "float64" else dtype), variant=norm.known, **specs)
 
 

@@ -77,10 +77,13 @@ def settings_of(module: Any, base: type, call: str, common: Mapping[str, Any], t
     Raises:
         Unproven: an attribute may change unseen, as an array that is no parameter does.
     """
-    words, texts = _words(type(module), base, call)
+    kind: Any = type(module)
+    words, texts = _words(kind, base, call)
     own = vars(module).keys() - common.keys()
     names = own if words is None else {word for word in words if not hasattr(base, word)} - common.keys()
-    values, inner, absent = [], [], []
+    values: list[Any] = []
+    inner: list[Any] = []
+    absent: list[str] = []
     for name in sorted(names.difference(tensors)):
         of_class = inspect.getattr_static(type(module), name, _MISSING)
         if isinstance(of_class, property):  # whose code is looked through

@@ -217,8 +217,8 @@ class Torch(Backend):
         settings = settings_of(module, nn.Module, "forward", vars(nn.Module()), self.tensors(module))
         proof = decide(target, module.forward, replacement, (own, own))
         with random_state_kept():
-            kept = {"keeps_order": _keeps_order(probe, proof.norm), "copied": tuple(_copied(probe, proof.norm))}
-        norm = replace(proof.norm, settings=settings, **kept)
+            keeps_order, (of_x, of_gate) = _keeps_order(probe, proof.norm), _copied(probe, proof.norm)
+        norm = replace(proof.norm, settings=settings, keeps_order=keeps_order, copied=(of_x, of_gate))
         touched = changed(_everything(before), _everything(target.probe))
         if touched:
             raise Unproven(f"a call changes its {', '.join(touched)}")
