@@ -16,7 +16,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 import numpy.typing as npt
 
-from rmsnorm.accuracy.bounds import bound
+from rmsnorm.accuracy.bounds import bound, error_of
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.numpy_impl import rms_norm, rms_norm_vjp
@@ -127,8 +127,10 @@ class Problem:
             largest = float(np.max(ratio, initial=0.0))
             if not largest <= limit.ratio:
                 wrong.append(f"{name} has parity ratio {largest:.3g}, expected at most {limit.ratio:.3g}")
-            elif np.sum(distances != 0) > 3 + (1 - limit.identical) * want.size:
-                wrong.append(f"{name} is right in {bits[name]:.2%} of the bits, expected {limit.identical:.2%}")
+            # In 16 bits an error carries a value across the border of two roundings as often as it is wide.
+            carried = error_of(name, call) / dtypes.unit_roundoff(dtype) / 2
+            if name == "y" and dtype in dtypes.HALF and np.sum(distances != 0) > 3 + carried * want.size:
+                wrong.append(f"{name} is right in {bits[name]:.2%} of the bits, expected {1 - carried:.2%}")
         return Accuracy(bits, worst, "; ".join(wrong))
 
 
