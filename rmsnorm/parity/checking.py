@@ -196,8 +196,8 @@ def check(
     else:
         differentiated = gradients and target.differentiable
         for circumstance, question, answer in asking.in_circumstances(
-            target, chosen, types, gradients=differentiated, group_size=group_size, quick=quick,
-            strength=3 if all_cases else 2,
+            target, chosen, types, gradients=differentiated, group_size=group_size,
+            quick=target.bridge.compiles, strength=3 if all_cases and not target.bridge.compiles else 2,
         ):  # fmt: skip
             dtype, name = circumstance["x"], circumstance.name
             if isinstance(answer, str):

@@ -260,12 +260,14 @@ class Target:
                 f", expected {wanted.__module__}.{wanted.__qualname__}; return y"
             ) from error
 
-    def _guarded(self, run: Callable[[], Any], arrays: Mapping[str, Array]) -> Any:
+    def _guarded(self, run: Callable[[], Any], arrays: Mapping[str, Array], *, is_call: bool = True) -> Any:
+        """The result of ``run`` in the contexts of a call; ``is_call``: whether the target itself is called."""
         wide = any(array.dtype == np.float64 for array in arrays.values())
+        around = self.around if is_call else contextlib.nullcontext
+        mode = self.bridge.modes.get(self.mode, contextlib.nullcontext)
         try:
             with (
-                self.around(), self.bridge.scope(wide), self.bridge.modes.get(self.mode, contextlib.nullcontext)(),
-                np.errstate(all="ignore"), warnings.catch_warnings(),
+                around(), self.bridge.scope(wide), mode(), np.errstate(all="ignore"), warnings.catch_warnings(),
             ):  # fmt: skip
                 warnings.simplefilter("ignore")  # a warning of the target is not a finding
                 return run()
@@ -312,7 +314,7 @@ class Called:
         """
         target, x = self.target, self.arrays["x"]
         self.parts  # noqa: B018  (notices what is unknown)
-        y: Array = target._guarded(lambda: target._fetched(self.result, self.arrays), self.arrays)
+        y: Array = target._guarded(lambda: target._fetched(self.result, self.arrays), self.arrays, is_call=False)
         is_float = y.dtype.name in dtypes.FLOATS
         if not is_float or y.shape != x.shape:
             came, given = (errors.describe(a.shape, a.dtype.name) for a in (y, x))
@@ -333,7 +335,8 @@ class Called:
     def _fetched(self, tensor: Any) -> Array | None:
         if tensor is None:
             return None
-        fetched: Array = self.target._guarded(lambda: self.target.bridge.fetch(tensor), self.arrays)
+        fetch = self.target.bridge.fetch
+        fetched: Array = self.target._guarded(lambda: fetch(tensor), self.arrays, is_call=False)
         return fetched
 
     def gradients(self, dy: Array | None, dh: Array | None = None) -> Mapping[str, Array | None]:

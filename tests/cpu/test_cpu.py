@@ -179,7 +179,7 @@ def test_the_table_leaves_out_what_is_not_in_rows() -> None:
     left = set()
     for case, variant, dtype in select():
         data = make(case, variant, dtype)
-        if not cpu.supports(data.call):
+        if not (case.fields or cpu.supports(data.call)):
             left.add(case.name)
     assert left == {"no rows", "no batch", "no columns", "middle axis"}
 

@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 from commands import rmsnorm
 
-from rmsnorm import PRESETS, numpy_impl
+from rmsnorm import PRESETS
 from rmsnorm.accuracy.bounds import bound
 from rmsnorm.identify import Identity
-from rmsnorm.parity import check, fitting, report, worker
+from rmsnorm.parity import check, report, worker
 from rmsnorm.parity.cases import CASES, make
 from rmsnorm.parity.worker import check_apart
-from rmsnorm.specification.errors import InputError
 from rmsnorm.targets import open_target
 
 BY_NAME = {case.name: case for case in CASES}
@@ -76,7 +75,8 @@ def test_a_name_that_is_the_variants_comes_with_the_cases_that_differ() -> None:
         return written(x, weight) * (2 if x.shape[-1] > 5000 else 1)
 
     line = check(only_wide, **OPTIONS).text.splitlines()[0]
-    assert line.endswith(" is not standard: it agrees on the rows that identify tries, and not in 'wide', 'very wide'")
+    said = " is not standard: it agrees on the rows that identify tries, and not in 'wide', 'very wide', '"
+    assert said in line  # and in circumstances
 
 
 def test_what_was_not_compared_is_listed_with_the_reason(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_what_was_not_compared_is_listed_with_the_reason(tmp_path: Path) -> None
     assert suite.get("skipped") == str(len(suite.findall("testcase/skipped"))) == str(len(result.run.skipped))
     assert int(suite.get("tests") or 0) == len(suite.findall("testcase"))
     options = {**OPTIONS, "dtypes": ["float16", "float32"]}
-    assert "not compared: 'huge', 'tiny' in f32: only with" in check(numpy_impl.rms_norm, **options).text
+    assert "not compared: 'huge', 'tiny' in f32: only with" in check(written, **options, init={"bias": 0.0}).text
 
 
 def test_lines_are_short_and_verbose_prints_the_rest(tmp_path: Path) -> None:
@@ -120,7 +120,8 @@ def test_jax_has_a_quick_set_of_cases() -> None:
     result = check(norm, framework="jax", dtypes=["float32", "bfloat16"])
     assert result.passed, result.text
     assert {record.dtype for record in result.run.records if record.case == "odd"} == {"bfloat16"}
-    assert {record.case for record in result.run.records if record.quantity == "dx"} == {"rows", "one sign"}
+    of_dx = {record.case for record in result.run.records if record.quantity == "dx"}
+    assert {name for name in of_dx if " of " not in name} == {"rows", "one sign"}  # beside circumstances
     assert {record.dtype for record in result.run.records if record.case == "one sign"} >= {"bfloat16"}
     assert "not compared: gradients of most cases, " in result.text
     assert ": only with all_cases=True, or --all" in result.text
@@ -128,13 +129,10 @@ def test_jax_has_a_quick_set_of_cases() -> None:
     assert {"vector", "width 1"} <= {record.case for record in every.run.records if record.quantity == "dx"}
 
 
-def test_a_check_of_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_of_nothing_is_refused() -> None:
     target = open_target(written, framework="numpy", init={"bias": 0.0})
     with pytest.raises(ValueError, match=r"written was compared in no case, .*\(.*; it takes x in float64 alone; .*\)"):
         check(replace(target, dtypes={"x": "float64"}), dtypes="float32")
-    monkeypatch.setattr(fitting, "select", lambda variants, types: [(BY_NAME["no rows"], "standard", "float32")])
-    with pytest.raises(InputError, match=r"written was compared in no case, expected at least one \("):
-        check(target)
 
 
 def test_automatic_differentiation_may_round_what_the_formulas_do_not() -> None:
@@ -350,4 +348,5 @@ def test_the_time_limit_is_that_of_a_call_and_not_of_the_golden() -> None:
     target.all_gradients(ones, x=ones)
     golden = {"patience": 900, "doing": "the comparison with the golden"}
     calls = [{"calls": count, "patience": 60, "doing": "one of its calls"} for count in (1, 2)]
-    assert written == [calls[0], golden, calls[1], golden]
+    backward = {**calls[1], "calls": 3}
+    assert written == [calls[0], golden, calls[1], golden, backward, golden]
