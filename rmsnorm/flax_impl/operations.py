@@ -166,8 +166,8 @@ def _along_x(
     call: Call, wide: str, across: Across | None, h: Any, scale: Any, mask: Any, inverse_rms: Any, dh: Any
 ) -> tuple[jax.Array, jax.Array]:
     counted, k, empty = counted_elements(call, h, mask, across)
-    normalised = _over_rho(zero_outside(mask, h), inverse_rms, wide)
     varying = _varying(mask, empty)
+    normalised = _over_rho(zero_outside(varying, h), inverse_rms, wide)
     dh = _over_rho(zero_outside(varying, convert(dh, wide)), inverse_rms, wide)
     along = normalised  # what the statistic squares, over rho
     if may_leave_range(call) or call.variant.statistic == "variance":  # XLA may contract h / rho with its mean
@@ -191,9 +191,10 @@ def _along_parameters(
 ) -> jax.Array:
     # spread over the rows in float64, so that the transpose sums in float64
     dy = convert(zeros_of(h, "float64") + _features(call, dbias if dscale is None else dscale), wide)
+    varying = _varying(mask, counted_elements(call, h, mask, across)[2])
     if dscale is not None:
-        dy = zero_outside(mask, _over_rho(zero_outside(mask, h), inverse_rms, wide)) * dy
-    return zero_outside(_varying(mask, counted_elements(call, h, mask, across)[2]), dy)
+        dy = zero_outside(varying, _over_rho(zero_outside(varying, h), inverse_rms, wide)) * dy
+    return zero_outside(varying, dy)
 
 
 def elementwise(call: Call) -> str:
