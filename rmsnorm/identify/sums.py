@@ -20,6 +20,8 @@ _WORDS: Final = {"scale": "the gain", "bias": "the bias"}
 
 def solve_sums(probe: Probe) -> None:
     """Compare each sum with that of the same numbers in float32, which the target computes, too."""
+    if any(defect.startswith("eps is ") for defect in probe.findings.defects):
+        return  # with another eps in another dtype, the sums are not of the same numbers
     names = [name for name in _WORDS if probe.takes(name) and not probe.is_short_of_time]
     halves = [name for name in ("bfloat16", "float16") if name in probe.accepts]
     if not (names and halves and "float32" in probe.accepts and probe.layout.unlimited and probe.target.differentiable):

@@ -58,7 +58,7 @@ def read_options(path: Path) -> dict[str, Any]:
     with reading(OP, path, _WANTED):
         model = json.loads(tensors.member(OP, path, "config.json", _WANTED))
         kind = model.get("registered_name") or model.get("class_name")
-        if kind not in _CLASSES:
+        if kind is not None and kind not in _CLASSES:
             fix = "name the model.keras that rmsnorm port wrote"
             raise errors.another_kind(OP, path, f"a file of Keras with the model {kind!r:.80}", _WANTED, fix)
         return write(Config(**model["config"]["config"]))
