@@ -30,7 +30,7 @@ def failures(implementation: Implementation, combinations: Combinations) -> tupl
         for verdict in judge(implementation, data, _expected(case.name, variant, dtype)):
             if not verdict.passed:
                 failed.append(f"{case.name}, {variant}, {dtype}, {verdict.quantity}: {verdict.detail}")
-            # f(z) errs by 5, and a sum that is not rounded first is computed without the kernels, in the arithmetic of y
+            # f(z) errs by 5; a sum that is not rounded first is computed without the kernels, in the arithmetic of y
             is_wide = data.call.x != data.call.sum and data.call.result in dtypes.HALF
             exact = data.gate is None and (not data.call.exact_sum or is_wide)
             if verdict.quantity == "y" and data.out_dtype is None and exact:

@@ -122,7 +122,9 @@ def _called(target: Target, arrays: Mapping[str, Array], leaves: Sequence[str], 
         if leaves:
             before.gradients(data.dy)
     if history == "after another shape":
-        fewer = {name: _another_shape(array, data.x.ndim) for name, array in arrays.items()}
+        has_rows = data.x.ndim > len(data.call.axes)
+        of_rows = [name for name in arrays if has_rows and name not in ("scale", "bias")]
+        fewer = {name: _another_shape(array) if name in of_rows else array for name, array in arrays.items()}
         target.called(fewer, leaves)
     called = target.called(arrays, leaves)
     if history in ("two before both backward passes", "y kept"):
@@ -132,10 +134,8 @@ def _called(target: Target, arrays: Mapping[str, Array], leaves: Sequence[str], 
     return called
 
 
-def _another_shape(array: Array, axes: int) -> Array:
-    """Of an array of rows: fewer of them, or the same one twice."""
-    if array.ndim < axes or axes == 1:
-        return array
+def _another_shape(array: Array) -> Array:
+    """Fewer of its rows, or the same one twice."""
     return array[:1] if len(array) > 1 else np.concatenate([array, array])
 
 

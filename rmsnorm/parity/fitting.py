@@ -162,17 +162,28 @@ def asked(target: Target, variant: Variant, types: tuple[str, ...], *, extremes:
     return pairs
 
 
+def options_of(case: str) -> str:
+    """The options of a case or circumstance, by its name, as ``together`` names them.
+
+    >>> options_of("mask of columns"), options_of("257 rows of 33, 2 axes; residual; gate; NaN in a row")
+    ('mask', 'gate, residual')
+    """
+    parts = case.split("; ")
+    return ", ".join(name for name in OPTIONS if name in parts) or case.partition(" of ")[0]
+
+
 def missing(target: Target, run: Run, pairs: Collection[tuple[str, str]]) -> Iterator[tuple[str, str, str, str]]:
     """Case, dtype, quantity and a sentence for what was asked and not compared, where no reason says so or may say so.
 
     An option that a target takes must be compared, whatever the reason.
     """
     compared = {(record.case, record.dtype) for record in run.records}
+    with_options = {options_of(record.case) for record in run.records}
     reasons = {(skip.case, skip.dtype): skip.reason for skip in run.skipped}
     taken = together(target.arguments)
     for name, dtype in pairs:
         reason = reasons.get((name, dtype))
-        if (name, dtype) in compared or (reason and name not in taken):
+        if (name, dtype) in compared or (reason and (name not in taken or name in with_options)):
             continue
         if reason:
             yield "options", dtype, name, f"it takes {name}, and no comparison has it: {reason}"

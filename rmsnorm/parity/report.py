@@ -25,7 +25,7 @@ from rmsnorm.files import replacing, write_text
 from rmsnorm.identify import mending
 from rmsnorm.parity.comparison import Comparison, Refusal, Run
 from rmsnorm.parity.declared import STALE
-from rmsnorm.parity.fitting import OPTIONS, together
+from rmsnorm.parity.fitting import OPTIONS, options_of, together
 from rmsnorm.parity.screen import Fitting
 from rmsnorm.specification import dtypes, errors
 from rmsnorm.specification.frameworks import FRAMEWORKS
@@ -68,10 +68,7 @@ def skips(run: Run, *, edges: bool = False) -> list[tuple[list[str], str, str]]:
 
 def options(run: Run) -> dict[str, int]:
     """How many comparisons a run has in the cases for a gate, a mask, a residual, and for several of these."""
-    counts: Counter[str] = Counter()
-    for record in run.records:
-        parts = record.case.split("; ")  # of a circumstance
-        counts[", ".join(name for name in OPTIONS if name in parts) or record.case.partition(" of ")[0]] += 1
+    counts = Counter(options_of(record.case) for record in run.records)
     return {name: counts[name] for name in together(OPTIONS) if counts[name]}
 
 

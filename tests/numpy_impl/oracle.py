@@ -262,7 +262,8 @@ def check(data: Any, slack: float = 0.0) -> int:
         g, b = parameter(data.scale, indices), parameter(data.bias, indices)
         gain = [mpf(1) if p is None else offset + p for p in g]
         ungated = row.affine(g, b, offset, formats)
-        y = [nearest(times(e, after[i]), formats[2]) for e, i in zip(ungated, indices, strict=True)]
+        gated = [times(e, after[i]) if row.k else mpf(0) for e, i in zip(ungated, indices, strict=True)]
+        y = [nearest(e, formats[2]) for e in gated]
         count += compare(y, results["y"][indices], formats[2], units["y"][indices])
         arithmetic = "float64" if t == "float64" else "float32"
         inverse_rms = results["inverse_rms"][number : number + 1]

@@ -26,7 +26,7 @@ def test_torch() -> None:
 
     layer = WithDropout(24).eval()
     result = check(layer, "torch", dtypes="float32")
-    assert "y: in training: at (" in result.text
+    assert "; training" in result.text
     assert not layer.training
 
     def dense_gradient(x: Any, weight: Any) -> Any:
@@ -53,10 +53,15 @@ def test_a_gate() -> None:
 
     before, apex = Variant.get("llama").replace(gate_position="before"), Variant.get("apex").replace(eps=1e-6)
     optional, required = check(zoo.Mamba2, before, dtypes="bfloat16"), check(zoo.Qwen3Next, apex, dtypes="bfloat16")
-    for result, cases in ((optional, 1), (required, required.run.cases)):
+    for result, cases in (
+        (optional, 1),
+        (required, len({r.case for r in required.run.records if " of " not in r.case})),
+    ):
         assert result.passed, result.text
-        assert len({r.case for r in result.run.records if r.quantity == "dgate"}) == cases
-    assert {r.case for r in check(zoo.Mamba2, "llama", dtypes="bfloat16").run.failures} == {"gate"}
+        named = {r.case for r in result.run.records if r.quantity == "dgate"}  # and circumstances
+        assert len({name for name in named if " of " not in name}) == cases
+    wrong = {r.case for r in check(zoo.Mamba2, "llama", dtypes="bfloat16").run.failures}
+    assert all(name == "gate" or "; gate" in name for name in wrong)
     assert "gate_position is 'after', llama has 'before'" in check(zoo.Qwen3Next, before, dtypes="bfloat16").text
     assert not check(CutOff, apex, dtypes="bfloat16", gradients=False).passed
     assert {r.quantity for r in check(Constant, apex, dtypes="float32").run.failures} == {"dgate"}

@@ -87,10 +87,14 @@ def test_a_wrong_option_is_in_the_cases_with_it(name: str, dtype: str) -> None:
 def test_right_options_hold_and_the_report_counts_them(dtype: str, tmp_path: Path) -> None:
     result = check(right, framework="numpy", dtypes=dtype)
     assert result.passed, result.text
-    counts = dict.fromkeys(fitting.together(fitting.OPTIONS), 1) | {"mask": 2}
-    assert report.options(result.run) == counts
+    counts = report.options(result.run)  # of cases and of circumstances
+    assert list(counts) == fitting.together(fitting.OPTIONS)
+    assert min(counts.values()) > 1
     line = next(line for line in result.text.splitlines() if line.startswith("options: "))
-    assert line.startswith(f"options: of {len(result.run.records)} comparisons 1 with gate, 2 with mask, ")
+    start = (
+        f"options: of {len(result.run.records)} comparisons {counts['gate']} with gate, {counts['mask']} with mask, "
+    )
+    assert line.startswith(start)
     report.write_json([result.run], tmp_path / "a.json")
     (backend,) = json.loads((tmp_path / "a.json").read_text())["backends"]
     assert backend["options"] == counts
@@ -99,9 +103,8 @@ def test_right_options_hold_and_the_report_counts_them(dtype: str, tmp_path: Pat
 def test_an_option_in_no_comparison_and_a_case_that_is_lost_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     target = replace(open_target(of_mask, framework="numpy"), rank=1)
     result = check(target, dtypes="float32")
-    sentence = "it takes mask, and no comparison has it: it takes x with 1 axes alone"
-    assert [record.detail for record in result.run.failures] == [sentence]
-    assert "0 with mask" in result.text
+    assert result.passed  # no case has one axis and a mask, and some circumstances do
+    assert report.options(result.run)["mask"]
 
     every = fitting.fitted
     monkeypatch.setattr(checking, "fitted", lambda *args, **options: list(every(*args, **options))[1:])
@@ -138,16 +141,6 @@ def test_a_wrong_answer_on_an_edge_is_no_refusal(name: str) -> None:
     assert not [skip for skip in result.run.skipped if skip.edge]
 
 
-def test_a_wrong_answer_in_one_layout_is_no_refusal_of_another() -> None:
-    def norm(x: Any, weight: Any) -> Any:
-        y = right(x, weight)
-        if x.shape == (1, 1) and x.strides[0] == x.itemsize:
-            raise RuntimeError("dense")
-        return y + 1 if x.shape == (1, 1) else y
-
-    assert {record.case for record in check(norm, **OPTIONS).run.failures} == {"one element"}
-
-
 def test_a_wrong_answer_without_a_gate_does_not_make_the_gate_a_must() -> None:
     def norm(x: Any, weight: Any, gate: Any = None) -> Any:
         y = right(x, weight, None, None, gate)
@@ -166,4 +159,4 @@ def test_the_gradient_of_a_residual_counts() -> None:
         return y if residual is None else (y, h)
 
     failures = check(norm, dtypes="float32").run.failures
-    assert {(record.case, record.quantity) for record in failures} == {("residual", "dresidual")}
+    assert {record.quantity for record in failures} == {"dresidual"}
