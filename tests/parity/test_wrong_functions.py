@@ -122,13 +122,12 @@ def test_a_refusal_is_an_edge() -> None:
 
     report = check(no_columns, dtypes=("float32", "bfloat16"))
     assert report.passed
-    short, edge = (line for line in f"{report.text}\n{report.details}".splitlines() if line.startswith("edge: "))
-    assert len(short) <= 100
-    assert short.endswith(" ...; it fails with edges=True")
-    assert edge == (
+    edge = (
         "edge: 'no columns': x of shape (4, 0) is refused: RuntimeError: there is nothing to divide; "
         "it fails with edges=True"
     )
+    for text in (report.text, report.details):
+        assert edge in " ".join(text.split())
     strict = check(no_columns, dtypes="float32", edges=True)
     assert [(record.case, record.quantity) for record in strict.run.failures] == [("no columns", "y")]
     assert not check(lambda x, weight: right(x, weight) + (x.shape[0] == 1), framework="torch", dtypes="float32").passed
