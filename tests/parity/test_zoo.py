@@ -116,7 +116,8 @@ WRONG = {
         ("with a residual y is rounded once, after the gain, without one the normalised row is rounded before the ",),
     ),
     "LayerNorm": Row(
-        torch.nn.LayerNorm, "standard", f"{ALL} dbias", "is LayerNorm, not RMSNorm", {"kind": "layernorm"}
+        torch.nn.LayerNorm, "standard", f"{ALL} dbias", "is LayerNorm, not RMSNorm", {"kind": "layernorm"},
+        ("the gradient for the gain is accumulated in 16 bits", "the gradient for the bias is accumulated in 16 bits"),
     ),
 }
 NO_NORM = {  # name: the function, the quantities, the headline
