@@ -16,7 +16,7 @@ from rmsnorm.parity.cases import Array, Case, Data, call_of, make
 from rmsnorm.parity.circumstances import Circumstance, Question, case_of, circumstances, levels_for, question
 from rmsnorm.parity.comparison import Comparison
 from rmsnorm.parity.equations import Steps
-from rmsnorm.parity.fitting import in_groups, matched, requires_gate
+from rmsnorm.parity.fitting import in_groups, matched, requires_gate, without_groups
 from rmsnorm.parity.judge import Expected, Outcome, compare, expect, failed, further_error, golden
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call
@@ -160,7 +160,9 @@ def expectations(
         values = {name: cast(of_rows[name], _dtype(few, name)) for name in names if name in of_rows}
         expected = expect(few, values=golden(few, ("y",)) | values, automatic=True)
         expected = {
-            name: want.changed(lambda array: question.spread(_flat(np.broadcast_to(array, few.x.shape), group_size)))
+            name: want.changed(
+                lambda array: question.spread(without_groups(np.broadcast_to(array, few.x.shape), group_size))
+            )
             for name, want in expected.items()
         }
         weights = question.counts.reshape(-1, *[1] * (few.x.ndim - 1))
@@ -169,7 +171,7 @@ def expectations(
         for name, terms, sizes in (("dscale", steps.terms, of_scale), ("dbias", steps.v, np.abs(steps.v))):
             if name in names:
                 of_sum = _of_sum(name, few, call, weights * terms, weights * sizes)
-                expected[name] = of_sum.changed(lambda array: _flat(array, group_size))
+                expected[name] = of_sum.changed(lambda array: without_groups(array, group_size))
     return expected
 
 
@@ -185,10 +187,6 @@ def _of_sum(name: str, few: Data, call: Call, terms: Array, sizes: Array) -> Exp
 
 def _dtype(few: Data, name: str) -> str:
     return str(getattr(few, name.removeprefix("d")).dtype.name)
-
-
-def _flat(array: Array, group_size: int | None) -> Array:
-    return array if group_size is None else array.reshape(*array.shape[:-2], array.shape[-2] * array.shape[-1])
 
 
 def _sums(total: Array, question: Question) -> list[Comparison]:

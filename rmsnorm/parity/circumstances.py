@@ -156,7 +156,7 @@ def levels_for(
         levels["gradients"] = tuple(level for level in levels["gradients"] if level not in ("dy alone", "dh alone"))
     if "scale" not in takes and "bias" not in takes:
         levels["gradients"] = tuple(level for level in levels["gradients"] if level != "frozen x")
-    if not gradients:
+    if not gradients or "float64" in levels["x"]:  # whose gradients the equations in float64 are not exact enough for
         levels |= {"gradients": ("none",), "dy": ("dense dy",)}
     modes = {"plain", *bridge.modes, *(("training",) if target.training else ())}
     levels["mode"] = tuple(mode for mode in levels["mode"] if mode in modes)

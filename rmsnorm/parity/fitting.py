@@ -323,10 +323,9 @@ def expect_in_groups(data: Data, quantities: Sequence[str], group_size: int | No
     """What is expected of another program that normalises groups of this size, None for whole rows."""
     asked = data if group_size is None else in_groups(data, group_size)
     expected = expect(asked, quantities, automatic=True)
-    if group_size is None:
-        return expected
+    return {name: want.changed(lambda array: without_groups(array, group_size)) for name, want in expected.items()}
 
-    def flat(array: Array) -> Array:
-        return array.reshape(*array.shape[:-2], array.shape[-2] * array.shape[-1])
 
-    return {name: want.changed(flat) for name, want in expected.items()}
+def without_groups(array: Array, group_size: int | None) -> Array:
+    """An array with groups along an axis of their own, as the target has it; any other array as it is."""
+    return array if group_size is None else array.reshape(*array.shape[:-2], array.shape[-2] * array.shape[-1])
