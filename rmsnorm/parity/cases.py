@@ -16,6 +16,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 import numpy.typing as npt
 
+from rmsnorm.parity.values import gate_of, signed, tangent_of, values_of
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Axis, Call, Spec, resolve
 from rmsnorm.specification.variants import (
@@ -31,11 +32,6 @@ from rmsnorm.specification.variants import (
 Array = npt.NDArray[Any]
 _EVERY: Final = tuple(PRESETS)
 _LARGE: Final = 2**14  # elements
-_MAGNITUDE: Final = {  # of x, such that its square leaves the range of the dtype, or of float32
-    "huge": {"float16": 2e4, "bfloat16": 1e20, "float32": 1e20, "float64": 1e300},
-    "tiny": {"float16": 2e-3, "bfloat16": 1e-30, "float32": 1e-30, "float64": 1e-300},
-    "clamped": {"float16": 1e-4, "bfloat16": 1e-14, "float32": 1e-14, "float64": 1e-14},
-}
 
 
 @dataclass(frozen=True)
@@ -269,13 +265,13 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
     random = np.random.default_rng(zlib.crc32(f"{case.name}/{chosen.name}/{dtype}".encode()))
     axis, feature_axis = case.options.get("axis", -1), case.options.get("feature_axis")
     layout = resolve("make", Spec(case.shape, dtype), variant=chosen, axis=axis, feature_axis=feature_axis)
-    x = _values(case, dtype, random)
+    x = values_of(case, dtype, random)
     sizes = tuple(case.shape[entry] for entry in layout.feature_axes)
     width = case.parameters or dtype
     scale = random.normal(0.3, 1.0, sizes).astype(width) if case.scale else None
     has_bias = chosen.bias if case.bias is None else case.bias
     bias = random.normal(-0.2, 0.5, sizes).astype(width) if has_bias else None
-    residual = _values(case, dtype, random) if case.residual else None
+    residual = values_of(case, dtype, random) if case.residual else None
     mask = None
     if case.mask:
         mask = random.random(case.shape) < 0.6
@@ -285,7 +281,7 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
         room = np.zeros([2 * size + 1 for size in case.shape], x.dtype)
         room[1::2, 1::2] = x
         x = room[1::2, 1::2]
-    gate = _gate(case.shape, dtype, random) if case.gate else None
+    gate = gate_of(case.shape, dtype, random) if case.gate else None
     if gate is not None and mask is not None:
         gate[~(mask & (mask & _first(layout)).any(axis=layout.axes, keepdims=True))] = np.nan  # y is 0 or constant
     call = _call(case, chosen, dtype, scale, bias)
@@ -296,10 +292,10 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
         x=x,
         scale=scale,
         bias=bias,
-        dy=_signed(case, random.normal(0.1, 1.0, case.shape)).astype(call.result),
+        dy=signed(case, random.normal(0.1, 1.0, case.shape)).astype(call.result),
         dh=random.normal(0.0, 1.0, case.shape).astype(call.sum) if case.residual else None,
         tangents=(
-            _tangent(case, x, random),
+            tangent_of(case, x, random),
             None if scale is None else random.normal(size=sizes).astype(width),
             None if bias is None else random.normal(size=sizes).astype(width),
         ),
@@ -370,72 +366,3 @@ def _chosen(case: Case, variant: Variant) -> Variant:
     if case.residual_rounding is not None:
         fields["residual_rounding"] = case.residual_rounding
     return variant.replace(**fields) if fields else variant
-
-
-def _gate(shape: tuple[int, ...], dtype: str, random: np.random.Generator) -> Array:
-    """Of both signs; every row has a 0, and what somebody may cut off.
-
-    For z = 13.7 float32 can still tell f(z) from z, so that y is no tie; in float16 dy f(z) stays a normal number.
-    """
-    z = random.normal(0.5, 3.0, shape)
-    for column, value in enumerate((0.0, 13.7, -20.0), start=1):
-        z[..., column : column + 1] = value
-    return np.clip(z, -4.0 if dtype == "float16" else None, 13.7).astype(dtype)
-
-
-def _values(case: Case, dtype: str, random: np.random.Generator) -> Array:
-    x = _signed(case, random.normal(0.1, 1.0, case.shape))
-    along_last = "axis" not in case.options
-    rows = (*case.shape[:-1], 1) if along_last else (case.shape[0],) + (1,) * (len(case.shape) - 1)
-    if case.data in _MAGNITUDE:
-        spread = 10.0 ** random.uniform(-2.0, 0.0 if case.data == "clamped" else 0.4, rows)
-        limit = 6e4 if dtype == "float16" else np.inf
-        x = np.clip(x * spread * _MAGNITUDE[case.data][dtype], -limit, limit)
-    elif case.data == "constant":
-        x = np.where(_row_numbers(rows) % 2 == 1, _outliers(case.shape, 2), 1.0) * 2.0 ** random.integers(-2, 3, rows)
-    elif case.data == "at_clamp":
-        rows_of_5 = [(5, 0, 0, 0, 0), (0, -3, 4, 0, 0), (1, 2, -2, 4, 0), (2, 2, 2, 2, 3)]
-        x = np.resize(rows_of_5, case.shape) * 2.0 ** np.resize([0, 0, 0, 0, -1, 1], rows)
-    else:
-        x *= 10.0 ** random.uniform(-3.5, 1.5, rows) if len(case.shape) > 1 else 0.01
-    if case.data == "rows" and along_last and len(case.shape) > 1 and case.shape[-1] > 1:
-        x = _with_outliers(x)
-    if case.data == "zero_rows":
-        x[:, ::2] = 0.0
-    if case.data == "non_finite":
-        x[0, 3], x[1, 5], x[2, 7], x[2, 9] = np.nan, np.inf, -np.inf, np.inf
-    x = np.clip(x, -6e4, 6e4).astype(dtype) if dtype == "float16" and case.data == "rows" else x.astype(dtype)
-    if case.data == "zero_rows":  # a view that may be written to, unlike that of broadcast_to
-        x = np.lib.stride_tricks.as_strided(x[:1].copy(), x.shape, (0, *x.strides[1:]))
-    return x
-
-
-def _signed(case: Case, values: Array) -> Array:
-    return np.abs(values) if case.data == "one_sign" else values
-
-
-def _with_outliers(x: Array) -> Array:
-    """Of eight rows, two have one element 1000 times the others, one is positive and one is negative."""
-    number, outliers = _row_numbers((*x.shape[:-1], 1)), _outliers(x.shape, 4)
-    largest = np.max(np.abs(x), axis=-1, keepdims=True, initial=0.0)
-    x = np.where((number % 4 == 0) & (outliers != 0), 1000 * largest * outliers, x)
-    return np.where(number % 8 == 1, np.abs(x), np.where(number % 8 == 5, -np.abs(x), x))
-
-
-def _outliers(shape: tuple[int, ...], every: int) -> Array:
-    """1 or -1 at one place of each row, else 0. The place changes with every few rows: first, last, middle, another."""
-    n, number = shape[-1], _row_numbers((*shape[:-1], 1))
-    positions = np.choose(number // every % 4, [0, n - 1, n // 2, number * 7 % max(1, n)])
-    return np.where(np.arange(n) == positions, np.where(number % 3 == 0, 1.0, -1.0), 0.0)
-
-
-def _row_numbers(rows: tuple[int, ...]) -> Array:
-    return np.arange(math.prod(rows)).reshape(rows)
-
-
-def _tangent(case: Case, x: Array, random: np.random.Generator) -> Array:
-    """Of the size of x in every row, so that the derivative along it is of the size of y."""
-    wide = np.abs(x.astype(np.float64))
-    rows = tuple(range(1, x.ndim)) or None
-    size = np.max(wide, axis=rows, keepdims=True, initial=1e-4, where=np.isfinite(wide))
-    return (random.uniform(-0.5, 0.5, case.shape) * size).astype(x.dtype)

@@ -25,9 +25,10 @@ from rmsnorm.parity.eps import of_eps
 from rmsnorm.parity.fitting import asked, expect_in_groups, fitted, has_gradients, in_batches, missing, together
 from rmsnorm.parity.judge import Expected, Outcome, biased, compare, failed, wrong_inverse_rms
 from rmsnorm.parity.kernel import Kernel
+from rmsnorm.parity.lines import skips
 from rmsnorm.parity.quantised import check_quantised
 from rmsnorm.parity.refusals import Refusals, facts_of, levels_of
-from rmsnorm.parity.report import Report, sentences, skips
+from rmsnorm.parity.report import Report, sentences
 from rmsnorm.specification import dtypes as formats
 from rmsnorm.specification import errors
 from rmsnorm.specification.quantisation import Quantisation

@@ -23,9 +23,10 @@ from rich.text import Text
 from rmsnorm.accuracy.bounds import QUANTITIES
 from rmsnorm.files import replacing, write_text
 from rmsnorm.identify import mending
-from rmsnorm.parity.comparison import Comparison, Refusal, Run
+from rmsnorm.parity.comparison import Comparison, Run
 from rmsnorm.parity.declared import STALE
 from rmsnorm.parity.fitting import OPTIONS, options_of, together
+from rmsnorm.parity.lines import accepted, difference, not_compared, numbers, refused, shortened
 from rmsnorm.parity.screen import Fitting
 from rmsnorm.specification import dtypes, errors
 from rmsnorm.specification.frameworks import FRAMEWORKS
@@ -44,26 +45,6 @@ _ELSEWHERE: Final = (
     "next number: -v prints the largest distance for each variant."
 )
 _SHOWN: Final = 5  # lines of failures of a target, and of what is wrong
-_WIDTH: Final = 100  # columns of a line; most fit into 80
-_DIGITS: Final = {"float16": 5, "bfloat16": 4, "float32": 9, "float64": 17}  # which tell neighbours apart
-
-
-def skips(run: Run, *, edges: bool = False) -> list[tuple[list[str], str, str]]:
-    """What was not compared: cases with the same reason together, in which dtypes where it is some of them, and why.
-
-    ``edges``: those that the target refused, in place of the others.
-    """
-    types: dict[tuple[str, str], list[str]] = {}
-    for skip in run.skipped:
-        if skip.edge != edges:
-            continue
-        types.setdefault((skip.reason, skip.case), []).append(dtypes.short(skip.dtype) if skip.dtype else "")
-    compared = {record.case for record in run.records}
-    alike: dict[tuple[str, str], list[str]] = {}
-    for (reason, case), own in types.items():
-        where = f" in {' '.join(own)}" if case in compared else ""
-        alike.setdefault((reason, where), []).append(repr(case) if any(own) else case)
-    return [(names, where, reason) for (reason, where), names in alike.items()]
 
 
 def options(run: Run) -> dict[str, int]:
@@ -105,25 +86,25 @@ class Report:
             count = len(run.records) - len(run.accepted)
             some = f"{count} of {len(run.records)}" if run.accepted else f"all {count}"
             held = f"{some} comparisons of {run.cases} cases held ({where})"
-            return "\n".join([f"{self.target} is {name}: {held}", *self._counts, *_not_compared(run)])
+            return "\n".join([f"{self.target} is {name}: {held}", *self._counts, *not_compared(run)])
         if run.status == "refuses":
             agree = f"{len(run.records)} comparisons of {run.cases} cases agree ({where})"
             first = f"{self.target} is {name} where it answers: {agree}, {len(run.refusals)} calls are refused"
-            return "\n".join([first, *_refused(run), *self._counts, *_not_compared(run)])
+            return "\n".join([first, *refused(run), *self._counts, *not_compared(run)])
         if run.status != "differs":
             if not run.records:
                 return f"{self.target} was not compared: {run.message}"
             held = f"{len(run.records) - len(run.failures)} of {len(run.records)} comparisons of {run.cases} cases held"
             ended = f"{self.target} was not compared to the end: {run.message}; before, {held}"
-            return "\n".join([ended, *(_shortened(record, self.target) for record in run.failures[:_SHOWN])])
+            return "\n".join([ended, *(shortened(record, self.target) for record in run.failures[:_SHOWN])])
         alike: dict[str, list[Comparison]] = {}
         for record in sorted(run.failures, key=lambda record: record.quantity != "y"):
             alike.setdefault(_kind(record), []).append(record)
-        shown = [_shortened(records[0], self.target) for records in list(alike.values())[:_SHOWN]]
+        shown = [shortened(records[0], self.target) for records in list(alike.values())[:_SHOWN]]
         more = f"; {len(shown)} of them" if len(run.failures) > len(shown) else ""
         differ = f"{len(run.failures)} of {len(run.records)} comparisons differ ({where}){more}:"
         return "\n".join([
-            *self._verdict(name), differ, *shown, *_refused(run), *self._counts, *_not_compared(run),
+            *self._verdict(name), differ, *shown, *refused(run), *self._counts, *not_compared(run),
             "report.details, -v or --json FILE has everything",
         ])  # fmt: skip
 
@@ -150,87 +131,19 @@ class Report:
         compared = options(self.run)
         parts = [f"{compared.get(name, 0)} with {name.replace(', ', ' + ')}" for name in self.options]
         taken = [f"options: of {len(self.run.records)} comparisons {', '.join(parts)}"] if parts else []
-        return taken + _accepted(self.run)
+        return taken + accepted(self.run)
 
     @cached_property
     def details(self) -> str:
         """Every difference, the mean signed errors, all that was not compared, and the whole report of ``identify``."""
         run = self.run
         refused = [f"  {entry.case!r} {dtypes.short(entry.dtype)} refused: {entry.message}" for entry in run.refusals]
-        rest = [*run.signed, *_not_compared(run, width=sys.maxsize)]
-        lines = [*map(_difference, [*run.failures, *run.accepted]), *refused, *rest]
+        rest = [*run.signed, *not_compared(run, width=sys.maxsize)]
+        lines = [*map(difference, [*run.failures, *run.accepted]), *refused, *rest]
         return "\n".join([*lines, run.message if run.identity is None else run.identity.text])
 
     def __repr__(self) -> str:
         return self.text
-
-
-def _refused(run: Run) -> list[str]:
-    """A line for what limits explain, and how to declare them, and one for each other reason."""
-    lines: list[str] = []
-    explained = [entry for entry in run.refusals if entry.explained]
-    if explained:
-        lines.append(f"refused: {len(explained)} calls, such as {explained[0].message}")
-        lines.append(f"mend: if these are its limits, declare them: {run.limits} (or --limits auto)")
-    others: dict[str, list[Refusal]] = {}
-    for entry in run.refusals:
-        if not entry.explained:
-            others.setdefault(entry.level, []).append(entry)
-    for level, entries in list(others.items())[:_SHOWN]:
-        where = f" with {level!r}" if level else f", such as {entries[0].case!r}"
-        lines.append(f"refused: {len(entries)} calls{where}: {entries[0].message}")
-    return lines
-
-
-def _accepted(run: Run) -> list[str]:
-    """A line for each quantity that differs as its owner said, and why."""
-    alike: dict[tuple[str, str], list[Comparison]] = {}
-    for record in run.accepted:
-        alike.setdefault((record.quantity, record.accepted), []).append(record)
-    lines = []
-    for (quantity, why), records in alike.items():
-        most = max(record.max_ulp for record in records)
-        far = f", by at most {most:.0f} ulp" if math.isfinite(most) else ""
-        lines.append(f"accepted: {quantity}: {why}: {len(records)} comparison{'s' * (len(records) > 1)} differ{far}")
-    return lines + run.notes
-
-
-def _difference(record: Comparison) -> str:
-    line = f"  {record.case!r} {dtypes.short(record.dtype)} {record.quantity}: {record.detail}"
-    return f"{line}; {numbers(record)}" if record.bound else line
-
-
-def _shortened(record: Comparison, target: str) -> str:
-    """A difference in a line: numbers with the digits that tell neighbours apart, and no parity ratio."""
-    digits = _DIGITS.get(record.dtype, 9) if record.bound else 9  # without a bound, in whatever dtype
-    detail = record.detail.replace(f"{target} ", "it ")
-    detail = re.sub(r"-?\d\.\d+(?:e[-+]\d+)?", lambda number: f"{float(number[0]):.{digits}g}", detail)
-    line = f"  {record.case!r} {dtypes.short(record.dtype)} {record.quantity}: {detail}"
-    return _wrapped(re.sub(" elements differ$", " differ", line), _WIDTH)
-
-
-def _wrapped(line: str, width: int) -> str:
-    """The line, in several ones where it is longer: a reason is there to its end."""
-    indent = " " * (len(line) - len(line.lstrip()))
-    wrapper = textwrap.TextWrapper(
-        width, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False
-    )  # fmt: skip
-    return "\n".join(wrapper.wrap(line.strip())) if len(line) > width else line
-
-
-def _not_compared(run: Run, *, width: int = _WIDTH) -> list[str]:
-    """A line for each reason, with as many cases as fit."""
-    lines = []
-    for edges, start, end in (True, "edge: ", "; it fails with edges=True"), (False, "not compared: ", ""):
-        for names, where, reason in skips(run, edges=edges):
-            line = ""
-            for count in range(len(names), 0, -1):
-                more = f" and {len(names) - count} more" if count < len(names) else ""
-                line = f"{start}{', '.join(names[:count])}{more}{where}: {reason}"
-                if len(line) + len(end) <= width:
-                    break
-            lines.append(_wrapped(line + end, width))
-    return lines
 
 
 def sentences(run: Run, variant: Variant) -> list[str]:
@@ -405,11 +318,3 @@ def _line(run: Run) -> Text:
     }
     text, style = words.get(run.status, (run.status, ""))
     return Text(f"{name} {text} ({run.seconds:.0f} s)" if run.records else f"{name} {text}", style=style)
-
-
-def numbers(record: Comparison) -> str:
-    """The parity ratio of a comparison beside its bound, and the share of identical bits where that is bounded."""
-    text = f"parity ratio {record.parity_ratio:.3g}, bound {record.bound:.3g}"
-    if record.identical_bound:
-        text += f"; {100 * record.bit_identical:.2f} % identical, bound {100 * record.identical_bound:.2f} %"
-    return text

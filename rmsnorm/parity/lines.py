@@ -1,0 +1,109 @@
+"""The lines of a report on what differs, what is accepted, what was refused, and what was not compared."""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from typing import Final
+
+from rmsnorm.parity.comparison import Comparison, Refusal, Run
+from rmsnorm.specification import dtypes
+
+_WIDTH: Final = 100  # columns of a line; most fit into 80
+_DIGITS: Final = {"float16": 5, "bfloat16": 4, "float32": 9, "float64": 17}  # which tell neighbours apart
+_SHOWN: Final = 5  # refusals
+
+
+def skips(run: Run, *, edges: bool = False) -> list[tuple[list[str], str, str]]:
+    """What was not compared: cases with the same reason together, in which dtypes where it is some of them, and why.
+
+    ``edges``: those that the target refused, in place of the others.
+    """
+    types: dict[tuple[str, str], list[str]] = {}
+    for skip in run.skipped:
+        if skip.edge != edges:
+            continue
+        types.setdefault((skip.reason, skip.case), []).append(dtypes.short(skip.dtype) if skip.dtype else "")
+    compared = {record.case for record in run.records}
+    alike: dict[tuple[str, str], list[str]] = {}
+    for (reason, case), own in types.items():
+        where = f" in {' '.join(own)}" if case in compared else ""
+        alike.setdefault((reason, where), []).append(repr(case) if any(own) else case)
+    return [(names, where, reason) for (reason, where), names in alike.items()]
+
+
+def refused(run: Run) -> list[str]:
+    """A line for what limits explain, and how to declare them, and one for each other reason."""
+    lines: list[str] = []
+    explained = [entry for entry in run.refusals if entry.explained]
+    if explained:
+        lines.append(f"refused: {len(explained)} calls, such as {explained[0].message}")
+        lines.append(f"mend: if these are its limits, declare them: {run.limits} (or --limits auto)")
+    others: dict[str, list[Refusal]] = {}
+    for entry in run.refusals:
+        if not entry.explained:
+            others.setdefault(entry.level, []).append(entry)
+    for level, entries in list(others.items())[:_SHOWN]:
+        where = f" with {level!r}" if level else f", such as {entries[0].case!r}"
+        lines.append(f"refused: {len(entries)} calls{where}: {entries[0].message}")
+    return lines
+
+
+def accepted(run: Run) -> list[str]:
+    """A line for each quantity that differs as its owner said, and why."""
+    alike: dict[tuple[str, str], list[Comparison]] = {}
+    for record in run.accepted:
+        alike.setdefault((record.quantity, record.accepted), []).append(record)
+    lines = []
+    for (quantity, why), records in alike.items():
+        most = max(record.max_ulp for record in records)
+        far = f", by at most {most:.0f} ulp" if math.isfinite(most) else ""
+        lines.append(f"accepted: {quantity}: {why}: {len(records)} comparison{'s' * (len(records) > 1)} differ{far}")
+    return lines + run.notes
+
+
+def difference(record: Comparison) -> str:
+    line = f"  {record.case!r} {dtypes.short(record.dtype)} {record.quantity}: {record.detail}"
+    return f"{line}; {numbers(record)}" if record.bound else line
+
+
+def shortened(record: Comparison, target: str) -> str:
+    """A difference in a line: numbers with the digits that tell neighbours apart, and no parity ratio."""
+    digits = _DIGITS.get(record.dtype, 9) if record.bound else 9  # without a bound, in whatever dtype
+    detail = record.detail.replace(f"{target} ", "it ")
+    detail = re.sub(r"-?\d\.\d+(?:e[-+]\d+)?", lambda number: f"{float(number[0]):.{digits}g}", detail)
+    line = f"  {record.case!r} {dtypes.short(record.dtype)} {record.quantity}: {detail}"
+    return wrapped(re.sub(" elements differ$", " differ", line), _WIDTH)
+
+
+def wrapped(line: str, width: int) -> str:
+    """The line, in several ones where it is longer: a reason is there to its end."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    wrapper = textwrap.TextWrapper(
+        width, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False
+    )  # fmt: skip
+    return "\n".join(wrapper.wrap(line.strip())) if len(line) > width else line
+
+
+def not_compared(run: Run, *, width: int = _WIDTH) -> list[str]:
+    """A line for each reason, with as many cases as fit."""
+    lines = []
+    for edges, start, end in (True, "edge: ", "; it fails with edges=True"), (False, "not compared: ", ""):
+        for names, where, reason in skips(run, edges=edges):
+            line = ""
+            for count in range(len(names), 0, -1):
+                more = f" and {len(names) - count} more" if count < len(names) else ""
+                line = f"{start}{', '.join(names[:count])}{more}{where}: {reason}"
+                if len(line) + len(end) <= width:
+                    break
+            lines.append(wrapped(line + end, width))
+    return lines
+
+
+def numbers(record: Comparison) -> str:
+    """The parity ratio of a comparison beside its bound, and the share of identical bits where that is bounded."""
+    text = f"parity ratio {record.parity_ratio:.3g}, bound {record.bound:.3g}"
+    if record.identical_bound:
+        text += f"; {100 * record.bit_identical:.2f} % identical, bound {100 * record.identical_bound:.2f} %"
+    return text
