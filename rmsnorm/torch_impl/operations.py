@@ -76,8 +76,11 @@ def gated(
 
     f(z) is in the dtype of the product with it.
     """
-    h, gate = _zero_in_empty(call, h, mask, h, gate)
-    f = factor(call, _constant_under_mask(gate, mask), sigmoid)
+    if torch.onnx.is_in_onnx_export():  # it has no derivatives, and onnxruntime drops a rounding to float16 before Where
+        (f,) = _zero_in_empty(call, h, mask, factor(call, gate, sigmoid))
+    else:
+        h, gate = _zero_in_empty(call, h, mask, h, gate)
+        f = factor(call, _constant_under_mask(gate, mask), sigmoid)
     if call.is_gated_before:
         return norm(call.without_gate, _constant_under_mask(h, mask).to(f.dtype) * f, scale, bias, mask)
     y, inverse_rms = norm(call.without_gate, h, scale, bias, mask)
