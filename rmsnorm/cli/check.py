@@ -96,6 +96,7 @@ def check(
     contiguous: Annotated[bool, _limit("--contiguous", help="Tensors are dense in memory.")] = False,
     same_dtype: Annotated[bool, _limit("--same-dtype", help="The gain has the dtype of x.")] = False,
     max_rows: Annotated[int | None, _limit(help="The most rows that it takes.", min=1, show_default=False)] = None,
+    max_width: Annotated[int | None, _limit(help="The most columns that it takes.", min=1, show_default=False)] = None,
     verbose: Verbose = False,
     json: Json = None,
     junit: Junit = None,
@@ -123,7 +124,7 @@ def check(
         raise unusable(f"{_COMMAND}: --limits is {limits!r}, expected auto; for one limit use --rank and the like")
     allowed = {
         "rank": rank, "multiple_of": multiple_of, "widths": width, "contiguous": contiguous or None,
-        "same_dtype": same_dtype or None, "max_rows": max_rows,
+        "same_dtype": same_dtype or None, "max_rows": max_rows, "max_width": max_width,
     }  # fmt: skip
     allowed = {name: value for name, value in allowed.items() if value is not None}
     if limits and allowed:

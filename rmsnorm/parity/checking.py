@@ -104,7 +104,8 @@ def check(
         quantities: those that count, such as ("y", "dx"); None for all.
         accept: what may differ, and why, such as "dscale: 16-bit sums"; all else is judged. That reason is confirmed by
             ``identify``, and dscale must still agree in float32; another reason is taken as it is.
-        limits: of what x it takes: rank, multiple_of, widths, contiguous, same_dtype, max_rows. Cases get other shapes
+        limits: of what x it takes: rank, multiple_of, widths, contiguous, same_dtype, max_rows,
+            max_width. Cases get other shapes
             to fit. An exception is a refusal, and the check fails where no limit explains it; "auto" takes those that
             explain what was refused.
         xfails: a file with the known differences, a line for each as a report has it, such as ``'many rows' bf16

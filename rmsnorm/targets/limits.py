@@ -34,6 +34,7 @@ class Limits:
         contiguous: whether all tensors must be dense in memory.
         same_dtype: whether the gain must have the dtype of x.
         max_rows: the largest number of rows; None for any.
+        max_width: the largest width; None for any.
 
     Example:
         >>> Limits(rank=2, multiple_of=8).options
@@ -46,9 +47,10 @@ class Limits:
     contiguous: bool = False
     same_dtype: bool = False
     max_rows: int | None = None
+    max_width: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rank", "multiple_of", "max_rows"):
+        for name in ("rank", "multiple_of", "max_rows", "max_width"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise errors.out_of_domain("check", name, value, "a positive integer", "leave it out for no limit")
@@ -61,6 +63,7 @@ class Limits:
         parts += [f"--width {width}" for width in self.widths]
         parts += ["--contiguous"] * self.contiguous + ["--same-dtype"] * self.same_dtype
         parts += [f"--max-rows {self.max_rows}"] if self.max_rows else []
+        parts += [f"--max-width {self.max_width}"] if self.max_width else []
         return " ".join(parts)
 
     def allow(self, facts: Facts) -> bool:
@@ -69,13 +72,15 @@ class Limits:
             self.rank in (None, facts.axes) and facts.width % self.multiple_of == 0
             and (not self.widths or facts.width in self.widths) and facts.contiguous >= self.contiguous
             and facts.same_dtype >= self.same_dtype and facts.rows <= (self.max_rows or facts.rows)
+            and facts.width <= (self.max_width or facts.width)
         )  # fmt: skip
 
     def width_near(self, width: int) -> int:
         """The width within the limits to ask with in place of another one."""
         if self.widths:
             return min(self.widths, key=lambda allowed: abs(allowed - width))
-        return -(-width // self.multiple_of) * self.multiple_of
+        most = (self.max_width or width) // self.multiple_of * self.multiple_of
+        return min(-(-width // self.multiple_of) * self.multiple_of, max(most, self.multiple_of))
 
 
 def limits_of(op: str, declared: Limits | Mapping[str, Any] | None) -> Limits:
@@ -110,6 +115,7 @@ def found(answered: Sequence[Facts], refused: Sequence[Facts]) -> Limits:
         {"same_dtype": all(facts.same_dtype for facts in answered)},
         {"contiguous": all(facts.contiguous for facts in answered)},
         {"multiple_of": min([*powers, 256])},
+        {"max_width": max((facts.width for facts in answered), default=1)},
         {"max_rows": max((facts.rows for facts in answered), default=1)},
         {"widths": widths} if len(widths) <= _FEW else {},
     ]

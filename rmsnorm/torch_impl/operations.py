@@ -76,7 +76,9 @@ def gated(
 
     f(z) is in the dtype of the product with it.
     """
-    if torch.onnx.is_in_onnx_export():  # it has no derivatives, and onnxruntime drops a rounding to float16 before Where
+    if (
+        torch.onnx.is_in_onnx_export()
+    ):  # it has no derivatives, and onnxruntime drops a rounding to float16 before Where
         (f,) = _zero_in_empty(call, h, mask, factor(call, gate, sigmoid))
     else:
         h, gate = _zero_in_empty(call, h, mask, h, gate)

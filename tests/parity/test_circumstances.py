@@ -91,6 +91,28 @@ def test_what_is_refused_is_named_by_the_options_that_declare_it():
     assert declared.run.cases > report.run.cases  # cases get other shapes, and are not left out
 
 
+def test_a_most_number_of_columns_is_a_limit():
+    def up_to_1024(x, weight):
+        if x.shape[-1] > 1024:
+            raise ValueError("at most 1,024 columns")
+        return right(x, weight)
+
+    report = check(up_to_1024, STANDARD, dtypes="float32", gradients=False)
+    assert report.run.status == "refuses"
+    assert "declare them: --max-width 1024 (" in report.text
+    limited = check(up_to_1024, STANDARD, dtypes="float32", gradients=False, limits={"max_width": 1024})
+    assert limited.passed, limited.text
+
+
+@pytest.mark.parametrize(("limits", "width", "near"), [
+    (Limits(max_width=1024), 66001, 1024), (Limits(multiple_of=8, max_width=1000), 1531, 1000),
+    (Limits(multiple_of=64), 33, 64), (Limits(widths=(768, 4096)), 3000, 4096), (Limits(), 33, 33),
+])  # fmt: skip
+def test_the_width_near_another_one_is_within_the_limits(limits, width, near):
+    assert limits.width_near(width) == near
+    assert limits.allow(Facts(2, near, 4, True, True))
+
+
 def test_limits_that_no_answer_supports_are_not_found():
     there = [Facts(2, 72, 5, True, True), Facts(3, 33, 5, True, True)]
     assert found(there, [Facts(2, 40, 5, True, False)]).options == "--contiguous"
