@@ -31,7 +31,8 @@ WIDTHS: Final = {  # the last two: above 1,024, and more than 16 bits count
 }  # fmt: skip
 AXES: Final = {"1 axis": 1, "2 axes": 2, "3 axes": 3, "4 axes": 4, "6 axes": 6}
 MOST: Final = 5_400_000  # elements of a case
-_BLOCK: Final = 2**16  # elements of its different rows
+_BLOCK: Final = 2**15  # elements of its different rows,
+_ALL: Final = 2**16  # and of all rows, where these must differ
 _OPTIONS: Final = ("gate", "mask", "residual")
 
 FACTORS: Final[dict[str, tuple[str, ...]]] = {
@@ -115,7 +116,7 @@ def allows(row: Mapping[str, str]) -> bool:
     if get("layout", "").startswith("x alone") and get("residual") == "no residual" and get("gate") == "no gate":
         return False
     # Equal terms of a long sum are rounded alike, where the bound takes roundings as random: all rows are different.
-    return not (get("values") == "one sign" and rows * width > _BLOCK)
+    return not (get("values") == "one sign" and rows * width > _ALL)
 
 
 def levels_for(
@@ -263,7 +264,7 @@ def question(circumstance: Circumstance, case: Case, variant: Variant) -> Questi
     level, axes = circumstance, len(case.options.get("axis", (-1,)))
     lead, sizes = case.shape[:-axes], case.shape[-axes:]
     rows, n = math.prod(lead), math.prod(sizes)
-    some = min(rows, max(3, _BLOCK // n))
+    some = min(rows, max(3, (_ALL if level["values"] == "one sign" else _BLOCK) // n))
     some -= some < rows and some % 2 == 0  # odd, so that the rows' numbers modulo 64 or 256 say nothing of their values
     data = make(replace(case, shape=(some, *sizes), name=level.name), variant, level["x"])
     data = _with_values(data, level)
