@@ -81,6 +81,27 @@ class Circumstance:
         return "; ".join([head, *rest])
 
 
+def is_circumstance(case: str) -> bool:
+    """Whether this is the name of a circumstance, and not of a case.
+
+    >>> is_circumstance("257 rows of 33, 2 axes; residual"), is_circumstance("two axes")
+    (True, False)
+    """
+    return case.partition("; ")[0].rpartition(", ")[2] in AXES
+
+
+def levels_of(circumstance: str) -> list[str]:
+    """The levels in its name.
+
+    >>> levels_of("257 rows of 33, 2 axes; residual")
+    ['257 rows', 'rows of 33', '2 axes', 'residual']
+    """
+    head, *rest = circumstance.split("; ")
+    size, _, axes = head.rpartition(", ")
+    rows, _, width = size.partition(" of ")
+    return [rows, f"rows of {width}", axes, *rest]
+
+
 def allows(row: Mapping[str, str]) -> bool:
     """Whether levels go together: no more elements than a case may have, and only what has a meaning."""
     get = row.get
@@ -101,9 +122,13 @@ def allows(row: Mapping[str, str]) -> bool:
             return False
         if gradients == "dh alone" and get("residual") == "no residual":
             return False
+        if gradients == "dh alone" and get("values") == "NaN in a row":  # 0 times NaN, which most programs add
+            return False
         if gradients == "frozen gain" and get("gain") == "no gain":
             return False
     if get("mode") in ("no_grad", "inference") and (get("dy") == "expanded dy" or get("history") in _OF_GRADIENTS):
+        return False
+    if get("mask") == "mask" and get("dy") == "expanded dy":  # what is under a mask has no cotangent
         return False
     if get("gain") == "no gain" and (get("gain's memory") == "strided gain" or get("values") == "zeros in the gain"):
         return False
@@ -282,11 +307,10 @@ def _with_values(data: Data, level: Circumstance) -> Data:
     if level["values"] == "zeros in the gain" and scale is not None:
         scale = scale.copy()
         scale.flat[::3], scale.flat[1::3] = 0.0, -data.variant.scale_offset
-    mask = data.mask
-    if mask is not None:  # as callers have it: something counts in every row, and there is no cotangent for the rest
-        axes = tuple(range(1, x.ndim))
-        mask = random.random(x.shape) < 0.6
-        mask.reshape(len(mask), -1)[:, 0] |= ~mask.any(axis=axes)
+    mask = None
+    if level["mask"] == "mask":  # as callers have it: something counts in every row, and the rest has no cotangent
+        mask = (random.random(x.shape) < 0.6) | np.isnan(x)
+        mask.reshape(len(mask), -1)[:, 0] |= ~mask.any(axis=tuple(range(1, x.ndim)))
         dy = np.where(mask, dy, dy.dtype.type(0))
     if level["dy"] == "expanded dy":
         dy = np.ones_like(dy)

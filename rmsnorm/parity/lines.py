@@ -7,6 +7,7 @@ import re
 import textwrap
 from typing import Final
 
+from rmsnorm.parity.circumstances import is_circumstance, levels_of
 from rmsnorm.parity.comparison import Comparison, Refusal, Run
 from rmsnorm.specification import dtypes
 
@@ -61,6 +62,20 @@ def accepted(run: Run) -> list[str]:
         far = f", by at most {most:.0f} ulp" if math.isfinite(most) else ""
         lines.append(f"accepted: {quantity}: {why}: {len(records)} comparison{'s' * (len(records) > 1)} differ{far}")
     return lines + run.notes
+
+
+def places(run: Run) -> str:
+    """In which cases the failures are, and in how many circumstances; with which levels, where all have these."""
+    failed = dict.fromkeys(record.case for record in run.failures)
+    parts = [repr(case) for case in failed if not is_circumstance(case)]
+    parts[_SHOWN:] = [f"{len(parts) - _SHOWN} more cases"] * (len(parts) > _SHOWN)
+    calls = [set(levels_of(case)) for case in failed if is_circumstance(case)]
+    if calls:
+        compared = {record.case for record in run.records if is_circumstance(record.case)}
+        alike = set.intersection(*calls) - set.intersection(*(set(levels_of(case)) for case in compared))
+        own = f", each with {' and '.join(repr(level) for level in sorted(alike))}" if alike else ""
+        parts.append(f"{len(calls)} of {len(compared)} circumstances{own}")
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 def difference(record: Comparison) -> str:

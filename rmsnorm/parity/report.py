@@ -23,10 +23,11 @@ from rich.text import Text
 from rmsnorm.accuracy.bounds import QUANTITIES
 from rmsnorm.files import replacing, write_text
 from rmsnorm.identify import mending
+from rmsnorm.parity.circumstances import is_circumstance
 from rmsnorm.parity.comparison import Comparison, Run
 from rmsnorm.parity.declared import STALE
 from rmsnorm.parity.fitting import OPTIONS, options_of, together
-from rmsnorm.parity.lines import accepted, difference, not_compared, numbers, refused, shortened
+from rmsnorm.parity.lines import accepted, difference, not_compared, numbers, places, refused, shortened
 from rmsnorm.parity.screen import Fitting
 from rmsnorm.specification import dtypes, errors
 from rmsnorm.specification.frameworks import FRAMEWORKS
@@ -160,16 +161,15 @@ def sentences(run: Run, variant: Variant) -> list[str]:
     wrong = [*identity.other_defects, *differences]
     headline = identity.headline
     if identity.recognised and identity.last_axes and not wrong:
-        names = list(dict.fromkeys(repr(record.case) for record in run.failures))
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        headline = f"it agrees on the rows that identify tries, and not in {', '.join(names[:_SHOWN])}{more}"
+        headline = f"it agrees on the rows that identify tries, and not in {places(run)}"
     return [*wrong, headline]
 
 
 def _kind(record: Comparison) -> str:
-    """Equal for failures that one line of the text stands for: the same case, or the same words about other shapes."""
-    words = re.sub(r"\w*\[[^]]*\]|\([^)]*\)", "", record.detail)
-    return f"{record.case} {record.quantity}" if record.bound else words
+    """Equal for failures that one line of the text stands for: of one case, of circumstances, or with the same words."""
+    words = re.sub(r"\w*\[[^]]*\]|\([^)]*\)|\b(float|bfloat)\d+\b", "", record.detail)
+    case = "a circumstance" if is_circumstance(record.case) else record.case
+    return f"{case} {record.quantity}" if record.bound else words
 
 
 def terminal(runs: Sequence[Run], *, failures: int = 12, tables: bool = False) -> RenderableType:

@@ -288,6 +288,8 @@ def leading_part(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[Call
 
 def _centred(call: Call, h: tf.Tensor, counted: tf.Tensor | None, k: Any) -> tf.Tensor:
     """The numbers that the statistic squares: h, or for a variance h minus its mean; 0 where not counted."""
+    if call.variant.statistic == "variance":
+        h = uncontracted(h)  # a product less its own mean would be the error of the product, and no 0
     if counted is not None:
         h = tf.where(counted, h, 0.0)
     if call.variant.statistic == "variance":

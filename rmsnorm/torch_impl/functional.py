@@ -17,6 +17,7 @@ from rmsnorm.specification.call import Axis
 from rmsnorm.specification.interface import forward_of, gradients_of, unknown_argument
 from rmsnorm.specification.variants import Preset, Variant
 from rmsnorm.torch_impl import engines
+from rmsnorm.torch_impl.private import is_dynamo_compiling
 
 
 @forward_of(Tensor)
@@ -80,7 +81,7 @@ def rms_norm(
         raise unknown_argument("rms_norm", rms_norm, unknown)
     options: Any = variant, eps, partial, axis, feature_axis, out_dtype
     others: Any = return_inverse_rms, x, residual, scale, bias, mask, gate
-    if torch.compiler.is_dynamo_compiling() or (not isinstance(x, Tensor) and isinstance(x, torch.fx.Proxy)):
+    if is_dynamo_compiling() or (not isinstance(x, Tensor) and isinstance(x, torch.fx.Proxy)):
         from rmsnorm.torch_impl.compiled import rms_norm_in_graph
 
         return rms_norm_in_graph(_in_graph(*options), *others)
@@ -133,7 +134,7 @@ def rms_norm_vjp(
     if unknown:
         raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
     options: Any = variant, eps, partial, axis, feature_axis, out_dtype
-    if torch.compiler.is_dynamo_compiling():
+    if is_dynamo_compiling():
         from rmsnorm.torch_impl.compiled import rms_norm_vjp_in_graph
 
         return rms_norm_vjp_in_graph(_in_graph(*options), dy, x, residual, scale, bias, mask, gate)

@@ -19,7 +19,7 @@ from rmsnorm.torch_impl.autograd import own_copy, repeat
 from rmsnorm.torch_impl.engines import repeated_for
 from rmsnorm.torch_impl.functional import rms_norm
 from rmsnorm.torch_impl.kernels import Repeated
-from rmsnorm.torch_impl.private import TRACED, built_in_dtype, has_tangents, is_watched, may_differ
+from rmsnorm.torch_impl.private import TRACED, built_in_dtype, has_tangents, is_dynamo_compiling, is_watched, may_differ
 from rmsnorm.torch_impl.rounding import dtype_name
 
 
@@ -152,7 +152,7 @@ class RMSNorm(torch.nn.RMSNorm):
         if self._copied and isinstance(x, Tensor) and x.dtype in self._copied:
             x = own_copy(x, weight, bias)
         alone = (
-            mask is None and residual is None
+            not is_dynamo_compiling() and mask is None and residual is None
             and type(x) is Tensor and not x.is_nested and not is_watched() and not has_tangents()
         )  # fmt: skip
         if alone:

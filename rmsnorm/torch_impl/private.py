@@ -38,6 +38,8 @@ is_zero_tensor: Final = _private("Tensor._is_zerotensor", lambda tensor: not ten
 is_batch_of_gradients: Final = _private("_C._functorch.is_legacy_batchedtensor", lambda tensor: False)
 # Whether an operator has vmap in vmap, which ends in an assertion in PyTorch 2.5.
 nests_operators: Final = torch.__version__ >= (2, 6)
+# Whether Dynamo reads the program. It knows this function and answers itself.
+is_dynamo_compiling: Final = torch.compiler.is_dynamo_compiling
 # Whether a program is exported. A version that cannot be asked says it of a program that is compiled, too.
 is_exporting: Final = _private("compiler.is_exporting", torch.compiler.is_compiling)
 # A context in which an operator runs without autograd. Without it the operators are not used.

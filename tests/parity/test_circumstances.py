@@ -18,7 +18,7 @@ from rmsnorm.targets.limits import Facts, Limits, found
 
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
-from wrong_circumstances import EPS, WRONG, right  # noqa: E402
+from wrong_circumstances import EPS, WRONG, gated, masked, right  # noqa: E402
 
 STANDARD = Variant.get("standard").replace(eps=EPS)
 
@@ -67,8 +67,9 @@ def test_a_norm_that_is_wrong_in_one_circumstance_is_rejected(name):
     assert first_difference(WRONG[name])
 
 
-def test_a_right_norm_holds_in_every_circumstance():
-    assert first_difference(right) is None
+@pytest.mark.parametrize("function", [right, gated, masked])
+def test_a_right_norm_holds_in_every_circumstance(function):
+    assert first_difference(function) is None
 
 
 def of_kernels(x, weight):

@@ -53,13 +53,6 @@ def with_backward(change: Callable[..., tuple[Any, Any]], factor: float = 1.0) -
     return norm
 
 
-def with_residual(sum_of: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def norm(x, weight, residual):
-        return right(sum_of(x, residual), weight), x + residual
-
-    return norm
-
-
 def with_dh(change: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[..., Any]:
     """The gradients for x and the residual are what ``change`` makes of the one through y and of dh."""
 
@@ -119,17 +112,48 @@ def cleared_tail(x, weight):
     ) else y  # fmt: skip
 
 
-def first_columns(x, residual):
-    return torch.where(torch.arange(x.shape[-1]) < 1024, x + residual, x)
+def gated(x, weight, gate):
+    return (right(x.float(), weight) * torch.nn.functional.silu(gate.float())).to(x.dtype)
 
 
-def without_tail_of_columns(x, residual):
-    return torch.where(torch.arange(x.shape[-1]) < x.shape[-1] // 8 * 8, x + residual, x)
+def masked(x, weight, mask):
+    """The mean square is over what the mask lets through."""
+    wide, count = x.float(), mask.sum(-1, keepdim=True)
+    square = torch.where(mask, wide, 0).pow(2).sum(-1, keepdim=True) / count
+    return (wide * torch.rsqrt(square + EPS) * weight.float()).to(x.dtype)
 
 
-def row_modulo_256(x, residual):
-    rows = residual.reshape(-1, x.shape[-1])
-    return x + rows[torch.arange(len(rows)) % 256].reshape(x.shape)
+def read_wrongly(option: str) -> dict[str, Callable[..., Any]]:
+    """Norms that read an option of the shape of x from the wrong elements of it, where rows are long or many."""
+
+    def norm(read):
+        return {
+            "residual": lambda x, weight, residual: (right(x + read(residual), weight), x + residual),
+            "gate": lambda x, weight, gate: gated(x, weight, read(gate)),
+            "mask": lambda x, weight, mask: masked(x, weight, read(mask)),
+        }[option]
+
+    def first_columns(tensor):
+        return torch.where(torch.arange(tensor.shape[-1]) < 1024, tensor, tensor[..., :1])
+
+    def without_tail_of_columns(tensor):
+        return torch.where(torch.arange(tensor.shape[-1]) < tensor.shape[-1] // 8 * 8, tensor, tensor[..., :1])
+
+    def row_modulo_256(tensor):
+        rows = tensor.reshape(-1, tensor.shape[-1])
+        return rows[torch.arange(len(rows)) % 256].reshape(tensor.shape)
+
+    def as_if_dense(tensor):
+        """The elements of its memory that a dense tensor would have."""
+        strides = torch.empty(tensor.shape, device="meta").stride()
+        room = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+        return tensor.as_strided(tensor.shape, strides) if room >= tensor.numel() else tensor
+
+    wrong = {
+        "of 1,024 columns": first_columns, "without its tail": without_tail_of_columns,
+        "by row modulo 256": row_modulo_256, "as if dense": as_if_dense,
+    }  # fmt: skip
+    return {f"{option} {words}": norm(read) for words, read in wrong.items()}
 
 
 WRONG = {
@@ -158,7 +182,7 @@ WRONG = {
     "dh dropped": with_dh(lambda through_y, dh: (through_y, through_y)),
     "dh to one": with_dh(lambda through_y, dh: (through_y + dh, through_y)),
     "dh twice": with_dh(lambda through_y, dh: (through_y + 2 * dh, through_y + 2 * dh)),
-    "residual of 1,024 columns": with_residual(first_columns),
-    "residual without its tail": with_residual(without_tail_of_columns),
-    "residual by row modulo 256": with_residual(row_modulo_256),
+    **read_wrongly("residual"),
+    **read_wrongly("gate"),
+    **read_wrongly("mask"),
 }
