@@ -130,6 +130,8 @@ def allows(row: Mapping[str, str]) -> bool:
         return False
     if get("mask") == "mask" and get("dy") == "expanded dy":  # what is under a mask has no cotangent
         return False
+    if get("mask") == "mask" and get("values") == "NaN in a row" and gradients not in (None, "none"):  # nor 0 times NaN
+        return False
     if get("gain") == "no gain" and (get("gain's memory") == "strided gain" or get("values") == "zeros in the gain"):
         return False
     if gradients == "frozen x" and get("gain") == "no gain" and get("bias", "bias") == "no bias":
@@ -170,8 +172,8 @@ def levels_for(
     for option in _OPTIONS:
         if option not in takes:
             levels[option] = (f"no {option}",)
-    if target.needs_residual:
-        levels["residual"] = ("residual",)
+    for option in target.required:
+        levels[option] = (option,)
     if required_gate:
         levels["gate"] = ("gate",)
     if all(levels[name] == (f"no {name}",) for name in ("residual", "gate")):

@@ -17,7 +17,7 @@ from rmsnorm.parity.quantised_cases import Case
 from rmsnorm.specification import errors
 from rmsnorm.specification.quantisation import Quantisation
 from rmsnorm.targets import Target, TargetError, open_target
-from rmsnorm.targets.arguments import argument_names, requires_residual
+from rmsnorm.targets.arguments import argument_names, required_options
 from rmsnorm.targets.bridges import Bridge, Torch
 from rmsnorm.targets.locate import locate
 from rmsnorm.targets.open import name_of
@@ -40,7 +40,7 @@ class Kernel:
         self.name = name_of(function)
         self.function = functools.partial(function, **init) if init else function
         self.names = argument_names(self.function)  # None for any: compiled code is called with all
-        self.needs_residual = requires_residual(self.function)
+        self.needs_residual = "residual" in required_options(self.function)
         self.options: dict[str, float] | None = None  # it is not called before it has some
         self.outputs: Any = None
 

@@ -293,13 +293,14 @@ def eps_argument(make: Callable[..., Any]) -> tuple[str, bool] | None:
     return next(((name, p.default is p.empty) for name, p in parameters.items() if _EPS.search(name)), None)
 
 
-def requires_residual(call: Callable[..., Any]) -> bool:
-    """Whether a function, or the call of a layer, takes no x without a residual.
+def required_options(call: Callable[..., Any]) -> frozenset[str]:
+    """Which of residual and mask a function, or the call of a layer, takes no x without.
 
-    >>> requires_residual(lambda x, residual, weight: x), requires_residual(lambda x, weight, residual=None: x)
-    (True, False)
+    >>> required_options(lambda x, residual, weight: x), required_options(lambda x, weight, residual=None: x)
+    (frozenset({'residual'}), frozenset())
     """
-    return any(argument_named(p.name) == "residual" and p.default is p.empty for p in parameters_of(call) or ())
+    needed = {argument_named(p.name) for p in parameters_of(call) or () if p.default is p.empty}
+    return frozenset({"residual", "mask"} & needed)
 
 
 def makes_layers(function: Callable[..., Any]) -> bool:

@@ -51,8 +51,9 @@ class Caller:
         return any(slot.role in roles for slot in self.slots)
 
     @property
-    def needs_residual(self) -> bool:
-        return any(slot.role == "residual" and slot.required for slot in self.slots)
+    def required(self) -> frozenset[str]:
+        """Which of residual and mask it is not called without."""
+        return frozenset(slot.role for slot in self.slots if slot.required and slot.role in ("residual", "mask"))
 
     @property
     def writes(self) -> bool:
@@ -136,18 +137,18 @@ class Caller:
 
     def _settled(self, arrays: Mapping[str, Any], buffers: Mapping[str, Any], run: Callable[[], Any]) -> Any:
         """The result, or the arrays that were written to; x and the others get their numbers back."""
-        mode, whole = "residual" in arrays, "h_out" in buffers or (buffers and not self.needs_residual)
+        mode, whole = "residual" in arrays, "h_out" in buffers or (buffers and "residual" not in self.required)
         writable = {name: arrays[name] for name in ("x", "k", "residual") if _is_writable(arrays.get(name))}
         if whole or not writable or self.in_place.get(mode) == ():
             result = run()
             return _joined(_items(result), buffers) if buffers else result
         before = {name: _copy(tensor) for name, tensor in writable.items()}
         result = run()
-        if result is not None and not (self.needs_residual or buffers):
+        if result is not None and not ("residual" in self.required or buffers):
             self.in_place[mode] = ()
             return result
         items = _items(result) if "out" not in buffers else []
-        if result is None and not buffers and self.needs_residual:  # y and x + residual, which must be somewhere
+        if result is None and not buffers and "residual" in self.required:  # y and x + residual, which must be somewhere
             self.in_place[mode] = ("x", "residual")
         written = self.in_place.get(mode)
         if written is None:

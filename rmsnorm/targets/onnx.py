@@ -88,7 +88,7 @@ def _opened(path: Path, onnx: Any, onnxruntime: Any, provider: str) -> Target:
         shape_of=lambda argument, shape: tuple(n or shape[-1] for n in shapes[own[argument]]),
         rank=len(shapes[x]) or None, sizes=shapes[x],
         dtypes={argument: types[name] for argument, name in ({"x": x} | own | like_x).items()},
-        needs_residual="residual" in like_x,
+        required=frozenset({"residual"} & {*like_x}),
     )  # fmt: skip
 
 

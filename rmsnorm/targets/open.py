@@ -26,7 +26,7 @@ from rmsnorm.targets.arguments import (
     constructor_arguments,
     eps_argument,
     makes_layers,
-    requires_residual,
+    required_options,
     width_argument,
 )
 from rmsnorm.targets.bridges import bridge
@@ -168,10 +168,10 @@ def framework_name(op: str, name: str) -> str:
 
 def _open(thing: Any, name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
     target = _opened(thing, name, width, init, call)
-    if isinstance(thing, type) or target.needs_residual:
+    if isinstance(thing, type) or target.required:
         return target  # of a layer that was opened here, too
     called = next((getattr(thing, name) for name in ("forward", "call") if hasattr(thing, name)), thing)
-    return replace(target, needs_residual=requires_residual(called))
+    return replace(target, required=required_options(called))
 
 
 def _opened(thing: Any, name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
@@ -263,7 +263,7 @@ def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
         return Target(
             name, candidate, opened, whole, caller.arguments, notes=caller.notes, shape_of=shape_of,
             derivatives=derivatives, asks=caller.asks, automatic=not caller.writes,
-            needs_residual=caller.needs_residual,
+            required=caller.required,
             given=lambda values: target_for(candidate, caller.with_values(**values)), backward=backward,
         )  # fmt: skip
 

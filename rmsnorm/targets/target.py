@@ -110,7 +110,7 @@ class Target:
         dtypes: the only dtype of an argument, by its name, where a file declares it.
         x_shape: the shape of x to ask with, whose first size counts examples unless it is normalised; None to try some.
         training: for a layer: the context in which it trains (True) or not; None where that is all the same.
-        needs_residual: whether it takes no x without one. Where the caller has none, it gets zeros.
+        required: which of residual and mask it takes no x without: it gets a residual of zeros, a mask that counts all.
         asks: whether it requires eps, and offset, the number that is added to the gain; empty where these are no
             arguments of it.
         given: makes the same target that is called with other values of these; ``calling.with_values`` uses it.
@@ -143,7 +143,7 @@ class Target:
     dtypes: Mapping[str, str] = field(default_factory=dict)
     x_shape: Shape | None = None
     training: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None
-    needs_residual: bool = False
+    required: frozenset[str] = frozenset()
     asks: Mapping[str, bool] = field(default_factory=dict)
     given: Callable[[Mapping[str, float | None]], Target] | None = None
     automatic: bool = True
@@ -240,8 +240,9 @@ class Target:
                 self.touched.add(argument)
 
     def _completed(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        more = {"residual": np.zeros_like(arrays["x"])} if self.needs_residual and "residual" not in arrays else {}
-        return {**arrays, **more}
+        x = arrays["x"]
+        neutral = {"residual": lambda: np.zeros_like(x), "mask": lambda: np.ones(x.shape, bool)}
+        return {**arrays, **{name: neutral[name]() for name in self.required - arrays.keys()}}
 
     def _fetched(self, result: Any, arrays: Mapping[str, Array]) -> Array:
         """y in NumPy, of an array of the library or of what its reader takes for one."""
