@@ -80,7 +80,8 @@ def ask(target: Target, question: Question, group_size: int | None) -> list[Comp
     target = replace(target, mode=level["mode"] if level["mode"] in target.bridge.modes else "")
     arrays = {name: array for name in (*_FLOATS, "mask") if (array := getattr(data, name)) is not None}
     named = {option for option in ("gate", "mask", "residual") if level[option] == option}
-    assert named <= arrays.keys() <= named | {"x", "scale", "bias", "gate"}, f"{level.name!r} has {[*arrays]}"
+    if not named <= arrays.keys() <= named | {"x", "scale", "bias", "gate"}:
+        raise RuntimeError(f"{level.name!r} was made with {', '.join(arrays)}")
     leaves = [name for name in _FLOATS if name in arrays and name not in _FROZEN.get(level["gradients"], ())]
     target.noticed.forget()
     try:

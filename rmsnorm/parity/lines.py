@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 import textwrap
+from functools import reduce
+from operator import and_
 from typing import Final
 
 from rmsnorm.parity.circumstances import is_circumstance, levels_of
@@ -69,10 +71,10 @@ def places(run: Run) -> str:
     failed = dict.fromkeys(record.case for record in run.failures)
     parts = [repr(case) for case in failed if not is_circumstance(case)]
     parts[_SHOWN:] = [f"{len(parts) - _SHOWN} more cases"] * (len(parts) > _SHOWN)
-    calls = [set(levels_of(case)) for case in failed if is_circumstance(case)]
+    calls: list[set[str]] = [set(levels_of(case)) for case in failed if is_circumstance(case)]
     if calls:
-        compared = {record.case for record in run.records if is_circumstance(record.case)}
-        alike = set.intersection(*calls) - set.intersection(*(set(levels_of(case)) for case in compared))
+        compared = {record.case: set(levels_of(record.case)) for record in run.records if is_circumstance(record.case)}
+        alike = reduce(and_, calls) - reduce(and_, compared.values())
         own = f", each with {' and '.join(repr(level) for level in sorted(alike))}" if alike else ""
         parts.append(f"{len(calls)} of {len(compared)} circumstances{own}")
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

@@ -166,7 +166,7 @@ def sentences(run: Run, variant: Variant) -> list[str]:
 
 
 def _kind(record: Comparison) -> str:
-    """Equal for failures that one line of the text stands for: of one case, of circumstances, or with the same words."""
+    """Equal for failures that one line of the text stands for: of one case, of circumstances, or in equal words."""
     words = re.sub(r"\w*\[[^]]*\]|\([^)]*\)|\b(float|bfloat)\d+\b", "", record.detail)
     case = "a circumstance" if is_circumstance(record.case) else record.case
     return f"{case} {record.quantity}" if record.bound else words

@@ -274,16 +274,6 @@ def argument_names(function: Callable[..., Any]) -> list[str] | None:
     return [p.name for p in parameters]
 
 
-def optional_of(function: Callable[..., Any]) -> frozenset[str]:
-    """The arguments (scale, bias, gate, mask, residual) that a function may be called without.
-
-    >>> sorted(optional_of(lambda x, weight, bias=None: x))
-    ['bias']
-    """
-    every = [p for p in parameters_of(function) or () if p.default is not p.empty]
-    return frozenset(argument for p in every if (argument := argument_named(p.name)))
-
-
 def eps_argument(make: Callable[..., Any]) -> tuple[str, bool] | None:
     """The name of eps among the arguments of a constructor, and whether it requires it; None where it takes none."""
     try:

@@ -51,6 +51,11 @@ class Caller:
         return any(slot.role in roles for slot in self.slots)
 
     @property
+    def optional(self) -> frozenset[str]:
+        """The arrays beside x that it may be called without."""
+        return frozenset(slot.role for slot in self.slots if not slot.required and slot.role in INPUTS)
+
+    @property
     def required(self) -> frozenset[str]:
         """Which of residual and mask it is not called without."""
         return frozenset(slot.role for slot in self.slots if slot.required and slot.role in ("residual", "mask"))
@@ -148,7 +153,7 @@ class Caller:
             self.in_place[mode] = ()
             return result
         items = _items(result) if "out" not in buffers else []
-        if result is None and not buffers and "residual" in self.required:  # y and x + residual, which must be somewhere
+        if result is None and not buffers and "residual" in self.required:  # both results must be somewhere
             self.in_place[mode] = ("x", "residual")
         written = self.in_place.get(mode)
         if written is None:

@@ -263,7 +263,7 @@ def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
         return Target(
             name, candidate, opened, whole, caller.arguments, notes=caller.notes, shape_of=shape_of,
             derivatives=derivatives, asks=caller.asks, automatic=not caller.writes,
-            required=caller.required,
+            required=caller.required, optional=caller.optional,
             given=lambda values: target_for(candidate, caller.with_values(**values)), backward=backward,
         )  # fmt: skip
 
