@@ -67,7 +67,8 @@ native: | $(BIN)/python
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# The kernels under the sanitizers of memory and of undefined behaviour, in every level, and their threads under that of races.
+# The kernels under the sanitizers of memory and of undefined behaviour, in every level, their threads under that of races, and
+# all under valgrind, which finds numbers that nobody wrote.
 SANITIZED := build/sanitized
 SANITIZERS := address,undefined
 BITS_BUILD = $(BIN)/cmake -G Ninja -S . -B $(1) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DRMSNORM_BITS=ON $(2) && $(BIN)/cmake --build $(1)
@@ -85,6 +86,8 @@ sanitize: $(VENV)/ready
 	$(call BITS_BUILD,$(SANITIZED)/bits,-DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS="-g -O1 -fsanitize=$(SANITIZERS)")
 	for level in v3 v4 v4-bf16 arm64; do \
 		RMSNORM_CPU_LEVEL=$$level UBSAN_OPTIONS=halt_on_error=1 $(SANITIZED)/bits/bits || test $$? = 2 || exit 1; done
+	$(call BITS_BUILD,$(SANITIZED)/plain)
+	valgrind -q --error-exitcode=9 $(SANITIZED)/plain/bits || test $$? = 1 # it adds products in its own way: another hash
 
 # The bits of 3,584 calls by the kernels of each level that this processor has, compiled by CXX, and of arm64 in an emulator if
 # there are a compiler for it and the emulator: each must have the hash that stands in tests/native/bits.cpp. Two minutes.
