@@ -265,13 +265,16 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
     random = np.random.default_rng(zlib.crc32(f"{case.name}/{chosen.name}/{dtype}".encode()))
     axis, feature_axis = case.options.get("axis", -1), case.options.get("feature_axis")
     layout = resolve("make", Spec(case.shape, dtype), variant=chosen, axis=axis, feature_axis=feature_axis)
-    x = values_of(case, dtype, random)
+    along_last = "axis" not in case.options
+    x = values_of(case.data, case.shape, dtype, random, along_last=along_last)
     sizes = tuple(case.shape[entry] for entry in layout.feature_axes)
     width = case.parameters or dtype
     scale = random.normal(0.3, 1.0, sizes).astype(width) if case.scale else None
     has_bias = chosen.bias if case.bias is None else case.bias
     bias = random.normal(-0.2, 0.5, sizes).astype(width) if has_bias else None
-    residual = values_of(case, dtype, random) if case.residual else None
+    residual = None
+    if case.residual:
+        residual = values_of(case.data, case.shape, dtype, random, along_last=along_last)
     mask = None
     if case.mask:
         mask = random.random(case.shape) < 0.6
@@ -292,10 +295,10 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
         x=x,
         scale=scale,
         bias=bias,
-        dy=signed(case, random.normal(0.1, 1.0, case.shape)).astype(call.result),
+        dy=signed(case.data, random.normal(0.1, 1.0, case.shape)).astype(call.result),
         dh=random.normal(0.0, 1.0, case.shape).astype(call.sum) if case.residual else None,
         tangents=(
-            tangent_of(case, x, random),
+            tangent_of(x, random),
             None if scale is None else random.normal(size=sizes).astype(width),
             None if bias is None else random.normal(size=sizes).astype(width),
         ),

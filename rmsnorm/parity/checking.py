@@ -29,6 +29,7 @@ from rmsnorm.parity.lines import skips
 from rmsnorm.parity.quantised import check_quantised
 from rmsnorm.parity.refusals import Refusals, facts_of, levels_of
 from rmsnorm.parity.report import Report, sentences
+from rmsnorm.parity.second import SECOND, of_second
 from rmsnorm.specification import dtypes as formats
 from rmsnorm.specification import errors
 from rmsnorm.specification.quantisation import Quantisation
@@ -229,6 +230,8 @@ def check(
         run.records += labelled(_of_new(target, chosen), chosen.name, ASKED, "first parameters")
     if elements and not target.backward:
         run.records += labelled(of_eps(target, chosen, types, group_size), chosen.name, types[0], "eps")
+    if differentiated and elements and "float32" in types:
+        run.records += labelled(of_second(target, chosen, group_size, run.skipped), chosen.name, "float32", SECOND)
     biased(run, signed, chosen)
     says.apply(run, chosen.name, lambda: identify(target).defects)
     run.seconds = time.monotonic() - began

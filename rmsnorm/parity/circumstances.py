@@ -309,6 +309,9 @@ def _with_values(data: Data, level: Circumstance) -> Data:
     if level["values"] == "zeros in the gain" and scale is not None:
         scale = scale.copy()
         scale.flat[::3], scale.flat[1::3] = 0.0, -data.variant.scale_offset
+    gate = data.gate
+    if gate is not None and level["values"] == "heavy tails":  # up to 40, where f(z) is z, and down to -60
+        gate = (gate.astype(np.float64) * 3).astype(gate.dtype)
     mask = None
     if level["mask"] == "mask":  # as callers have it: something counts in every row, and the rest has no cotangent
         mask = (random.random(x.shape) < 0.6) | np.isnan(x)
@@ -319,7 +322,7 @@ def _with_values(data: Data, level: Circumstance) -> Data:
     if level["gradients"] == "dh alone":
         dy = np.zeros_like(dy)
     dh = data.dh if level["gradients"] in ("all", "frozen gain", "dh alone") else None
-    return replace(data, x=x, scale=scale, dy=dy, mask=mask, dh=dh)
+    return replace(data, x=x, scale=scale, dy=dy, mask=mask, gate=gate, dh=dh)
 
 
 def case_of(circumstance: Circumstance, variant: Variant) -> Case:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from rmsnorm.parity.cases import Case
 
 Array = npt.NDArray[Any]
 _MAGNITUDE: Final = {  # of x, such that its square leaves the range of the dtype, or of float32
@@ -30,35 +27,37 @@ def gate_of(shape: tuple[int, ...], dtype: str, random: np.random.Generator) -> 
     return np.clip(z, -4.0 if dtype == "float16" else None, 13.7).astype(dtype)
 
 
-def values_of(case: Case, dtype: str, random: np.random.Generator) -> Array:
-    x = signed(case, random.normal(0.1, 1.0, case.shape))
-    along_last = "axis" not in case.options
-    rows = (*case.shape[:-1], 1) if along_last else (case.shape[0],) + (1,) * (len(case.shape) - 1)
-    if case.data in _MAGNITUDE:
-        spread = 10.0 ** random.uniform(-2.0, 0.0 if case.data == "clamped" else 0.4, rows)
+def values_of(
+    kind: str, shape: tuple[int, ...], dtype: str, random: np.random.Generator, *, along_last: bool
+) -> Array:  # fmt: skip
+    """x of a kind of values, whose rows are along the last axis, or along all but the first."""
+    x = signed(kind, random.normal(0.1, 1.0, shape))
+    rows = (*shape[:-1], 1) if along_last else (shape[0],) + (1,) * (len(shape) - 1)
+    if kind in _MAGNITUDE:
+        spread = 10.0 ** random.uniform(-2.0, 0.0 if kind == "clamped" else 0.4, rows)
         limit = 6e4 if dtype == "float16" else np.inf
-        x = np.clip(x * spread * _MAGNITUDE[case.data][dtype], -limit, limit)
-    elif case.data == "constant":
-        x = np.where(_row_numbers(rows) % 2 == 1, _outliers(case.shape, 2), 1.0) * 2.0 ** random.integers(-2, 3, rows)
-    elif case.data == "at_clamp":
+        x = np.clip(x * spread * _MAGNITUDE[kind][dtype], -limit, limit)
+    elif kind == "constant":
+        x = np.where(_row_numbers(rows) % 2 == 1, _outliers(shape, 2), 1.0) * 2.0 ** random.integers(-2, 3, rows)
+    elif kind == "at_clamp":
         rows_of_5 = [(5, 0, 0, 0, 0), (0, -3, 4, 0, 0), (1, 2, -2, 4, 0), (2, 2, 2, 2, 3)]
-        x = np.resize(rows_of_5, case.shape) * 2.0 ** np.resize([0, 0, 0, 0, -1, 1], rows)
+        x = np.resize(rows_of_5, shape) * 2.0 ** np.resize([0, 0, 0, 0, -1, 1], rows)
     else:
-        x *= 10.0 ** random.uniform(-3.5, 1.5, rows) if len(case.shape) > 1 else 0.01
-    if case.data == "rows" and along_last and len(case.shape) > 1 and case.shape[-1] > 1:
+        x *= 10.0 ** random.uniform(-3.5, 1.5, rows) if len(shape) > 1 else 0.01
+    if kind == "rows" and along_last and len(shape) > 1 and shape[-1] > 1:
         x = _with_outliers(x)
-    if case.data == "zero_rows":
+    if kind == "zero_rows":
         x[:, ::2] = 0.0
-    if case.data == "non_finite":
+    if kind == "non_finite":
         x[0, 3], x[1, 5], x[2, 7], x[2, 9] = np.nan, np.inf, -np.inf, np.inf
-    x = np.clip(x, -6e4, 6e4).astype(dtype) if dtype == "float16" and case.data == "rows" else x.astype(dtype)
-    if case.data == "zero_rows":  # a view that may be written to, unlike that of broadcast_to
+    x = np.clip(x, -6e4, 6e4).astype(dtype) if dtype == "float16" and kind == "rows" else x.astype(dtype)
+    if kind == "zero_rows":  # a view that may be written to, unlike that of broadcast_to
         x = np.lib.stride_tricks.as_strided(x[:1].copy(), x.shape, (0, *x.strides[1:]))
     return x
 
 
-def signed(case: Case, values: Array) -> Array:
-    return np.abs(values) if case.data == "one_sign" else values
+def signed(kind: str, values: Array) -> Array:
+    return np.abs(values) if kind == "one_sign" else values
 
 
 def _with_outliers(x: Array) -> Array:
@@ -80,9 +79,9 @@ def _row_numbers(rows: tuple[int, ...]) -> Array:
     return np.arange(math.prod(rows)).reshape(rows)
 
 
-def tangent_of(case: Case, x: Array, random: np.random.Generator) -> Array:
+def tangent_of(x: Array, random: np.random.Generator) -> Array:
     """Of the size of x in every row, so that the derivative along it is of the size of y."""
     wide = np.abs(x.astype(np.float64))
     rows = tuple(range(1, x.ndim)) or None
     size = np.max(wide, axis=rows, keepdims=True, initial=1e-4, where=np.isfinite(wide))
-    return (random.uniform(-0.5, 0.5, case.shape) * size).astype(x.dtype)
+    return (random.uniform(-0.5, 0.5, x.shape) * size).astype(x.dtype)

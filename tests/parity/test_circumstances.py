@@ -18,7 +18,8 @@ from rmsnorm.targets.limits import Facts, Limits, found
 
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
-from wrong_circumstances import EPS, WRONG, gated, masked, right  # noqa: E402
+from torch.autograd.function import once_differentiable  # noqa: E402
+from wrong_circumstances import EPS, WRONG, gated, masked, not_twice, right  # noqa: E402
 
 STANDARD = Variant.get("standard").replace(eps=EPS)
 
@@ -70,6 +71,27 @@ def test_a_norm_that_is_wrong_in_one_circumstance_is_rejected(name):
 @pytest.mark.parametrize("function", [right, gated, masked])
 def test_a_right_norm_holds_in_every_circumstance(function):
     assert first_difference(function) is None
+
+
+def test_a_second_derivative_is_right_or_refused():
+    """The gradients of a kernel are constants to autograd: a penalty on them would be none, and nobody would see it."""
+
+    def refusing(x, weight):
+        return not_twice(x, weight, once_differentiable)
+
+    def doubled(x, weight):
+        wide = x * 2 - x.detach()  # dx is twice as large, and its derivative four times
+        return right(wide, weight)
+
+    framework = {"framework": "torch", "dtypes": "float32", "quantities": ("y", "second_derivative")}
+    right_one, silent, wrong = (check(f, **framework) for f in (right, not_twice, doubled))
+    refused = check(refusing, framework="torch", dtypes="float32")
+    assert right_one.passed
+    assert "dx is a constant to automatic differentiation" in silent.text
+    assert refused.passed
+    assert "not compared: second derivatives" in " ".join(refused.text.split())
+    assert "that of dx is off by" in wrong.text
+    assert check(not_twice, **framework, accept={"second_derivative": "not needed"}).passed
 
 
 def of_kernels(x, weight):

@@ -74,6 +74,25 @@ def with_dh(change: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[..., Any]
     return lambda x, weight, residual: Norm.apply(x, weight, residual)
 
 
+def not_twice(x, weight, once=lambda backward: backward):
+    """Its gradients are right, and constants to autograd, as those of a kernel are."""
+
+    class Norm(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x, weight):
+            context.save_for_backward(x, weight)
+            return right(x, weight)
+
+        @staticmethod
+        @once
+        def backward(context, dy):
+            leaves = [tensor.detach().requires_grad_() for tensor in context.saved_tensors]
+            with torch.enable_grad():
+                return torch.autograd.grad(right(*leaves), leaves, dy.detach())
+
+    return Norm.apply(x, weight)
+
+
 def static_output() -> Callable[..., Any]:
     buffers = {}
 
@@ -182,6 +201,7 @@ WRONG = {
     "dh dropped": with_dh(lambda through_y, dh: (through_y, through_y)),
     "dh to one": with_dh(lambda through_y, dh: (through_y + dh, through_y)),
     "dh twice": with_dh(lambda through_y, dh: (through_y + 2 * dh, through_y + 2 * dh)),
+    "gates up to 20": lambda x, weight, gate: gated(x, weight, gate.clamp(-20, 20)),
     **read_wrongly("residual"),
     **read_wrongly("gate"),
     **read_wrongly("mask"),
