@@ -235,3 +235,12 @@ def _without_compiled_code() -> Iterator[None]:
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
     gc.collect()
+
+
+@pytest.fixture
+def few_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``check`` asks an eighth of the circumstances: for tests of what else it does, as all of them take seconds."""
+    from rmsnorm.parity import asking
+
+    every = asking.circumstances
+    monkeypatch.setattr(asking, "circumstances", lambda *levels, **options: every(*levels, **options)[::8])

@@ -93,12 +93,12 @@ def is_circumstance(case: str) -> bool:
 def levels_of(circumstance: str) -> list[str]:
     """The levels in its name.
 
-    >>> levels_of("257 rows of 33, 2 axes; residual")
-    ['257 rows', 'rows of 33', '2 axes', 'residual']
+    >>> levels_of("thousands of rows of 33, 2 axes; residual")
+    ['thousands of rows', 'rows of 33', '2 axes', 'residual']
     """
     head, *rest = circumstance.split("; ")
     size, _, axes = head.rpartition(", ")
-    rows, _, width = size.partition(" of ")
+    rows, _, width = size.rpartition(" of ")
     return [rows, f"rows of {width}", axes, *rest]
 
 

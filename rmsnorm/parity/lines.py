@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 import textwrap
+from collections import Counter
+from collections.abc import Collection, Mapping
 from functools import reduce
 from operator import and_
 from typing import Final
@@ -16,6 +18,7 @@ from rmsnorm.specification import dtypes
 _WIDTH: Final = 100  # columns of a line; most fit into 80
 _DIGITS: Final = {"float16": 5, "bfloat16": 4, "float32": 9, "float64": 17}  # which tell neighbours apart
 _SHOWN: Final = 5  # refusals
+_MOST: Final = 0.6  # of the calls with a level
 
 
 def skips(run: Run, *, edges: bool = False) -> list[tuple[list[str], str, str]]:
@@ -71,13 +74,30 @@ def places(run: Run) -> str:
     failed = dict.fromkeys(record.case for record in run.failures)
     parts = [repr(case) for case in failed if not is_circumstance(case)]
     parts[_SHOWN:] = [f"{len(parts) - _SHOWN} more cases"] * (len(parts) > _SHOWN)
-    calls: list[set[str]] = [set(levels_of(case)) for case in failed if is_circumstance(case)]
+    compared = {record.case: set(levels_of(record.case)) for record in run.records if is_circumstance(record.case)}
+    calls = [case for case in failed if case in compared]
     if calls:
-        compared = {record.case: set(levels_of(record.case)) for record in run.records if is_circumstance(record.case)}
-        alike = reduce(and_, calls) - reduce(and_, compared.values())
-        own = f", each with {' and '.join(repr(level) for level in sorted(alike))}" if alike else ""
-        parts.append(f"{len(calls)} of {len(compared)} circumstances{own}")
+        parts.append(f"{len(calls)} of {len(compared)} circumstances{_shared(compared, calls)}")
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def _shared(compared: Mapping[str, set[str]], failed: Collection[str]) -> str:
+    """The levels that every failed call has, or a few of which each has one, and with which most calls failed."""
+    every: set[str] = reduce(and_, (compared[case] for case in failed))
+    if alike := every - reduce(and_, compared.values()):
+        return f", each with {' and '.join(repr(level) for level in sorted(alike))}"
+    counts = Counter(level for levels in compared.values() for level in levels)
+    of_failed = Counter(level for case in failed for level in compared[case])
+    often = [level for level in sorted(counts) if of_failed[level] >= max(2, _MOST * counts[level])]
+    rest = [compared[case] for case in failed]
+    named: list[str] = []
+    while rest and often and len(named) < _SHOWN:
+        level = max(often, key=lambda level: sum(level in levels for levels in rest))
+        named.append(repr(level))
+        rest, left = [levels for levels in rest if level not in levels], rest
+        if len(rest) == len(left):
+            return ""
+    return f", each with {', '.join(named[:-1])} or {named[-1]}" if not rest and len(named) > 1 else ""
 
 
 def difference(record: Comparison) -> str:

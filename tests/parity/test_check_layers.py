@@ -39,6 +39,7 @@ def test_torch() -> None:
     assert {record.quantity for record in result.run.failures} == {"dx", "dscale"}
 
 
+@pytest.mark.usefixtures("few_circumstances")
 def test_a_gate() -> None:
     """Optional in Mamba-2's class, so that one case has it, and required in Qwen3-Next's, where all have."""
     zoo = pytest.importorskip("torch_zoo")
@@ -94,6 +95,7 @@ def test_groups() -> None:
         check(Sixteen(48), variant, group_size=7)
 
 
+@pytest.mark.usefixtures("few_circumstances")
 def test_transformers() -> None:
     pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
     pytest.importorskip("transformers", reason="transformers is not installed; pip install '.[dev]'")

@@ -14,8 +14,10 @@ from rmsnorm.parity import check, report
 from rmsnorm.parity.worker import check_apart
 from rmsnorm.specification.variants import PRESETS
 
+pytestmark = pytest.mark.usefixtures("few_circumstances")
 NORM = """import os
 import numpy as np
+
 calls = 0
 def norm(x, weight):
     global calls

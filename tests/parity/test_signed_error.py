@@ -13,6 +13,8 @@ from rmsnorm.accuracy.signed import SignedErrors
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.parity import check, report
 
+pytestmark = pytest.mark.usefixtures("few_circumstances")
+
 
 def truncated(exact, dtype):
     """Towards zero, of float64."""

@@ -24,6 +24,8 @@ from rmsnorm.parity.cases import CASES, make
 from rmsnorm.parity.worker import check_apart
 from rmsnorm.targets import open_target
 
+pytestmark = pytest.mark.usefixtures("few_circumstances")
+
 BY_NAME = {case.name: case for case in CASES}
 OPTIONS: dict[str, Any] = {"framework": "numpy", "dtypes": "float32"}
 

@@ -16,7 +16,7 @@ from rmsnorm.parity.cases import Case
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import open_target
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("few_circumstances")]
 
 
 def rows_from(first: int, change: Any) -> Any:

@@ -14,7 +14,7 @@ from rmsnorm import Variant
 from rmsnorm.identify import identify
 from rmsnorm.parity import check
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("few_circumstances")]
 ALL = "y dx dscale"
 
 

@@ -12,6 +12,8 @@ torch: Any = pytest.importorskip("torch", reason="torch is not installed; pip in
 from rmsnorm.identify import identify  # noqa: E402
 from rmsnorm.parity import check  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("few_circumstances")
+
 
 def norm(x: Any, weight: Any) -> Any:
     wide = x.float()

@@ -18,6 +18,8 @@ from rmsnorm.identify.package import find
 from rmsnorm.parity import check
 from rmsnorm.targets import open_target
 
+pytestmark = pytest.mark.usefixtures("few_circumstances")
+
 LLAMA_LIKE = Variant.get("standard").replace(eps=1e-3)
 
 
