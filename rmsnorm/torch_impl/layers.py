@@ -34,7 +34,8 @@ class RMSNorm(torch.nn.RMSNorm):
     Args:
         normalized_shape: sizes of the last axes of x, which are normalised; an integer for the last one alone.
         eps: a number >= 0; None for the eps of the variant. That of ``torch`` is the machine epsilon of x, or of f32
-            for 16-bit x, and its attribute ``eps`` is None.
+            for 16-bit x, and its attribute ``eps`` is None. (The built-in layer of PyTorch 2.5 and 2.6 takes that of
+            the 16-bit dtype, 0.0078 for bfloat16: there name the eps for the same numbers.)
         elementwise_affine: whether there are parameters; without them the factor is 1 and there is no bias.
         device, dtype: of the parameters.
         bias: whether there is one; None as in the variant: only ``equinox`` and ``lasagne`` have one.
