@@ -58,7 +58,7 @@ _ALONE: Final[dict[str, Callable[[str, Path], tensors.Tensors]]] = {
     ".keras": tensors.keras,
     ".weights.h5": tensors.keras,
 }
-_OFFSETS: Final[Mapping[str, float]] = {"w": 0.0, "1 + w": 1.0}
+OFFSETS: Final[Mapping[str, float]] = {"w": 0.0, "1 + w": 1.0}
 _UNTOLD: Final[Mapping[str, str]] = {
     "unclear": "whether they are w or 1 + w cannot be told", "bias": "they have a bias beside them, as in a LayerNorm",
 }  # fmt: skip
@@ -127,6 +127,11 @@ def identify_checkpoint(path: str | os.PathLike[str], variant: str | Variant | N
         ...     print(identify_checkpoint(f"{folder}/model.npz", "gemma").text)
         gains have mean 1: with gemma's offset 1 every norm's y is 2 times as large (layers.*.input_norm.weight)
     """
+    return read_gains(path, variant)[0]
+
+
+def read_gains(path: str | os.PathLike[str], variant: str | Variant | None = None) -> tuple[Checkpoint, dict[str, str]]:
+    """What ``identify_checkpoint`` returns, and the kind of each gain, by its name."""
     chosen = None if variant is None else get_variant(_OP, variant)
     shapes, tensor = _read(Path(path))
     for name in filter(lambda name: not name.isprintable(), shapes):  # it would be printed
@@ -135,10 +140,12 @@ def identify_checkpoint(path: str | os.PathLike[str], variant: str | Variant | N
     with reading(_OP, Path(path), _WANTED):
         check_expansion(sum(8 * math.prod(shapes[name]) for name in names), _size(Path(path)))
     groups: dict[str, list[_Summary]] = {}
+    kind_of: dict[str, str] = {}
     for name in names:
         values = tensor(name)
         if values.dtype.kind in "fV":  # V: the formats that NumPy lacks
-            groups.setdefault(_kind_of(name), []).append(_summary(name, values.astype(np.float64), shapes))
+            kind_of[name] = _kind_of(name)
+            groups.setdefault(kind_of[name], []).append(_summary(name, values.astype(np.float64), shapes))
     if not groups:
         some = ", ".join(list(shapes)[:4]) or "none"
         raise errors.InputValueError(
@@ -147,7 +154,8 @@ def identify_checkpoint(path: str | os.PathLike[str], variant: str | Variant | N
         )
     kinds = tuple(_kind(name, members) for name, members in sorted(groups.items()))
     agrees, sentences = _conclusions(kinds, chosen)
-    return Checkpoint(str(path), None if chosen is None else chosen.name, kinds, agrees, "\n".join(sentences))
+    chosen_name = None if chosen is None else chosen.name
+    return Checkpoint(str(path), chosen_name, kinds, agrees, "\n".join(sentences)), kind_of
 
 
 def _read(path: Path) -> tensors.Tensors:
@@ -296,7 +304,7 @@ def _conclusions(kinds: tuple[Kind, ...], variant: Variant | None) -> tuple[bool
             names = [kind.name for kind in some]
             more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
             sentences.append(f"{text} ({', '.join(names[:_NAMES])}{more})")
-    offsets = {_OFFSETS[kind.fits] for kind in kinds if kind.fits in _OFFSETS}
+    offsets = {OFFSETS[kind.fits] for kind in kinds if kind.fits in OFFSETS}
     if not offsets:
         return None, sentences
     return (True if variant is None else offsets == {variant.scale_offset}), sentences
@@ -304,7 +312,7 @@ def _conclusions(kinds: tuple[Kind, ...], variant: Variant | None) -> tuple[bool
 
 def _told(fit: str, some: list[Kind], variant: Variant | None) -> str:
     """What gains say that fit w or 1 + w."""
-    offset = _OFFSETS[fit]
+    offset = OFFSETS[fit]
     mean = sum(kind.mean * kind.count for kind in some) / sum(kind.count for kind in some)
     if variant is None:
         names = [name for name, preset in PRESETS.items() if preset.scale_offset == offset][:4]
