@@ -117,12 +117,13 @@ def check(
             f(x, scale, eps=..., residual=..., static_scale=..., global_scale=...), with the options that it takes and
             the quantisation needs, and returns q, the scales unless they are static, g if it computes it, and h if it
             takes a residual. uint8 is codes, one in a byte, or for E2M1 two, the first in the low half. The report is
-            a QuantisedReport. Of the other options ``framework``, ``dtypes``, ``device`` and ``init`` count.
+            a QuantisedReport. Of the other options it takes ``framework``, ``dtypes``, ``device`` and ``init``.
         reciprocal_slack: the relative error of the reciprocal of a scale, where a kernel approximates it.
         all_reduce: for a function that adds the parts of several ranks before it normalises: the order of roundings, as
             for ``numpy_impl.all_reduced``. It is called as f(parts, scale, eps=..., residual=...) with lists of 2, 3
             and 8 arrays, and with and without a residual if it takes one. It returns y, or y and h, whose bits count.
-            If the roundings have another order, the report names it. The other options count as for ``quantisation``.
+            If the roundings have another order, the report names it. It takes ``variant``, too, and the other options
+            that ``quantisation`` takes.
         call: the arguments of a function in their order, such as "out, x, weight, eps", as of ``open_target``.
 
     Raises:
@@ -145,6 +146,12 @@ def check(
     named = _DTYPES if dtypes is None else dtypes if isinstance(dtypes, (list, tuple)) else (dtypes,)
     named = tuple(errors.dtype_named("check", "dtype", entry) for entry in named or (None,))
     how = function, framework, device, init or {}
+    _refuse_unused(
+        quantisation, all_reduce, variant=None if chosen.name == "standard" or all_reduce else variant,
+        gradients=gradients, extremes=extremes, compiled=compiled, group_size=group_size, edges=edges, batch_invariant=batch_invariant,
+        exhaustive=exhaustive, large=large, all_cases=all_cases, quantities=quantities, accept=accept, xfails=xfails,
+        limits=limits, call=call, reciprocal_slack=reciprocal_slack,
+    )  # fmt: skip
     if quantisation is not None:
         return check_quantised(Kernel(*how), quantisation, named, reciprocal_slack)
     if all_reduce is not None:
@@ -248,6 +255,26 @@ def check(
         else:
             run.message = "; ".join(sentences(run, chosen))
     return Report(target.name, chosen, run, tuple(together(target.arguments)))
+
+
+def _refuse_unused(quantisation: Any, all_reduce: Any, **others: Any) -> None:
+    """Raises for an option that a check of a quantised norm, or of one over ranks, does not use."""
+    slack = others.pop("reciprocal_slack")
+    if slack and quantisation is None:
+        raise errors.out_of_domain("check", "reciprocal_slack", slack, "it only beside quantisation", "drop it")
+    named = {"all_reduce": all_reduce, "quantisation": quantisation}
+    kinds = [name for name, value in named.items() if value]
+    if len(kinds) > 1:
+        raise errors.out_of_domain("check", *_of(named, kinds[1:]), f"none beside {kinds[0]}", "call check for each")
+    unused = [name for name, value in others.items() if bool(value) != (name == "gradients")] if kinds else []
+    if unused:
+        raise errors.out_of_domain(
+            "check", *_of(others, unused), f"none beside {kinds[0]}", "drop it: it has no effect"
+        )
+
+
+def _of(options: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Any]:
+    return names[0], options[names[0]]
 
 
 def _all_held(run: Run, *quantities: str) -> bool:

@@ -110,6 +110,8 @@ def test_what_it_cannot_be_called_with_is_said():
         check(kernel("truncated"), all_reduce="twice")
     with pytest.raises(ValueError, match=r"expected a function f\(parts, scale, \*, eps\); write an adapter"):
         check(lambda parts, weight: parts[0], all_reduce="truncated")
+    with pytest.raises(ValueError, match=r"check: quantisation is 'vllm\.static', expected none beside all_reduce"):
+        check(kernel("truncated"), all_reduce="truncated", quantisation="vllm.static")
     report = check(lambda parts, weight, eps: None, all_reduce="truncated", framework="numpy", dtypes="float32")
     assert report.run.failures[0].detail == "y is a NoneType, expected numpy.ndarray"
 

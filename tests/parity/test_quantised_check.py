@@ -302,6 +302,19 @@ def test_what_has_another_layout_is_asked_for_an_adapter():
         check(lambda x, scale: x, quantisation="vllm.static")
     with pytest.raises(ValueError, match=r"quantisation is 'vllm.dynamic', .*did you mean 'vllm.dynamic_fp8'"):
         check(of_mx, quantisation="vllm.dynamic")
+    for name, value in {
+        "edges": True,
+        "gradients": False,
+        "variant": "gemma",
+        "limits": "auto",
+        "accept": "y: so",
+    }.items():
+        with pytest.raises(
+            ValueError, match=f"^check: {name} is '?{value}'?, expected none beside quantisation; drop it"
+        ):
+            check(of_mx, quantisation="vllm.static", **{name: value})
+    with pytest.raises(ValueError, match=r"reciprocal_slack is 0\.5, expected it only beside quantisation"):
+        check(of_mx, reciprocal_slack=0.5)
     with pytest.raises(TypeError, match=r"function is 3 .int., expected a function of x, the gain and options"):
         check(3, quantisation="vllm.static")
     end = "or its codes in uint8; write an adapter"
