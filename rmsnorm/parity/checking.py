@@ -146,11 +146,12 @@ def check(
     named = _DTYPES if dtypes is None else dtypes if isinstance(dtypes, (list, tuple)) else (dtypes,)
     named = tuple(errors.dtype_named("check", "dtype", entry) for entry in named or (None,))
     how = function, framework, device, init or {}
+    unlike = None if chosen.name == "standard" or all_reduce else variant
     _refuse_unused(
-        quantisation, all_reduce, variant=None if chosen.name == "standard" or all_reduce else variant,
-        gradients=gradients, extremes=extremes, compiled=compiled, group_size=group_size, edges=edges, batch_invariant=batch_invariant,
-        exhaustive=exhaustive, large=large, all_cases=all_cases, quantities=quantities, accept=accept, xfails=xfails,
-        limits=limits, call=call, reciprocal_slack=reciprocal_slack,
+        quantisation, all_reduce, variant=unlike, gradients=gradients, extremes=extremes, compiled=compiled,
+        group_size=group_size, edges=edges, batch_invariant=batch_invariant, exhaustive=exhaustive, large=large,
+        all_cases=all_cases, quantities=quantities, accept=accept, xfails=xfails, limits=limits, call=call,
+        reciprocal_slack=reciprocal_slack,
     )  # fmt: skip
     if quantisation is not None:
         return check_quantised(Kernel(*how), quantisation, named, reciprocal_slack)

@@ -18,6 +18,7 @@ from rmsnorm.specification import dtypes
 _WIDTH: Final = 100  # columns of a line; most fit into 80
 _DIGITS: Final = {"float16": 5, "bfloat16": 4, "float32": 9, "float64": 17}  # which tell neighbours apart
 _SHOWN: Final = 5  # refusals
+_SOME: Final = 8  # calls that differ: fewer share levels by chance
 _MOST: Final = 0.6  # of the calls with a level
 
 
@@ -86,6 +87,8 @@ def _shared(compared: Mapping[str, set[str]], failed: Collection[str]) -> str:
     every: set[str] = reduce(and_, (compared[case] for case in failed))
     if alike := every - reduce(and_, compared.values()):
         return f", each with {' and '.join(repr(level) for level in sorted(alike))}"
+    if len(failed) < _SOME:
+        return ""
     counts = Counter(level for levels in compared.values() for level in levels)
     of_failed = Counter(level for case in failed for level in compared[case])
     often = [level for level in sorted(counts) if of_failed[level] >= max(2, _MOST * counts[level])]

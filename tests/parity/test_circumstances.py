@@ -79,12 +79,11 @@ def test_a_second_derivative_is_right_or_refused():
     def refusing(x, weight):
         return not_twice(x, weight, once_differentiable)
 
-    def doubled(x, weight):
-        wide = x * 2 - x.detach()  # dx is twice as large, and its derivative four times
-        return right(wide, weight)
+    def of_dy_alone(x, weight):
+        return not_twice(x, weight, of_dy=True)
 
     framework = {"framework": "torch", "dtypes": "float32", "quantities": ("y", "second_derivative")}
-    right_one, silent, wrong = (check(f, **framework) for f in (right, not_twice, doubled))
+    right_one, silent, wrong = (check(f, **framework) for f in (right, not_twice, of_dy_alone))
     refused = check(refusing, framework="torch", dtypes="float32")
     assert right_one.passed
     assert "dx is a constant to automatic differentiation" in silent.text

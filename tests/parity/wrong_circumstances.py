@@ -74,8 +74,8 @@ def with_dh(change: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[..., Any]
     return lambda x, weight, residual: Norm.apply(x, weight, residual)
 
 
-def not_twice(x, weight, once=lambda backward: backward):
-    """Its gradients are right, and constants to autograd, as those of a kernel are."""
+def not_twice(x, weight, once=lambda backward: backward, of_dy=False):
+    """Its gradients are right, and constants to autograd, as those of a kernel are; ``of_dy``: but for dy."""
 
     class Norm(torch.autograd.Function):
         @staticmethod
@@ -88,7 +88,8 @@ def not_twice(x, weight, once=lambda backward: backward):
         def backward(context, dy):
             leaves = [tensor.detach().requires_grad_() for tensor in context.saved_tensors]
             with torch.enable_grad():
-                return torch.autograd.grad(right(*leaves), leaves, dy.detach())
+                dy = dy if of_dy else dy.detach()
+                return torch.autograd.grad(right(*leaves), leaves, dy, create_graph=of_dy)
 
     return Norm.apply(x, weight)
 
