@@ -17,7 +17,6 @@ from rmsnorm.specification import errors
 from rmsnorm.specification.variants import Variant, get_variant
 
 _OP: Final = "gains"
-_SHOWN: Final = 4  # names in a sentence
 
 
 @dataclass(frozen=True)
