@@ -20,6 +20,7 @@ from rmsnorm.targets.target import TargetError
 
 # beside those that are known: at these every fraction of _SIMPLE, rounding and way to compute n p gives another k
 _WIDTHS: Final = (43, 90, 100, 150, 157, 160)
+_WIDER: Final = (1029, 4001)  # where one element counts at all of these
 _SIMPLE: Final = sorted(
     {Fraction(a, b) for b in (2, 3, 4, 8, 16, 32, 100) for a in range(1, b)}, key=lambda p: (p.denominator, p)
 )
@@ -152,6 +153,8 @@ def fit_partial(known: Mapping[int, int], measure: Callable[[int], int | None]) 
         (Fraction(7, 100), 'ceil', False)
     """
     asked = {n: known.get(n) or measure(n) for n in (*known, *_WIDTHS)}
+    if set(asked.values()) <= {None, 1}:
+        asked |= {n: measure(n) for n in _WIDER}
     measured = {n: k for n, k in asked.items() if k is not None}
     for p in _EVERY:
         true = [rule for rule, count in _RULES.items() if all(max(count(n, p), 1) == k for n, k in measured.items())]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from rmsnorm.numpy_impl.all_reduce import ORDERS, Order, all_reduced
 from rmsnorm.parity import cases
 from rmsnorm.parity.cases import Array, Data
 from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled
+from rmsnorm.parity.declared import dtypes_named
 from rmsnorm.parity.judge import Outcome, biased, compare, expect, failed
 from rmsnorm.parity.kernel import Kernel
 from rmsnorm.parity.quantised import inside
@@ -28,8 +29,9 @@ from rmsnorm.parity.quantised_cases import Case
 from rmsnorm.parity.report import Report
 from rmsnorm.specification import dtypes as formats
 from rmsnorm.specification import errors
-from rmsnorm.specification.variants import ResidualRounding, Variant
+from rmsnorm.specification.variants import Preset, ResidualRounding, Variant, get_variant
 from rmsnorm.targets import TargetError
+from rmsnorm.targets.target import random_state_kept
 
 _RANKS: Final = (2, 3, 8)
 _SHAPE: Final = (64, 48)
@@ -42,17 +44,52 @@ _SENTENCES: Final[Mapping[Order, str]] = {
 }
 
 
-def check_all_reduce(kernel: Kernel, variant: Variant, order: Order, dtypes: Sequence[str]) -> Report:
-    """``check`` with ``all_reduce``, whose documentation says what the function is called with and returns."""
+@random_state_kept()
+def check_all_reduce(
+    function: Any,
+    order: Order,
+    variant: Preset | Variant = "standard",
+    *,
+    framework: str | None = None,
+    dtypes: Sequence[str] | str | None = None,
+    device: str = "cpu",
+    init: Mapping[str, Any] | None = None,
+) -> Report:
+    """Compare a function that adds the parts of several ranks before it normalises with the golden.
+
+    It is called as f(parts, scale, eps=..., residual=...) with lists of 2, 3 and 8 arrays, and with and without a
+    residual if it takes one. It returns y, or y and h, whose bits count. If the roundings have another order, the
+    report names it.
+
+    Args:
+        function: of parts, the gain and options.
+        order: of the roundings, as for ``numpy_impl.all_reduced``: sum_rounded, each_rounded, rounded_once, truncated.
+        variant: of the norm.
+        framework, dtypes, device, init: as of ``check``.
+
+    Raises:
+        ValueError: there is no such order, variant or dtype, or the function takes no eps.
+
+    Example:
+        >>> from rmsnorm.numpy_impl import all_reduced, rms_norm
+        >>> def norm(parts, weight, eps):
+        ...     return rms_norm(all_reduced(np.stack(parts), order="sum_rounded"), weight, eps=eps)
+        >>> check_all_reduce(norm, "sum_rounded").passed
+        True
+    """
     if order not in ORDERS:
-        raise errors.not_a_choice("check", "all_reduce", order, ORDERS)
+        raise errors.not_a_choice("check_all_reduce", "order", order, ORDERS)
+    variant, types = get_variant("check_all_reduce", variant), dtypes_named(dtypes)
+    kernel = Kernel(function, framework, device, init or {}, of_parts=True)
     if not kernel.takes("eps"):
         want = "a function f(parts, scale, *, eps)"
-        raise errors.out_of_domain("check", "function", kernel.name, want, "write an adapter that takes it by name")
+        raise errors.out_of_domain(
+            "check_all_reduce", "function", kernel.name, want, "write an adapter that takes it by name"
+        )
     run, signed = Run("", device=kernel.device), SignedErrors()
     run.skipped.append(Skip("gradients", "", "check differentiates no function of parts"))
     calls: list[tuple[Case, Sequence[Array]]] = []
-    for dtype, case in _posed(kernel, variant, dtypes):
+    for dtype, case in _posed(kernel, variant, types):
         run.cases += 1
         try:
             outputs = kernel.call(case)

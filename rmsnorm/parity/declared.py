@@ -112,6 +112,16 @@ def declared(
     return Declared(tuple(name.strip() for name in names), pairs, _lines(op, xfails))
 
 
+def dtypes_named(named: Sequence[str] | str | None) -> tuple[str, ...]:
+    """The dtypes of x that were asked for, None for those of models.
+
+    >>> dtypes_named("bf16"), dtypes_named(None)
+    (('bfloat16',), ('float16', 'bfloat16', 'float32'))
+    """
+    every = (*dtypes.HALF, "float32") if named is None else named if isinstance(named, (list, tuple)) else (named,)
+    return tuple(errors.dtype_named("check", "dtype", entry) for entry in every or (None,))
+
+
 def _lines(op: str, path: str | Path | None) -> tuple[Line, ...]:
     """The lines of a file as a report has them: 'many rows' bf16 dscale: 16-bit sums. # begins a comment."""
     if path is None:

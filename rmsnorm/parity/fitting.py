@@ -60,7 +60,9 @@ def in_batches(target: Target) -> Target:
             rows = {name: arrays[name][start : start + size] for name in _PER_ROW if name in arrays}
             rows = {name: np.resize(array, (size, *array.shape[1:])) for name, array in rows.items()}
             parts.append(target.function({**arrays, **rows}))
-        return np.concatenate(parts)[:count]
+        if isinstance(parts[0], np.ndarray):
+            return np.concatenate(parts)[:count]
+        return tuple(np.concatenate(entries)[:count] for entries in zip(*parts, strict=True))  # y, and x + residual
 
     return replace(target, function=call)
 

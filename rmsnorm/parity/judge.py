@@ -185,7 +185,7 @@ def _compare(name: str, got: Array, expected: Expected) -> Comparison:
     if expected.low is not None and expected.high is not None:
         low, high = (end.ravel()[different].astype(np.float64) for end in (expected.low, expected.high))
         enough = bool(np.all((distances == 0) | ((low <= wide_got) & (wide_got <= high) & (low != high))))
-    else:  # read from a file, which has the share of elements that have one right number
+    else:  # few may differ of what has one right number
         enough = bool(np.sum(distances != 0) <= 3 + (1 - limit.identical) * want.size)
     passed = bool(parity_ratio <= limit.ratio and enough)
     worst = "" if passed else _worst(got, want, int(different[np.argmax(ratio)]), distances[np.argmax(ratio)])

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rmsnorm.specification.errors import InputError
-from rmsnorm.specification.variants import Preset, Variant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,17 +18,23 @@ if TYPE_CHECKING:
 def rmsnorm_parity() -> Callable[..., Report]:
     """Compare a function or layer with a variant: ``rmsnorm_parity(my_norm, variant="llama", framework="torch")``.
 
-    It takes the arguments of rmsnorm.parity.check and returns its report. If something differs, the test fails with the
+    It takes the arguments of rmsnorm.parity.check and returns its report; with ``quantisation=`` those of
+    check_quantised, with ``order=`` those of check_all_reduce. If something differs, the test fails with the
     case, the worst element, the value got and wanted, the bound, and the variant that the function really is. It also
     fails if there is no such function or variant, or nothing can be compared.
     """
 
-    def parity(function: Any, variant: Preset | Variant = "standard", **options: Any) -> Report:
+    def parity(function: Any, *what: Any, **options: Any) -> Report:
         __tracebackhide__ = True
-        from rmsnorm.parity import check
+        from rmsnorm import parity
 
+        judge: Callable[..., Report] = parity.check
+        if "quantisation" in options:
+            judge = parity.check_quantised
+        elif "order" in options:
+            judge = parity.check_all_reduce
         try:
-            report = check(function, variant, **options)
+            report = judge(function, *what, **options)
         except InputError as error:
             pytest.fail(str(error), pytrace=False)
         if not report.passed:

@@ -20,6 +20,7 @@ from rmsnorm.accuracy.rounding import cast
 from rmsnorm.numpy_impl import allowed, rms_norm_quantised
 from rmsnorm.parity.cases import Array
 from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled
+from rmsnorm.parity.declared import dtypes_named
 from rmsnorm.parity.judge import failed
 from rmsnorm.parity.kernel import Kernel
 from rmsnorm.parity.quantised_cases import Case, cases_of
@@ -28,6 +29,7 @@ from rmsnorm.specification import errors
 from rmsnorm.specification.quantisation import QUANTISATIONS, Quantisation, get_quantisation
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import TargetError
+from rmsnorm.targets.target import random_state_kept
 
 _F32: Final = 2.0**-24  # unit roundoff
 
@@ -54,19 +56,52 @@ class QuantisedReport(Report):
         return [f"codes: {codes}; the scale of {counts['moved']} of {counts['rows']} rows moved"]
 
 
+@random_state_kept()
 def check_quantised(
-    kernel: Kernel, quantisation: str | Quantisation, dtypes: Sequence[str], reciprocal_slack: float
+    function: Any,
+    quantisation: str | Quantisation,
+    *,
+    framework: str | None = None,
+    dtypes: Sequence[str] | str | None = None,
+    device: str = "cpu",
+    init: Mapping[str, Any] | None = None,
+    reciprocal_slack: float = 0.0,
 ) -> QuantisedReport:
-    """``check`` with a quantisation, whose documentation says what the function is called with and returns."""
-    preset = get_quantisation("check", quantisation)
+    """Compare a function that normalises and quantises with the golden.
+
+    It is called as f(x, scale, eps=..., residual=..., static_scale=..., global_scale=...), with the options that it
+    takes and the quantisation needs, and returns q, the scales unless they are static, g if it computes it, and h if
+    it takes a residual. uint8 is codes, one in a byte, or for E2M1 two, the first in the low half.
+
+    Args:
+        function: of x, the gain and options.
+        quantisation: what it should be: a preset of ``Quantisation``, or another one.
+        framework, dtypes, device, init: as of ``check``.
+        reciprocal_slack: the relative error of the reciprocal of a scale, where a kernel approximates it.
+
+    Raises:
+        ValueError: there is no such quantisation or dtype, or the function does not take what it needs.
+
+    Example:
+        >>> from rmsnorm.numpy_impl import rms_norm_quantised
+        >>> def norm(x, scale, eps, static_scale):
+        ...     q, *_ = rms_norm_quantised(x, scale, eps=eps, static_scale=static_scale, quantisation="vllm.static")
+        ...     return q
+        >>> check_quantised(norm, "vllm.static", dtypes="bfloat16").passed
+        True
+    """
+    preset, types = get_quantisation("check_quantised", quantisation), dtypes_named(dtypes)
+    kernel = Kernel(function, framework, device, init or {})
     if lacks := kernel.lacks(preset):
         want = f"a function f(x, scale, *, {', '.join(lacks)}) for {preset.name}"
-        raise errors.out_of_domain("check", "function", kernel.name, want, "write an adapter that takes them by name")
+        raise errors.out_of_domain(
+            "check_quantised", "function", kernel.name, want, "write an adapter that takes them by name"
+        )
     began, run = time.monotonic(), Run("", device=kernel.device)
     if not kernel.takes("residual"):
         run.skipped.append(Skip("h", "", "it takes no argument residual"))
     counts: Counter[str] = Counter()
-    for dtype, case, comparisons, counted in _judged(kernel, preset, dtypes, reciprocal_slack):
+    for dtype, case, comparisons, counted in _judged(kernel, preset, types, reciprocal_slack):
         run.cases += 1
         run.records += labelled(comparisons, preset.name, dtype, case.name)
         counts += counted
@@ -74,7 +109,7 @@ def check_quantised(
     instead: tuple[str, ...] = ()
     if run.failures:
         others = [row for row in QUANTISATIONS.values() if row != preset and not kernel.lacks(row)]
-        judged = {row.name: _judged(kernel, row, dtypes, reciprocal_slack) for row in others}
+        judged = {row.name: _judged(kernel, row, types, reciprocal_slack) for row in others}
         instead = tuple(name for name, calls in judged.items() if all(c.passed for _, _, cs, _ in calls for c in cs))
         run.message = f"it is {' or '.join(instead)}" if instead else "it is no preset"
     run.seconds = time.monotonic() - began

@@ -161,6 +161,8 @@ def _write(path: Path, vectors: Iterable[Vector], on_progress: Callable[[int], N
         tensors, metadata = dict(inputs), {"format": str(FORMAT), **about}
         for name, want in expected.items():
             tensors |= {f"expected.{name}": want.value, f"unit.{name}": want.unit}
+            if want.low is not None and want.high is not None:
+                tensors |= {f"least.{name}": want.low, f"greatest.{name}": want.high}
             metadata |= {f"bound.{name}": str(want.bound.ratio), f"identical.{name}": str(want.bound.identical)}
         for name, value in [*tensors.items()]:
             kind, _, quantity = name.partition(".")
@@ -350,7 +352,8 @@ def _expected(folder: Path, entry: Mapping[str, Any]) -> dict[str, Expected]:
         for name in (*QUANTITIES, *_QUANTISED):
             if (value := tensors.get(f"expected.{name}")) is not None:
                 limit = Bound(float(metadata[f"bound.{name}"]), float(metadata[f"identical.{name}"]))
-                expected[name] = Expected(value, tensors[f"unit.{name}"], limit)
+                ends = tensors.get(f"least.{name}"), tensors.get(f"greatest.{name}")
+                expected[name] = Expected(value, tensors[f"unit.{name}"], limit, *ends)
     return expected
 
 

@@ -21,7 +21,7 @@ _LARGE: Final = 15.0  # times as much patience where y has 2^31 elements, and wi
 
 
 def check_apart(target: str, variant: Variant, *, patience: float = PATIENCE, **options: Any) -> Report:
-    """``rmsnorm.parity.check`` of a target by its name, in a process of its own.
+    """``check`` of a target by its name, or ``check_quantised`` with that option, in a process of its own.
 
     variant: a preset, with its own eps or another one.
     patience: seconds of one call of the target, or of its import, after which the process is ended. The comparison
@@ -50,17 +50,19 @@ def check_apart(target: str, variant: Variant, *, patience: float = PATIENCE, **
 
 def check_job(job: dict[str, Any], write: Callable[..., None]) -> dict[str, Any]:
     """The report on the target of the job, as JSON has it. Each call of the target begins and ends with a message."""
-    from rmsnorm.parity.checking import check
-    from rmsnorm.targets import open_target
-
     options, variant = job["options"], PRESETS[job["variant"]].replace(eps=job["eps"])
     patience = job["patience"] * (_LARGE if "quantisation" in options else 1)  # whose calls are not announced
     write(patience=patience, doing="opening it")
     look_in_current_folder(job["target"])
     if "quantisation" in options:
-        quantised: Any = check(job["target"], **options)
+        from rmsnorm.parity.quantised import check_quantised
+
+        quantised = check_quantised(job["target"], **options)
         more = {"quantisation": options["quantisation"], "counts": quantised.counts, "instead": quantised.instead}
         return _json(quantised) | {"quantised": more}
+    from rmsnorm.parity.checking import check
+    from rmsnorm.targets import open_target
+
     how = {name: options.pop(name, None) for name in ("framework", "init", "call")}
     opened = open_target(job["target"], **how, device=options["device"], op="check")
     sent = 0

@@ -91,7 +91,8 @@ FILES: dict[str, tuple[dict[str, Any], dict[str, tuple[float, str]]]] = {
     "Gemma 3 by its class": ({"architectures": ["Gemma3ForCausalLM"], "rms_norm_eps": 3e-4},
                              {"q_norm": (3e-4, "rms_norm_eps")}),
     "LLaVA, whose text has no model_type": (
-        {"model_type": "llava", "text_config": {"rms_norm_eps": 3e-4}, "vision_config": {"model_type": "siglip"}},
+        {"model_type": "llava", "text_config": {"rms_norm_eps": 3e-4},
+         "vision_config": {"model_type": "siglip_vision_model"}},
         {"norm": (3e-4, "text_config.rms_norm_eps")},
     ),
     "GLM-4.5": ({"model_type": "glm4_moe", "rms_norm_eps": 3e-4, "use_qk_norm": True},

@@ -19,6 +19,7 @@ from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.identify import identify
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.numpy_impl.arithmetic import add
+from rmsnorm.parity import check
 from rmsnorm.parity.cases import make, select
 from rmsnorm.parity.judge import Expected, Outcome, compare, expect
 from rmsnorm.specification import dtypes
@@ -337,14 +338,15 @@ def test_an_onnx_model(tmp_path):
 
 
 def _saved(
-    path: Any, operator: str, inputs: list[str], outputs: list[str], ir_version: int = 10, **options: Any
-) -> str:
+    path: Any, operator: str, inputs: list[str], outputs: list[str], ir_version: int = 10, rows: Any = "n",
+    **options: Any,
+) -> str:  # fmt: skip
     """A file of one operator of onnxruntime, of which inputs with one axis are initializers."""
     helper, floats = onnx.helper, onnx.TensorProto.FLOAT
     domain = "com.microsoft" if operator.startswith("Skip") else ""
     node = helper.make_node(operator, inputs, outputs, domain=domain, epsilon=3e-4)
     values = [
-        helper.make_tensor_value_info(name, floats, ["n", 32])
+        helper.make_tensor_value_info(name, floats, [rows, 32])
         for name in (*inputs, *outputs)
         if name and name not in ("gamma", "beta")
     ]
@@ -379,6 +381,14 @@ def test_operators_of_onnxruntime(tmp_path: Any) -> None:
     path = _saved(tmp_path / "mean.onnx", "SkipLayerNormalization", ["input", "skip", "gamma", "beta"], ["y"])
     assert open_target(path).arguments == ("scale", "bias", "residual")
     assert "is LayerNorm, not RMSNorm" in identify(path).text
+
+
+def test_a_fixed_number_of_rows_and_a_residual(tmp_path: Any) -> None:
+    """Both results of the batches are put together."""
+    path = _saved(tmp_path / "skip.onnx", "SkipSimplifiedLayerNormalization", ["skip", "input", "gamma"],
+                  ["y", "", "", "sum"], rows=3)  # fmt: skip
+    report = check(path, Variant(name="mine", eps=3e-4), limits={"max_rows": 300})
+    assert report.passed, report.details
 
 
 def test_onnxruntime_decides_what_a_model_is(tmp_path: Any) -> None:

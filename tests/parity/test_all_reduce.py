@@ -1,4 +1,4 @@
-"""``check`` of functions that add the parts of several ranks, in every order of roundings, and of wrong ones."""
+"""``check_all_reduce`` of functions that add the parts of several ranks, in every order, and of wrong ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from rmsnorm import Variant
 from rmsnorm.numpy_impl import all_reduced, rms_norm, rms_norm_vjp
 from rmsnorm.numpy_impl.all_reduce import ORDERS
-from rmsnorm.parity import check
+from rmsnorm.parity import check_all_reduce
 
 SAID = {
     "sum_rounded": "the sum over ranks is rounded once, before the residual is added",
@@ -56,11 +56,11 @@ def kernel(order, *, sums_only_y=False, reads="before", wrong=""):
 @pytest.mark.parametrize("asked", ORDERS)
 @pytest.mark.parametrize("sums_only_y", [False, True])
 def test_a_right_function_passes_and_another_order_is_named(asked, sums_only_y):
-    right = check(kernel(asked, sums_only_y=sums_only_y), all_reduce=asked)
+    right = check_all_reduce(kernel(asked, sums_only_y=sums_only_y), asked)
     assert right.passed, right.text
     assert right.run.cases == 3 * 2 * 3
     for order in set(ORDERS) - {asked}:
-        wrong = check(kernel(order, sums_only_y=sums_only_y), all_reduce=asked, dtypes=["float16", "bfloat16"])
+        wrong = check_all_reduce(kernel(order, sums_only_y=sums_only_y), asked, dtypes=["float16", "bfloat16"])
         assert not wrong.passed
         assert wrong.run.message == SAID[order]
         assert wrong.text.splitlines()[0].endswith(f": {SAID[order]}")
@@ -70,10 +70,10 @@ def test_a_right_function_passes_and_another_order_is_named(asked, sums_only_y):
 def test_the_norm_may_read_the_sum_before_it_is_rounded(order):
     variant = Variant.get("standard").replace(residual_rounding="after")
     after = kernel(order, reads="after")
-    assert check(after, variant, all_reduce=order).passed
-    wrong = check(after, all_reduce=order)
+    assert check_all_reduce(after, order, variant).passed
+    wrong = check_all_reduce(after, order=order)
     assert wrong.run.message == f"{SAID[order]}, and the norm reads h before its last rounding"
-    assert not check(kernel(order), variant, all_reduce=order).passed
+    assert not check_all_reduce(kernel(order), order, variant).passed
 
 
 @pytest.mark.parametrize("wrong", ["a rank forgotten", "a residual of each rank"])
@@ -81,13 +81,13 @@ def test_the_norm_may_read_the_sum_before_it_is_rounded(order):
 def test_a_wrong_sum_is_refused_in_every_dtype(wrong, sums_only_y):
     for dtype in ("float16", "bfloat16", "float32"):
         function = kernel("sum_rounded", sums_only_y=sums_only_y, wrong=wrong)
-        report = check(function, all_reduce="sum_rounded", dtypes=dtype)
+        report = check_all_reduce(function, "sum_rounded", dtypes=dtype)
         assert {record.case for record in report.run.failures} >= {"2 ranks, residual", "8 ranks, residual"}
         assert report.run.message.startswith("no order of roundings gives these results")
 
 
 def test_a_truncated_sum_is_biased():
-    report = check(kernel("truncated"), all_reduce="sum_rounded")
+    report = check_all_reduce(kernel("truncated"), "sum_rounded")
     biased = {record.dtype for record in report.run.failures if "biased towards zero" in record.detail}
     assert biased == {"float16", "bfloat16"}
 
@@ -99,20 +99,18 @@ def test_pytorch_and_a_residual_that_must_be_there():
         h = sum(part.float() for part in parts).to(residual.dtype) + residual
         return torch.nn.functional.rms_norm(h.float(), h.shape[-1:], weight.float(), eps).to(h.dtype), h
 
-    report = check(norm, all_reduce="sum_rounded")
+    report = check_all_reduce(norm, "sum_rounded")
     assert report.passed, report.text
     assert {record.case for record in report.run.records} == {f"{n} ranks, residual" for n in (2, 3, 8)}
     assert "is standard of a sum over ranks, sum_rounded" in report.text
 
 
 def test_what_it_cannot_be_called_with_is_said():
-    with pytest.raises(ValueError, match="all_reduce is 'twice', expected 'sum_rounded', 'each_rounded', "):
-        check(kernel("truncated"), all_reduce="twice")
+    with pytest.raises(ValueError, match="order is 'twice', expected 'sum_rounded', 'each_rounded', "):
+        check_all_reduce(kernel("truncated"), "twice")
     with pytest.raises(ValueError, match=r"expected a function f\(parts, scale, \*, eps\); write an adapter"):
-        check(lambda parts, weight: parts[0], all_reduce="truncated")
-    with pytest.raises(ValueError, match=r"check: quantisation is 'vllm\.static', expected none beside all_reduce"):
-        check(kernel("truncated"), all_reduce="truncated", quantisation="vllm.static")
-    report = check(lambda parts, weight, eps: None, all_reduce="truncated", framework="numpy", dtypes="float32")
+        check_all_reduce(lambda parts, weight: parts[0], "truncated")
+    report = check_all_reduce(lambda parts, weight, eps: None, "truncated", framework="numpy", dtypes="float32")
     assert report.run.failures[0].detail == "y is a NoneType, expected numpy.ndarray"
 
 

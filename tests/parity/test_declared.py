@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from commands import rmsnorm
 
-from rmsnorm.parity import check, report
+from rmsnorm.parity import check, check_quantised, report
 from rmsnorm.parity.worker import check_apart
 from rmsnorm.specification.variants import PRESETS
 
@@ -167,5 +167,5 @@ def test_an_altered_quantisation_is_not_named_as_its_preset() -> None:
         return rms_norm_quantised(x, scale, residual=residual, eps=eps, quantisation=altered)
 
     altered = Quantisation.get("vllm.dynamic_fp8").replace(scale_floor=0.0)
-    result = check(fused, quantisation=altered, dtypes="float32", framework="numpy")
+    result = check_quantised(fused, altered, dtypes="float32", framework="numpy")
     assert "fused is vllm.dynamic_fp8 with scale_floor=0.0: " in result.text

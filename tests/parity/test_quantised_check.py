@@ -1,4 +1,4 @@
-"""``check`` with a quantisation: honest float32 kernels pass, and one wrong field is refused."""
+"""``check_quantised``: honest float32 kernels pass, and one wrong field is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rmsnorm import Quantisation
-from rmsnorm.parity import check
+from rmsnorm.parity import check_quantised
 from rmsnorm.parity import report as reports
 from rmsnorm.specification.quantisation import FORMATS, QUANTISATIONS
 
@@ -141,14 +141,14 @@ def codes_of(p, v):
 
 
 def refused(preset, function, **options):
-    report = check(function, quantisation=preset, framework="numpy", **options)
+    report = check_quantised(function, preset, framework="numpy", **options)
     assert not report.passed
     return report
 
 
 @pytest.mark.parametrize("name", QUANTISATIONS)
 def test_an_honest_kernel_passes(name):
-    report = check(kernel(Quantisation.get(name)), quantisation=name, framework="numpy")
+    report = check_quantised(kernel(Quantisation.get(name)), name, framework="numpy")
     assert report.passed, report.text
     counts = report.counts
     assert counts.get("wrong", 0) == 0
@@ -242,8 +242,8 @@ def test_codes_in_bytes_and_two_in_a_byte():
     def without_residual(x, scale, *, eps, static_scale):
         return bytes_of(x, scale, eps=eps, static_scale=static_scale)[0]
 
-    assert check(without_residual, quantisation="vllm.static", dtypes="bfloat16").passed
-    assert check(pairs, quantisation="flashinfer.fp4", dtypes="bfloat16").passed
+    assert check_quantised(without_residual, "vllm.static", dtypes="bfloat16").passed
+    assert check_quantised(pairs, "flashinfer.fp4", dtypes="bfloat16").passed
     refused("flashinfer.fp4", pairs, dtypes="bfloat16", init={"swapped": True})
 
 
@@ -260,7 +260,7 @@ def test_tensors_of_torch_with_its_float8():
         q = v.to(torch.float8_e4m3fn)
         return q if residual is None else (q, h)
 
-    result = check(in_torch, quantisation=STATIC)
+    result = check_quantised(in_torch, STATIC)
     assert result.passed, result.text
     assert result.run.name == "torch"
     assert result.text.splitlines()[0].startswith(f"{__name__}:test_tensors_of_torch_with_its_float8")
@@ -284,7 +284,7 @@ def test_h_is_judged_by_its_bits_and_scales_by_their_block():
 def test_a_scale_that_moved_is_a_verdict_of_its_own():
     """As in another order of the sum, with its own codes; with the codes of the other scale it is wrong."""
     dynamic = Quantisation.get("vllm.dynamic_fp8")
-    counts = check(kernel(dynamic), quantisation=dynamic, framework="numpy").counts
+    counts = check_quantised(kernel(dynamic), dynamic, framework="numpy").counts
     assert 0 < counts["moved"] < counts["rows"] / 4
 
     def moved(x, scale, *, eps):
@@ -298,25 +298,14 @@ def test_a_scale_that_moved_is_a_verdict_of_its_own():
 
 def test_what_has_another_layout_is_asked_for_an_adapter():
     of_mx = kernel(MX)
-    with pytest.raises(ValueError, match=r"^check: function is .*, expected a function f.x, scale, \*, eps, static_s"):
-        check(lambda x, scale: x, quantisation="vllm.static")
+    with pytest.raises(
+        ValueError, match=r"^check_quantised: function is .*, expected a function f.x, scale, \*, eps, st"
+    ):
+        check_quantised(lambda x, scale: x, "vllm.static")
     with pytest.raises(ValueError, match=r"quantisation is 'vllm.dynamic', .*did you mean 'vllm.dynamic_fp8'"):
-        check(of_mx, quantisation="vllm.dynamic")
-    for name, value in {
-        "edges": True,
-        "gradients": False,
-        "variant": "gemma",
-        "limits": "auto",
-        "accept": "y: so",
-    }.items():
-        with pytest.raises(
-            ValueError, match=f"^check: {name} is '?{value}'?, expected none beside quantisation; drop it"
-        ):
-            check(of_mx, quantisation="vllm.static", **{name: value})
-    with pytest.raises(ValueError, match=r"reciprocal_slack is 0\.5, expected it only beside quantisation"):
-        check(of_mx, reciprocal_slack=0.5)
+        check_quantised(of_mx, "vllm.dynamic")
     with pytest.raises(TypeError, match=r"function is 3 .int., expected a function of x, the gain and options"):
-        check(3, quantisation="vllm.static")
+        check_quantised(3, "vllm.static")
     end = "or its codes in uint8; write an adapter"
     layouts = {
         rf"scales is .*\[32, 2\], expected .*\[2, 32\], {end}": lambda q, s: (q, s.T),
@@ -349,10 +338,10 @@ def test_a_residual_that_is_required_is_in_every_case_and_without_one_it_is_said
     def required(x, scale, *, eps, static_scale, residual):
         return kernel(STATIC)(x, scale, eps=eps, static_scale=static_scale, residual=residual)
 
-    result = check(required, quantisation="vllm.static", dtypes="bfloat16")
+    result = check_quantised(required, "vllm.static", dtypes="bfloat16")
     assert result.passed, result.text
     assert sum(r.quantity == "h" for r in result.run.records) == result.run.cases
-    none = check(lambda x, scale, *, eps: kernel(MX)(x, scale, eps=eps), quantisation=MX, dtypes="bfloat16")
+    none = check_quantised(lambda x, scale, *, eps: kernel(MX)(x, scale, eps=eps), MX, dtypes="bfloat16")
     assert "not compared: h: it takes no argument residual" in none.text
 
 
@@ -361,7 +350,7 @@ def test_approximate_reciprocals_have_both_codes_of_a_tie():
         return kernel(STATIC)(x, scale, eps=eps, static_scale=F32(static_scale) * F32(1 + 2.0**-22))[0]
 
     refused("vllm.static", approximate, dtypes="bfloat16")
-    report = check(approximate, quantisation="vllm.static", dtypes="bfloat16", reciprocal_slack=2.0**-21)
+    report = check_quantised(approximate, "vllm.static", dtypes="bfloat16", reciprocal_slack=2.0**-21)
     assert report.passed, report.text
     assert report.counts["tie"] > 100
 

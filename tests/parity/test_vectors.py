@@ -22,7 +22,7 @@ from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.parity import instead, report, vectors
 from rmsnorm.parity.cases import make, recast, select
 from rmsnorm.parity.equations import candidate
-from rmsnorm.parity.judge import golden, judge
+from rmsnorm.parity.judge import expect, golden, judge
 from rmsnorm.parity.mutants import FAULTS
 
 ROOT = Path(__file__).parents[2]
@@ -130,6 +130,9 @@ def test_the_files_hold_the_cases_of_the_kit(written):
             ends = [tensors[name.replace("expected", end)] for end in ("lo", "hi")]
             assert [end.tobytes() for end in ends] == [end.tobytes() for end in vectors.interval(want[name])]
         others = {name for name in tensors if not name.startswith(("unit.", "lo.", "hi."))}
+        of_y = expect(data, ("y",))["y"]
+        if of_y.low is not None:
+            want |= {"least.y": of_y.low, "greatest.y": of_y.high}
         assert others == set(want)
         for name, array in want.items():
             assert tensors[name].dtype == array.dtype, name
