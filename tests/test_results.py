@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,9 +21,6 @@ print("a package may print")
 def right(x, weight):
     wide = x.astype(np.float64)
     return (wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + 1e-5) * weight.astype(np.float64)).astype(x.dtype)
-
-def narrow(x, weight):
-    return right(x, weight) if x.shape[-1] < 3000 else right(x, weight) * 2
 
 def crashes(x, weight):
     os.kill(os.getpid(), signal.SIGABRT)
@@ -43,14 +41,35 @@ def row(folder, name):
     return f"{folder}/norms.py:{name}", {"framework": "numpy"}
 
 
-def test_a_norm_that_is_right_and_one_that_is_wrong_at_a_width(folder):
+def test_a_norm_is_identified_and_checked_in_a_process_of_its_own(folder):
     right = results.judged(sys.executable, *row(folder, "right"), folder)
     assert right["variant"] == "the variant standard with eps 1e-05 (the same as the preset transformer_engine)"
     assert right["eps"] == "1e-05"
     assert right["dtypes"] == "float32, bfloat16"
     assert re.fullmatch(r"agrees in \d+ comparisons", right["check"])
-    wrong = results.judged(sys.executable, *row(folder, "narrow"), folder)
-    assert re.match(r"differs: \d+ of \d+ comparisons \(\d+ of y in \w+, \d+ of y in \w+\): ", wrong["check"])
+
+
+def report(status, **run):
+    """A report of check, as far as verdict reads it."""
+    failures = [SimpleNamespace(quantity=name, dtype="bfloat16") for name in ("y", "dscale", "dscale")]
+    run = {"records": failures * 4, "failures": failures, "skipped": [], "limits": "", "refusals": [], **run}
+    return SimpleNamespace(
+        run=SimpleNamespace(status=status, **run), target="n:norm", text="n:norm is not t5: n:norm is\n"
+    )
+
+
+def test_a_verdict_says_what_differs_what_is_refused_and_the_limits():
+    assert results.verdict(report("differs")) == (
+        "differs: 3 of 12 comparisons (2 of dscale in bfloat16, 1 of y in bfloat16): it is"
+    )
+    edge = SimpleNamespace(case="no columns", edge=True)
+    assert results.verdict(report("held", skipped=[edge], limits="--rank 2")) == (
+        "agrees in 12 comparisons; it takes only --rank 2; it refuses 'no columns'"
+    )
+    refusals = [SimpleNamespace(message="no float64\nmore")] * 2
+    assert results.verdict(report("refuses", refusals=refusals)) == (
+        "refused 2 calls, and agrees in 12 comparisons: no float64"
+    )
 
 
 def test_a_norm_that_crashes_or_hangs_has_a_reason(folder):
