@@ -209,6 +209,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.judge:
         target, init, framework, call = json.loads(chosen.judge)
+        sys.argv[1:] = []  # which some packages read, as tokamax does
         target = target.replace("docs/", f"{ROOT}/docs/")
         if target.endswith(".onnx"):
             sys.path.insert(0, str(ROOT / "docs"))
