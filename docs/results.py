@@ -157,8 +157,9 @@ def page(table: Mapping[str, Mapping[str, Any]], results: Mapping[str, Mapping[s
     """The page from what was judged."""
     lines, missing = [], {}
     for package, entry in table.items():
-        for name in entry["norms"]:
+        for name, row in entry["norms"].items():
             found = results.get(f"{package} {name}", {"error": "it was not run yet"})
+            found = {"error": row["not_judged"]} if "not_judged" in row else found
             if "error" in found:
                 missing.setdefault((package, found["error"]), []).append(name)
                 continue
@@ -190,6 +191,8 @@ def measure(python: str, folder: Path, table: Path, output: Path, names: list[st
         number = "" if why else version_of(python, entry.get("distribution", package))
         for name, row in entry["norms"].items():
             key = f"{package} {name}"
+            if "not_judged" in row:
+                continue
             if not number:
                 keep(key, {"error": why or "it is not installed"})
             elif results.get(key, {}).get("version") != number:
@@ -224,16 +227,16 @@ def main() -> None:
         return
     folder = chosen.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    if chosen.page:
+        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        chosen.output.write_text(page(rows(chosen.table), results), encoding="utf-8")
+        return
     python = chosen.python or str(folder / "venv" / "bin" / "python")
     if not Path(python).exists():
         venv.create(folder / "venv", with_pip=True)
         kernels = ["-C", "wheel.cmake=false"]  # judging needs no kernels
         command = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *kernels, "-e", str(ROOT)]
         subprocess.run([*command, "-c", str(ROOT / "constraints.txt")], check=True)
-    if chosen.page:
-        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        chosen.output.write_text(page(rows(chosen.table), results), encoding="utf-8")
-        return
     measure(python, folder, chosen.table, chosen.output, chosen.packages, installs=not chosen.python)
 
 

@@ -82,7 +82,17 @@ def test_a_norm_that_crashes_or_hangs_has_a_reason(folder):
 def test_a_norm_is_judged_once_for_each_version_of_its_package(folder, monkeypatch, capsys):
     table, page = folder / "table.toml", folder / "page.md"
     lines = [f'{name} = {{ target = "{folder}/norms.py:{name}" }}' for name in ("right", "crashes")]
-    table.write_text("\n".join(["[numpy.norms]", *lines, "[absent.norms]", 'norm = { target = "absent:norm" }']))
+    table.write_text(
+        "\n".join(
+            [
+                "[numpy.norms]",
+                *lines,
+                'wide = { not_judged = "of its width" }',
+                "[absent.norms]",
+                'norm = { target = "absent:norm" }',
+            ]
+        )
+    )
     asked = []
 
     def judged(python, target, row, folder):
@@ -99,6 +109,7 @@ def test_a_norm_is_judged_once_for_each_version_of_its_package(folder, monkeypat
     text = page.read_text()
     assert "| numpy | 2.0 | `right` | a \\| b | 1e-05 | agrees | float32 | 2026-11-28 |" in text
     assert "- numpy, `crashes`: not judged, because its process \\| ended." in text
+    assert "- numpy, `wide`: not judged, because of its width." in text
     assert "- absent, `norm`: not judged, because it is not installed." in text
     assert json.loads((folder / "results.json").read_text())["numpy right"]["version"] == "2.0"
 
