@@ -10,7 +10,7 @@ TRITON := 'triton==3.9.0; sys_platform == "linux"'
 # The oldest whose kernels are used (rmsnorm/gpu/__init__.py): every branch must compile with it.
 OLDEST_TRITON := 'triton==3.4.0; sys_platform == "linux"'
 
-.PHONY: check quick test test-all slow versions times mutants native experiments gpu-check gpu-rehearsal fuzz sanitize levels lint types docs docs-serve wheel format clean
+.PHONY: check quick test test-all slow versions times mutants native experiments strangers gpu-check gpu-rehearsal fuzz sanitize levels lint types docs docs-serve wheel format clean
 
 check: $(VENV)/ready
 	$(BIN)/rmsnorm selftest --backend numpy --backend torch --backend tf --backend flax
@@ -42,6 +42,10 @@ mutants: $(VENV)/ready
 # The paper's experiments whose results are missing, one after another, and the page of all: 45 minutes on one core.
 experiments: $(VENV)/ready
 	$(BIN)/python -m experiments all
+
+# The norms of other packages, installed below build/strangers and judged: docs/results.md. It goes on where it ended.
+strangers:
+	$(PYTHON) docs/results.py build/strangers
 
 # What an edit breaks first: specification, errors, formula, golden and interface, in NumPy and PyTorch. Of the dtypes, float32.
 quick: $(VENV)/ready
