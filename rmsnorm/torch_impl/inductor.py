@@ -21,18 +21,12 @@ from rmsnorm.torch_impl.rounding import dtype_name
 
 
 @lru_cache(maxsize=4096)
-def _planned(device: torch.device, shape: torch.Size, key: str) -> kernels.Repeated | None:
-    """What the kernels of a device need, which is there at every call; None if they cannot compute it."""
-    x, scale, bias, gate, *text = json.loads(key)
-    g, b = (None if p is None else (torch.Size(p[0]), _dtype(p[1])) for p in (scale, bias))
-    z = None if gate is None else _dtype(gate)
-    call, plan = kernels.planned(device, shape, _dtype(x), g and g[1], b and b[1], z, *text)
-    return kernels.repeated(None, call, plan, device, shape, _dtype(x), g, b, z)
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+def _planned(device: torch.device, shape: torch.Size, key: str) -> kernels.Kept | None:
+    """The call as the kernels of a device compute it; None if they cannot."""
+    *names, text, k = json.loads(key)
+    x, scale, bias, gate = (None if name is None else getattr(torch, name) for name in names)
+    run = kernels.planned(device, shape, x, scale, bias, gate, text, k)
+    return run if isinstance(run, kernels.Kept) else None
 
 
 def _forward(
@@ -42,8 +36,7 @@ def _forward(
     plan = _planned(x.device, x.shape, key)
     if plan is None:
         return torch.ops.rmsnorm.forward(x, None, scale, bias, None, gate, *json.loads(key)[4:])
-    y, inverse_rms = plan.forward(x, scale, bias, gate, with_inverse_rms)
-    return y, None, inverse_rms
+    return plan.forward(with_inverse_rms, x, None, scale, bias, None, gate)
 
 
 def _backward(
@@ -53,7 +46,7 @@ def _backward(
     plan = _planned(h.device, h.shape, key)
     if plan is None:
         return torch.ops.rmsnorm.backward(dy, None, h, inverse_rms, scale, bias, None, gate, *json.loads(key)[4:])
-    return plan.backward(dy, h, scale, inverse_rms, bias, gate)
+    return plan.backward(kernels.ALL, dy, None, h, scale, bias, None, gate, inverse_rms)
 
 
 def _write_forward(node: Any, write_line: Callable[[str], None]) -> None:
@@ -94,9 +87,8 @@ def _have_no_gaps(*tensors: Any) -> bool:
 def _key(x: Any, scale: Any, bias: Any, gate: Any, text: list[Any]) -> str | None:
     """The text from which ``_planned`` knows a call, apart from the shape of x; None if there are symbols in it."""
     try:
-        parameters = [p and (list(map(int, p.get_size())), dtype_name(p.get_dtype())) for p in (scale, bias)]
-        z = None if gate is None else dtype_name(gate.get_dtype())
-        return json.dumps([dtype_name(x.get_dtype()), *parameters, z, *text])
+        names = [None if t is None else dtype_name(t.get_dtype()) for t in (x, scale, bias, gate)]
+        return json.dumps([*names, *text])
     except TypeError:
         return None
 
