@@ -23,9 +23,10 @@ from rmsnorm.torch_impl.rounding import dtype_name
 @lru_cache(maxsize=4096)
 def _planned(device: torch.device, shape: torch.Size, key: str) -> kernels.Kept | None:
     """The call as the kernels of a device compute it; None if they cannot."""
-    *names, text, k = json.loads(key)
-    x, scale, bias, gate = (None if name is None else getattr(torch, name) for name in names)
-    run = kernels.planned(device, shape, x, scale, bias, gate, text, k)
+    x, scale, bias, gate, *text = json.loads(key)
+    names = x, scale and scale[1], bias and bias[1], gate  # the sizes tell programs on the disk apart
+    dtypes = (None if name is None else getattr(torch, name) for name in names)
+    run = kernels.planned(device, shape, *dtypes, *text)
     return run if isinstance(run, kernels.Kept) else None
 
 
@@ -87,8 +88,9 @@ def _have_no_gaps(*tensors: Any) -> bool:
 def _key(x: Any, scale: Any, bias: Any, gate: Any, text: list[Any]) -> str | None:
     """The text from which ``_planned`` knows a call, apart from the shape of x; None if there are symbols in it."""
     try:
-        names = [None if t is None else dtype_name(t.get_dtype()) for t in (x, scale, bias, gate)]
-        return json.dumps([*names, *text])
+        parameters = [p and (list(map(int, p.get_size())), dtype_name(p.get_dtype())) for p in (scale, bias)]
+        z = None if gate is None else dtype_name(gate.get_dtype())
+        return json.dumps([dtype_name(x.get_dtype()), *parameters, z, *text])
     except TypeError:
         return None
 

@@ -236,18 +236,21 @@ def _kept(
     bias: str | None, gate: str | None,
 ) -> Kept:  # fmt: skip
     features = [rows.shape[axis] for axis in rows.feature_axes]
-    layouts = [
+    layouts: Any = (
         None if name is None else _contiguous(sizes, _DTYPES[name])
         for sizes, name in ((rows.shape, rows.result), (plan.reduced, "float64"), (rows.shape, rows.x),
                             (features, scale), (features, bias), (rows.shape, gate))
-    ]  # fmt: skip
+    )  # fmt: skip
+    y, reduced, dx, dscale, dbias, dgate = layouts
     autocast = device.type if is_widened(device.type) else None
-    fields: list[Any] = [call, order, rows, plan, arrays, *layouts]
+    kept = Kept(call, order, rows, plan, arrays, y, reduced, dx, dscale, dbias, dgate, is_plain, autocast)
     if type(plan) is not gpu.Plan:
-        return Kept(*fields, is_readable=is_plain, autocast=autocast)
-    is_readable = is_plain if device.type == "cpu" else partial(is_plain_on_gpu, index=device.index)
-    index, sizes = -1 if device.index is None else device.index, gpu.sizes_of(plan, plan.n * plan.groups)
-    return KeptOnGPU(*fields, is_readable=is_readable, autocast=autocast, gpu_index=index, sizes=sizes)
+        return kept
+    sizes = gpu.sizes_of(plan, plan.n * plan.groups)
+    if device.type == "cpu":  # as interpreted
+        return KeptOnGPU(*kept)._replace(sizes=sizes)
+    is_readable = partial(is_plain_on_gpu, index=device.index)
+    return KeptOnGPU(*kept)._replace(is_readable=is_readable, gpu_index=device.index, sizes=sizes)
 
 
 def _contiguous(sizes: Any, dtype: torch.dtype) -> tuple[Any, ...]:

@@ -99,7 +99,7 @@ def test_a_call_in_a_program_is_planned_for_the_device_of_its_tensors() -> None:
     layer = RMSNorm(6)
     graph = make_fx(layer)(randn(4, 6)).graph
     (settings,) = (node.args[6:] for node in graph.nodes if node.target is torch.ops.rmsnorm.forward.default)
-    key = json.dumps(["float32", "float32", None, None, *settings])
+    key = json.dumps(["float32", [[6], "float32"], None, None, *settings])
     x, scale = torch.ones(4, 6, device="meta"), torch.ones(6, device="meta")
     y, _, inverse_rms = torch.ops.rmsnorm.forward.default.in_program(key, x, scale, None, None, True)
     dx, dscale, *_ = torch.ops.rmsnorm.backward.default.in_program(key, y, x, inverse_rms, scale, None, None)
