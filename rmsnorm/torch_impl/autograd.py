@@ -28,16 +28,22 @@ class RMSNormFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, run: Run, x: Tensor, scale: Tensor | None, bias: Tensor | None, *others: Any) -> Any:
+        if not others and not has_tangents():
+            y, _, inverse_rms = run.forward(True, x, None, scale, bias, None, None)
+            ctx.known = run, bias, None
+            ctx.save_for_backward(x.clone() if x.is_inference() else x, scale, inverse_rms)
+            return y
         residual, mask, gate, return_inverse_rms = others or (None, None, None, False)
         y, h, inverse_rms = run.forward(True, x, residual, scale, bias, mask, gate)
-        ctx.run, ctx.bias = run, None if gate is not None else bias  # without a gate only its dtype counts
-        ctx.dtypes = None if residual is None else (x.dtype, residual.dtype)
-        kept_bias = bias if gate is not None else None
-        ctx.save_for_backward(_savable(x if h is None else h), scale, kept_bias, mask, _savable(gate), inverse_rms)
+        dtypes = None if residual is None else (x.dtype, residual.dtype)
+        ctx.known = run, None if gate is not None else bias, dtypes  # without a gate only the bias's dtype counts
         if has_tangents():
             ctx.save_for_forward(x, residual, scale, bias, mask, gate)
         if not others:
+            ctx.save_for_backward(_savable(x), scale, inverse_rms)
             return y
+        more = None if gate is None else bias, mask, _savable(gate)
+        ctx.save_for_backward(_savable(x if h is None else h), scale, *more, inverse_rms)
         ctx.set_materialize_grads(False)
         if not return_inverse_rms:
             return y, h, None
@@ -46,13 +52,18 @@ class RMSNormFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None = None, _: Any = None) -> tuple[Any, ...]:
-        run = ctx.run
-        h, scale, bias, mask, gate, inverse_rms = ctx.saved_tensors
-        bias = ctx.bias if gate is None else bias
+        run, bias, dtypes = ctx.known
+        h, scale, *more, inverse_rms = ctx.saved_tensors
+        if not more and not torch.is_grad_enabled() and not has_tangents() and run.is_readable(dy):
+            needed = ctx.needs_input_grad[1:]
+            dx, dscale, dbias, _ = run.backward(needed, dy, None, h, scale, bias, None, None, inverse_rms)
+            return None, dx if h.is_contiguous() else laid_out(dx, h), dscale, dbias
+        gate_bias, mask, gate = more or (None, None, None)
+        bias = bias if gate is None else gate_bias
         _, needs_x, needs_scale, needs_bias, *others = ctx.needs_input_grad
         needs_residual, _, needs_gate, _ = others or (False, False, False, False)
         needed = needs_x or needs_residual, needs_scale, needs_bias, needs_gate
-        x, residual = ctx.dtypes or (h.dtype, None)
+        x, residual = dtypes or (h.dtype, None)
         gradients: Gradients = (dh, None, None, None)
         if dy is not None:
             one_dtype = residual is None or (residual is x and run.rows.x == run.rows.sum)
@@ -71,7 +82,7 @@ class RMSNormFunction(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Any) -> Any:
         _, dx, dscale, dbias, *others = tangents
         dresidual, _, dgate, _ = others or (None, None, None, None)
-        call = ctx.run.rows
+        call = ctx.known[0].rows
         x, residual, scale, bias, mask, gate = ctx.saved_tensors
         h = add(x, residual, call.x)
         terms = [term.double() for term in (dx, dresidual) if term is not None]
@@ -132,6 +143,10 @@ def repeat(
     """y, or y and h, of a call that a layer made before, where nothing watches it; None if it is another one."""
     for then, kept in known:
         if kept.matches(x, residual, scale, bias, gate) and then == settings:
+            if residual is gate is None:  # written out, as in this case a microsecond counts
+                if is_differentiated(x, scale, bias):
+                    return _apply(kept, x, scale, bias)
+                return kept.forward(False, x, None, scale, bias, None, None)[0]
             y, h, _ = compute(kept, False, x, residual, scale, bias, None, gate)
             return y if residual is None else (y, h)
     return None

@@ -84,10 +84,10 @@ class Kept(NamedTuple):
         (shape, dtype), h, g, b, z = self.arrays
         return (
             x.shape == shape and x.dtype is dtype
-            and self.is_readable(x, scale, bias, residual, gate) and x.is_contiguous()  # sparse tensors have no such
-            and (g is scale if g is None or scale is None else scale.dtype is g[1] and scale.shape == g[0])
-            and (b is bias or _is_like(bias, b)) and (h is residual or _is_like(residual, h))
-            and (z is gate or _is_like(gate, z))
+            and self.is_readable(x, scale, bias) and x.is_contiguous()  # which sparse tensors do not have
+            and (g is scale or _is_like(scale, g)) and (b is bias or _is_like(bias, b))
+            and (h is residual or (_is_like(residual, h) and self.is_readable(residual)))
+            and (z is gate or (_is_like(gate, z) and self.is_readable(gate)))
             and (self.autocast is None or not is_autocast_on(self.autocast))
         )  # fmt: skip
 
@@ -107,10 +107,14 @@ class Kept(NamedTuple):
         if gate is not None:
             gate, gate_step = _rows(gate, plan.n)
         x, x_step = (x, plan.x_bytes) if x.is_contiguous() else _rows(x, plan.n)
-        scale, bias = gapless(scale), gapless(bias)
-        plan.run_forward(
-            openmp_threads, x.data_ptr(), x_step, _address(residual), _address(scale), _address(bias), _address(masks),
-            mask_step, mask_stride, y.data_ptr(), _address(h), _address(inverse_rms), _address(gate), gate_step,
+        scale = None if scale is None else scale.contiguous()
+        bias = None if bias is None else bias.contiguous()
+        plan.run_forward(  # written out, as a function for each address takes a part of a small call
+            openmp_threads, x.data_ptr(), x_step, None if residual is None else residual.data_ptr(),
+            None if scale is None else scale.data_ptr(), None if bias is None else bias.data_ptr(),
+            None if masks is None else masks.data_ptr(), mask_step, mask_stride, y.data_ptr(),
+            None if h is None else h.data_ptr(), None if inverse_rms is None else inverse_rms.data_ptr(),
+            None if gate is None else gate.data_ptr(), gate_step,
         )  # fmt: skip
         return y, h, inverse_rms
 

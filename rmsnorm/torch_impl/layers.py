@@ -18,7 +18,14 @@ from rmsnorm.specification.variants import Preset, Variant, derive
 from rmsnorm.torch_impl import engines
 from rmsnorm.torch_impl.autograd import Known, own_copy, repeat
 from rmsnorm.torch_impl.functional import rms_norm
-from rmsnorm.torch_impl.private import TRACED, built_in_dtype, has_tangents, is_dynamo_compiling, is_watched, may_differ
+from rmsnorm.torch_impl.private import (
+    TRACED,
+    built_in_dtype,
+    has_tangents,
+    is_dynamo_compiling,
+    is_transformed,
+    may_differ,
+)
 from rmsnorm.torch_impl.rounding import dtype_name
 
 
@@ -153,7 +160,7 @@ class RMSNorm(torch.nn.RMSNorm):
             x = own_copy(x, weight, bias)
         alone = (
             not is_dynamo_compiling() and mask is None and type(x) is Tensor and not x.is_nested
-            and not is_watched() and not has_tangents()
+            and not is_transformed() and not has_tangents()
         )  # fmt: skip
         if alone:
             settings = self.eps, self.variant, self.normalized_shape
