@@ -67,12 +67,12 @@ def candidates(device: str, dtype: torch.dtype) -> Iterator[tuple[str, bool, Cal
     if device == "cpu":
         return
     built_in = torch.nn.RMSNorm(SHAPE[-1], device=device, dtype=dtype)
-    repeated: Any = layer._repeated
+    ((_, kept), *_) = layer._kept
     yield "torch.nn.RMSNorm without gradients", False, lambda: built_in(x)
     yield "torch.nn.RMSNorm, forward with a graph", True, lambda: built_in(leaf)
     yield "torch.nn.RMSNorm, forward and backward", True, back(built_in, leaf, built_in.weight)
     tensors = x, None, gain, None, None, None, torch.empty_like(x), None, None
-    yield "a launch", False, lambda: gpu._start(repeated.plan, "forward", "forward", repeated.sizes, *tensors)
+    yield "a launch", False, lambda: gpu._start(kept.plan, "forward", "forward", kept.sizes, *tensors)
     yield "a device guard", False, lambda: guard(x)
 
 

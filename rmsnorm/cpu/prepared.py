@@ -24,6 +24,7 @@ class Prepared(NamedTuple):
         rows: the call with its axes in that order.
         plan: of ``rows``, the plan of the CPU kernels, a ``cpu.launch.Plan``; None if no kernel can compute it.
         reason: why there is no plan; None if there is one.
+        kept: what a framework keeps of it, by the device. No array is in it.
     """
 
     call: Call
@@ -31,6 +32,7 @@ class Prepared(NamedTuple):
     rows: Call
     plan: Any
     reason: str | None
+    kept: dict[Any, Any]
 
     def in_memory(self) -> Any:
         """The plan, for arrays in the memory of a CPU. If there are no kernels, the one warning says so."""
@@ -55,8 +57,9 @@ def prepare(
         >>> prepare("rms_norm", ("llama", None, None, -1, None, None), np.ones((4, 6), "float32")).call.n
         6
     """
+    variant, eps, partial, axis, feature_axis, out_dtype = options
     key = (
-        op, *options, (x.shape, x.dtype),
+        op, variant, eps, partial, _as_key(axis), _as_key(feature_axis), out_dtype, (x.shape, x.dtype),
         None if scale is None else (scale.shape, scale.dtype),  # written out, as a loop takes as long as a small kernel
         None if bias is None else (bias.shape, bias.dtype),
         None if mask is None else (mask.shape, mask.dtype),
@@ -69,6 +72,11 @@ def prepare(
         return _prepared(*key)
     except TypeError:  # an option cannot be a key of the cache; or an error of the call, which is raised again
         return _prepared.__wrapped__(*key)
+
+
+def _as_key(axis: Any) -> Any:
+    """A list of integers as a tuple, which the cache can look up. Other lists are refused by ``resolve``."""
+    return tuple(axis) if type(axis) is list and all(type(entry) is int for entry in axis) else axis
 
 
 @lru_cache(maxsize=4096, typed=True)  # an axis of 1 is valid, of True or 1.0 not
@@ -89,7 +97,7 @@ def _prepared(
         from rmsnorm.cpu import launch
 
         plan = launch.plan(planned, *(None if spec is None else spec.dtype for spec in (scale, bias, gate)))
-    return Prepared(call, order, rows, plan, reason)
+    return Prepared(call, order, rows, plan, reason, {})
 
 
 def order_of(call: Call) -> tuple[int, ...] | None:

@@ -82,7 +82,7 @@ def context_of(
 def why_not(call: Call, arrays: Iterable[Any]) -> str | None:
     """Why no kernel computes a call with these arrays; None if one does."""
     rows = axes_last(call)
-    return engine_of(context_of(Prepared(call, order_of(call), rows, None, cpu.why_not(rows)), arrays))[1]
+    return engine_of(context_of(Prepared(call, order_of(call), rows, None, cpu.why_not(rows), {}), arrays))[1]
 
 
 def forward(

@@ -7,126 +7,157 @@ A call keeps x, or x + residual, the gain, and a number a row. Source: Zhang & S
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 
-from rmsnorm.specification.call import Call
-from rmsnorm.torch_impl import kernels, operations, operators
+from rmsnorm.torch_impl import operations, operators
+from rmsnorm.torch_impl.kernels import Gradients, Kept, Plain, Results
 from rmsnorm.torch_impl.memory import laid_out
 from rmsnorm.torch_impl.private import apply_of, has_tangents, is_differentiated, is_transformed, is_watched, untraced
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
-_OPERATORS: Final = object()  # in place of a plan: the operators compute the call
+_FEW: Final = 4  # calls that a layer keeps: lengths of prompts alternate with single tokens, say
+Run: TypeAlias = Kept | Plain | operators.Node  # a call whose axes are in order, and what computes it
+Known: TypeAlias = tuple[tuple[Any, Kept], ...]  # calls that a layer made, each with the settings that it had then
 
 
 class RMSNormFunction(torch.autograd.Function):
+    """y of x, scale and bias; with ``others`` also h and 1 / rho, or None: every argument and result costs time."""
+
     @staticmethod
-    def forward(
-        ctx: Any, call: Call, plan: Any, return_inverse_rms: bool, x: Tensor, residual: Tensor | None,
-        scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, gate: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-        run = operators.forward_below_autograd if plan is _OPERATORS else kernels.forward
-        y, h, inverse_rms = run(call, plan, True, x, residual, scale, bias, mask, gate)
-        ctx.call, ctx.plan = call, plan
-        ctx.dtypes = x.dtype, None if residual is None else residual.dtype
-        ctx.bias = None if gate is not None else bias  # without a gate only its dtype counts
-        kept = (
-            _savable(x if h is None else h),
-            scale,
-            bias if gate is not None else None,
-            mask,
-            _savable(gate),
-            inverse_rms,
-        )
-        ctx.save_for_backward(*kept)
+    def forward(ctx: Any, run: Run, x: Tensor, scale: Tensor | None, bias: Tensor | None, *others: Any) -> Any:
+        if not others and not has_tangents():
+            y, _, inverse_rms = run.forward(True, x, None, scale, bias, None, None)
+            ctx.known = run, bias, None
+            ctx.save_for_backward(x.clone() if x.is_inference() else x, scale, inverse_rms)
+            return y
+        residual, mask, gate, return_inverse_rms = others or (None, None, None, False)
+        y, h, inverse_rms = run.forward(True, x, residual, scale, bias, mask, gate)
+        dtypes = None if residual is None else (x.dtype, residual.dtype)
+        ctx.known = run, None if gate is not None else bias, dtypes  # without a gate only the bias's dtype counts
         if has_tangents():
             ctx.save_for_forward(x, residual, scale, bias, mask, gate)
+        if not others:
+            ctx.save_for_backward(_savable(x), scale, inverse_rms)
+            return y
+        more = None if gate is None else bias, mask, _savable(gate)
+        ctx.save_for_backward(_savable(x if h is None else h), scale, *more, inverse_rms)
         ctx.set_materialize_grads(False)
-        if not return_inverse_rms:  # every output costs a microsecond
+        if not return_inverse_rms:
             return y, h, None
         ctx.mark_non_differentiable(inverse_rms)
         return y, h, inverse_rms
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, _: Any) -> tuple[Any, ...]:
-        h, scale, bias, mask, gate, inverse_rms = ctx.saved_tensors
-        bias = ctx.bias if gate is None else bias
-        x, residual = ctx.dtypes
-        _, _, _, needs_x, needs_residual, *needs, _, needs_gate = ctx.needs_input_grad
-        needed = needs_x or needs_residual, *needs, needs_gate
-        dx, *others = dh, None, None, None
+    def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None = None, _: Any = None) -> tuple[Any, ...]:
+        run, bias, dtypes = ctx.known
+        h, scale, *more, inverse_rms = ctx.saved_tensors
+        if not more and not torch.is_grad_enabled() and not has_tangents() and run.is_readable(dy):
+            needed = ctx.needs_input_grad[1:]
+            dx, dscale, dbias, _ = run.backward(needed, dy, None, h, scale, bias, None, None, inverse_rms)
+            return None, dx if h.is_contiguous() else laid_out(dx, h), dscale, dbias
+        gate_bias, mask, gate = more or (None, None, None)
+        bias = bias if gate is None else gate_bias
+        _, needs_x, needs_scale, needs_bias, *others = ctx.needs_input_grad
+        needs_residual, _, needs_gate, _ = others or (False, False, False, False)
+        needed = needs_x or needs_residual, needs_scale, needs_bias, needs_gate
+        x, residual = dtypes or (h.dtype, None)
+        gradients: Gradients = (dh, None, None, None)
         if dy is not None:
-            one_dtype = residual in (None, x) and ctx.call.x == ctx.call.sum
-            tensors = dy, dh, h, scale, bias, mask, gate, inverse_rms
-            dx, *others = _backward(ctx.call, ctx.plan, *tensors, one_dtype, needed)
-            dx = laid_out(dx, h)
-        dscale, dbias, dgate = (d if need else None for d, need in zip(others, needed[1:], strict=True))
-        dx, dresidual = (_to(dx, t) if need else None for t, need in ((x, needs_x), (residual, needs_residual)))
-        return None, None, None, dx, dresidual, dscale, dbias, None, dgate
+            one_dtype = residual is None or (residual is x and run.rows.x == run.rows.sum)
+            arrays = dy, dh, h, scale, bias, mask, gate, inverse_rms
+            if one_dtype and not torch.is_grad_enabled() and not has_tangents() and run.is_readable(dy, dh):
+                gradients = run.backward(needed, *arrays)  # and nobody else sees it
+                if not h.is_contiguous():
+                    gradients = laid_out(gradients[0], h), *gradients[1:]
+            else:
+                gradients = _gradients(run, one_dtype, needed, *arrays)
+        dx, dscale, dbias, dgate = (d if need else None for d, need in zip(gradients, needed, strict=True))
+        results = None, _to(dx, x) if needs_x else None, dscale, dbias
+        return (*results, _to(dx, residual) if needs_residual else None, None, dgate, None) if others else results
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        _, _, _, dx, dresidual, dscale, dbias, _, dgate = tangents
+        _, dx, dscale, dbias, *others = tangents
+        dresidual, _, dgate, _ = others or (None, None, None, None)
+        call = ctx.known[0].rows
         x, residual, scale, bias, mask, gate = ctx.saved_tensors
-        h = add(x, residual, ctx.call.x)
+        h = add(x, residual, call.x)
         terms = [term.double() for term in (dx, dresidual) if term is not None]
         dh = sum(terms) if terms else None
-        dy = operations.tangents(ctx.call, h, scale, bias, mask, gate, dh, dscale, dbias, dgate)
+        dy = operations.tangents(call, h, scale, bias, mask, gate, dh, dscale, dbias, dgate)
+        if not others:
+            return dy
         if residual is None:
             return dy, None, None
-        return dy, cast(torch.zeros_like(h, dtype=torch.float64) if dh is None else dh, ctx.call.x), None
+        return dy, cast(torch.zeros_like(h, dtype=torch.float64) if dh is None else dh, call.x), None
 
 
-def _forward_of_operator(x: Tensor, *arguments: Any) -> Any:
-    *tensors, text, k = arguments
-    call = operators.call_of(x, text, k)
-    return operators.present(x, *RMSNormFunction.apply(call, _OPERATORS, True, x, *tensors))
+_apply = apply_of(RMSNormFunction)
 
 
-operators.register(_forward_of_operator)
+def _gradients(
+    run: Run, one_dtype: bool, needed: tuple[bool, ...], dy: Tensor, dh: Tensor | None, h: Tensor,
+    scale: Tensor | None, bias: Tensor | None, mask: Tensor | None, gate: Tensor | None, inverse_rms: Tensor,
+) -> Gradients:  # fmt: skip
+    """dx + dh, dscale, dbias and dgate, which may be differentiated, traced or transformed.
+
+    ``one_dtype``: that of the residual, if there is one, is that of x.
+    """
+    call = run.rows
+    if isinstance(run, operators.Node) or (
+        one_dtype
+        and call.has_last_axes
+        and is_watched()
+        and operators.can_compute(call, h, None, dy, dh, scale, mask, gate)
+    ):
+        dx, *others = operators.backward(call, dy, h, scale, bias, mask, inverse_rms, dh, gate)
+    elif is_transformed() or is_differentiated(dy, dh, h, scale, gate) or not one_dtype or not run.is_readable(dy, dh):
+        # a second derivative goes through 1 / rho
+        known = None if is_differentiated(h, gate) else inverse_rms
+        dx, *others = operations.gradients(call, dy, h, scale, bias, mask, dh, gate, known)
+    else:
+        dx, *others = run.backward(needed, dy, dh, h, scale, bias, mask, gate, inverse_rms)
+    return laid_out(dx, h), *others
 
 
-class RepeatedFunction(torch.autograd.Function):
-    """A small call that was made before: little but the kernels, as every argument and result costs time."""
-
-    @staticmethod
-    def forward(ctx: Any, repeated: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None, *gate: Tensor) -> Tensor:
-        ctx.repeated, ctx.bias = repeated, bias
-        # saved in the order of RMSNormFunction: a checkpoint compares what the first call saves with what the next does
-        y, inverse_rms = repeated.forward(x, scale, bias, *gate, with_inverse_rms=True)
-        others = (bias, *map(_savable, gate)) if gate else ()
-        ctx.save_for_backward(_savable(x), scale, *others, inverse_rms)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        repeated = ctx.repeated
-        x, scale, *others, inverse_rms = ctx.saved_tensors
-        bias, gate = others or (ctx.bias, None)
-        if not torch.is_grad_enabled() and repeated.is_readable(dy) and dy.is_contiguous():
-            results = repeated.backward(dy, x, scale, inverse_rms, bias, gate, ctx.needs_input_grad[1:])
-        else:
-            needed = (*ctx.needs_input_grad[1:], False)[:4]
-            dx, *others = _backward(
-                repeated.call, repeated.plan, dy, None, x, scale, bias, None, gate, inverse_rms, True, needed
-            )
-            results = _to(dx, x.dtype), *others
-        return None, *(results if gate is not None else results[:3])
+def compute(run: Kept | Plain, with_inverse_rms: bool, *tensors: Any) -> Results:
+    """y, h and 1 / rho of x, residual, scale, bias, mask and gate, with derivatives if there may be any."""
+    if not is_differentiated(*tensors):
+        return run.forward(with_inverse_rms, *tensors)
+    x, residual, scale, bias, mask, gate = tensors
+    apply = _apply if isinstance(run, Kept) else RMSNormFunction.apply
+    if residual is mask is gate is None and not with_inverse_rms:
+        return apply(run, x, scale, bias), None, None
+    results: Results = apply(run, x, scale, bias, residual, mask, gate, with_inverse_rms)
+    return results
 
 
 @untraced
 def repeat(
-    repeated: kernels.Repeated | None, settings: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None,
-    gate: Tensor | None = None,
-) -> Tensor | None:  # fmt: skip
-    """y of a call that was made before, and has no tangents; None if it is another one."""
-    if repeated is None or not repeated.matches(settings, x, scale, bias, gate):
-        return None
-    tensors: Any = (x, scale, bias) if gate is None else (x, scale, bias, gate)
-    y: Tensor = _apply(repeated, *tensors) if is_differentiated(*tensors) else repeated.forward(*tensors)[0]
-    return y
+    known: Known, settings: Any, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
+    gate: Tensor | None,
+) -> Any:  # fmt: skip
+    """y, or y and h, of a call that a layer made before, where nothing watches it; None if it is another one."""
+    for then, kept in known:
+        if kept.matches(x, residual, scale, bias, gate) and then == settings:
+            if residual is gate is None:  # written out, as in this case a microsecond counts
+                if is_differentiated(x, scale, bias):
+                    return _apply(kept, x, scale, bias)
+                return kept.forward(False, x, None, scale, bias, None, None)[0]
+            y, h, _ = compute(kept, False, x, residual, scale, bias, None, gate)
+            return y if residual is None else (y, h)
+    return None
+
+
+def keep(layer: Any, settings: Any, kept: Kept, x: Tensor) -> None:
+    """Let a layer keep a call, so that ``repeat`` finds it. Threads may do so at once: a new tuple replaces the old."""
+    known: Known = layer.__dict__.get("_kept", ())
+    is_simple = kept.order is None and kept.rows.x == kept.rows.sum and x.is_contiguous()
+    if is_simple and all(call is not kept or then != settings for then, call in known):
+        layer.__dict__["_kept"] = ((settings, kept), *known[: _FEW - 1])
 
 
 def own_copy(x: Tensor, *parameters: Tensor | None) -> Tensor:
@@ -140,29 +171,12 @@ def _savable(x: Tensor | None) -> Tensor | None:
     return x.clone() if x is not None and x.is_inference() else x
 
 
-_apply = apply_of(RepeatedFunction)  # a layer repeats no call of torch.func
+def _forward_of_operator(x: Tensor, residual: Any, scale: Any, bias: Any, mask: Any, gate: Any, *text: Any) -> Any:
+    run = operators.Node(operators.call_of(x, *text))
+    return operators.present(x, *RMSNormFunction.apply(run, x, scale, bias, residual, mask, gate, True))
 
 
-def _backward(
-    call: Call, plan: Any, dy: Tensor, dh: Tensor | None, h: Tensor, scale: Tensor | None, bias: Tensor | None,
-    mask: Tensor | None, gate: Tensor | None, inverse_rms: Tensor, one_dtype: bool, needed: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """dx + dh, dscale, dbias and dgate, where kernels compute in memory those that are ``needed``.
-
-    ``one_dtype``: that of the residual, if there is one, is that of x.
-    """
-    if plan is _OPERATORS or (
-        one_dtype
-        and call.has_last_axes
-        and is_watched()
-        and operators.can_compute(call, h, None, dy, dh, scale, mask, gate)
-    ):
-        return operators.backward(call, dy, h, scale, bias, mask, inverse_rms, dh, gate)
-    if is_transformed() or is_differentiated(dy, dh, h, scale, gate) or not one_dtype:
-        # a second derivative goes through 1 / rho
-        known = None if is_differentiated(h, gate) else inverse_rms
-        return operations.gradients(call, dy, h, scale, bias, mask, dh, gate, known)
-    return kernels.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh, gate, needed)
+operators.register(_forward_of_operator)
 
 
 def _to(gradient: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:

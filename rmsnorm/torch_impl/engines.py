@@ -1,6 +1,6 @@
 """Which engine computes a call, and the call itself: arguments are prepared, an engine is chosen, and it runs.
 
-A layer, and a program that Inductor wrote, make a call again with what they keep of it (kernels.Repeated), and choose
+A layer, and a program that Inductor wrote, make a call again with what they keep of it (kernels.Kept), and choose
 nothing.
 """
 
@@ -18,13 +18,13 @@ from rmsnorm.cpu.prepared import Options, Prepared, axes_last, prepare
 from rmsnorm.specification import errors
 from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl import kernels, onnx, operations, operators
-from rmsnorm.torch_impl.autograd import RMSNormFunction
+from rmsnorm.torch_impl.autograd import compute, keep
+from rmsnorm.torch_impl.kernels import Results
 from rmsnorm.torch_impl.memory import check_storage, laid_out, moved, moved_back
 from rmsnorm.torch_impl.private import is_differentiated, is_transformed, is_watched, untraced
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
 Tensors: TypeAlias = tuple[Any, Any, Any, Any, Any, Any]  # x, residual, scale, bias, mask and gate
-Results: TypeAlias = tuple[Any, Any, Any]  # y, h = x + residual or None, 1 / rho or None
 
 
 class Engine(Enum):
@@ -95,9 +95,12 @@ _ELSEWHERE: Final = Context(False, False, False, False, False)
 
 
 @untraced
-def rms_norm(options: Any, return_inverse_rms: bool, *tensors: Any) -> Any:
-    """What the public function returns: y, then h and 1 / rho where they are there or asked for."""
-    call, (y, h, inverse_rms) = _forward(options, tensors, return_inverse_rms)
+def rms_norm(options: Options, return_inverse_rms: bool, *tensors: Any, layer: Any = None, settings: Any = None) -> Any:
+    """What the public function returns: y, then h and 1 / rho where they are there or asked for.
+
+    A ``layer`` keeps the call for the next one with these settings.
+    """
+    call, (y, h, inverse_rms) = _forward(options, tensors, return_inverse_rms, layer, settings)
     x, residual, *_ = tensors
     y = laid_out(y, x)
     if residual is None and not return_inverse_rms:
@@ -111,18 +114,26 @@ def rms_norm(options: Any, return_inverse_rms: bool, *tensors: Any) -> Any:
 
 
 def rms_norm_vjp(
-    options: Any, dy: Any, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
+    options: Options, dy: Any, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
     mask: Tensor | None, gate: Tensor | None,
 ) -> Any:  # fmt: skip
     """The gradients that the public function returns."""
     dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
-    call = check("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy=dy, dh=dh)
-    one_dtype = call.x == call.sum and all(t is None or t.dtype == x.dtype for t in (residual, dh))
-    results = None
-    if one_dtype and not is_transformed() and not is_differentiated(dy, dh, x, residual, scale, gate):
-        results = kernels.gradients(call, dy, x, residual, scale, bias, mask, dh, gate)
-    if results is not None:
-        dx, dscale, dbias, dgate = results
+    prepared = check("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy=dy, dh=dh)
+    call, kept = prepared.call, None
+    if (
+        call.x == call.sum
+        and all(t is None or t.dtype == x.dtype for t in (residual, dh))
+        and not is_transformed()
+        and not is_differentiated(dy, dh, x, residual, scale, gate)
+        and kernels.are_readable(x, dy, residual, scale, bias, mask, dh, gate)
+    ):
+        kept = kernels.kept_of(prepared, x, residual, scale, bias, gate, dy)
+    if kept is not None:
+        dy, first, second, mask, dh, gate_rows = moved(call, dy, x, residual, mask, dh, gate)
+        h = first if second is None else first + second  # of one dtype: rounded once
+        dx, dscale, dbias, dgate = kept.backward(kernels.ALL, dy, dh, h, scale, bias, mask, gate_rows, None)
+        dx, dgate = moved_back(call, dx, dgate)
         dresidual = None if residual is None else dx.clone()
     else:
         h = add(x, residual, call.x)
@@ -134,8 +145,8 @@ def rms_norm_vjp(
 
 def check(
     op: str, options: Options, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any, **gradients: Any
-) -> Call:
-    """The call of a function with these tensors, whatever they are.
+) -> Prepared:
+    """The prepared call of a function with these tensors, whatever they are.
 
     Raises:
         TypeError, ValueError: what is wrong with an argument.
@@ -145,62 +156,53 @@ def check(
         if not isinstance(tensor, Tensor) and (tensor is not None or name == "x"):
             raise errors.wrong_type(op, name, tensor, "a torch.Tensor", "convert it with torch.as_tensor")
     check_storage(op, **tensors)
-    return prepare(op, options, **tensors).call
+    return prepare(op, options, **tensors)
 
 
-def prepared_for(options: Options, tensors: Tensors) -> tuple[Prepared | None, Any]:
-    """The prepared call on tensors in memory, and the plan of kernels for their device; None where there is none."""
+def kept_for(options: Options, tensors: Tensors) -> kernels.Kept | None:
+    """The call as kernels compute it in memory, on the device of its tensors; None if they cannot."""
     x, residual, scale, bias, mask, gate = tensors
     if not isinstance(x, Tensor) or not kernels.are_readable(x, residual, scale, bias, mask, gate):
-        return None, None
-    prepared = prepare("rms_norm", options, x, scale, bias, mask, residual, gate)
-    return prepared, kernels.plan_of(x, prepared, scale, bias, gate)
-
-
-@untraced
-def repeated_for(
-    settings: Any, axes: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None = None
-) -> kernels.Repeated | None:
-    """What a layer keeps of a call with its settings, axis and feature_axis, for the next call."""
-    eps, variant, *_ = settings
-    prepared, plan = prepared_for((variant, eps, None, *axes, None), (x, None, scale, bias, None, gate))
-    if prepared is None or prepared.order is not None:
         return None
-    g, b = (None if t is None else (t.shape, t.dtype) for t in (scale, bias))
-    z = None if gate is None else gate.dtype
-    return kernels.repeated(settings, prepared.call, plan, x.device, x.shape, x.dtype, g, b, z)
+    prepared = prepare("rms_norm", options, x, scale, bias, mask, residual, gate)
+    return kernels.kept_of(prepared, x, residual, scale, bias, gate)
 
 
-def _forward(options: Options, tensors: Tensors, with_inverse_rms: bool) -> tuple[Call, Results]:
+def _forward(
+    options: Options, tensors: Tensors, with_inverse_rms: bool, layer: Any, settings: Any
+) -> tuple[Call, Results]:
     x, residual, scale, bias, mask, gate = tensors
     if is_watched():  # sizes may be symbols, for which nothing can be looked up
-        call = check("rms_norm", options, x, scale, bias, mask, residual, gate)
+        call = check("rms_norm", options, x, scale, bias, mask, residual, gate).call
         return call, _run(call, None, context_of(call, tensors), tensors, with_inverse_rms)
-    prepared, plan = prepared_for(options, tensors)
-    if prepared is None or plan is None:
-        call = check("rms_norm", options, x, scale, bias, mask, residual, gate)
+    kept = kept_for(options, tensors)
+    if kept is None:
+        call = check("rms_norm", options, x, scale, bias, mask, residual, gate).call
         return call, _run(call, None, _ELSEWHERE, tensors, with_inverse_rms)
-    if prepared.order is None:
-        return prepared.call, _run(prepared.call, plan, _IN_MEMORY, tensors, with_inverse_rms)
-    x, residual, mask, gate = moved(prepared.call, x, residual, mask, gate)
-    results = _run(prepared.rows, plan, _IN_MEMORY, (x, residual, scale, bias, mask, gate), with_inverse_rms)
-    y, h, inverse_rms = moved_back(prepared.call, *results)
-    return prepared.call, (y, h, inverse_rms)
+    if layer is not None:
+        keep(layer, settings, kept, x)
+    if kept.order is None:
+        return kept.call, _run(kept.call, kept, _IN_MEMORY, tensors, with_inverse_rms)
+    x, residual, mask, gate = moved(kept.call, x, residual, mask, gate)
+    results = _run(kept.rows, kept, _IN_MEMORY, (x, residual, scale, bias, mask, gate), with_inverse_rms)
+    y, h, inverse_rms = moved_back(kept.call, *results)
+    return kept.call, (y, h, inverse_rms)
 
 
-def _run(call: Call, plan: Any, context: Context, tensors: Tensors, with_inverse_rms: bool) -> Results:
+def _run(call: Call, kept: kernels.Kept | None, context: Context, tensors: Tensors, with_inverse_rms: bool) -> Results:
     """y, h and 1 / rho in float64; the last two may be None where they are not asked for."""
     engine, _ = engine_of(context)
-    if engine in _WITHOUT_GRAPH and not context.is_transformed and is_differentiated(*tensors):
-        results: Results = RMSNormFunction.apply(call, plan, with_inverse_rms, *tensors)
-        return results
-    run = kernels.forward if engine in _WITHOUT_GRAPH else _RUN[engine]
-    return run(call, plan, with_inverse_rms, *tensors)
+    if engine not in _WITHOUT_GRAPH:
+        return _RUN[engine](call, with_inverse_rms, *tensors)
+    run = kept or kernels.Plain(call)
+    return (
+        run.forward(with_inverse_rms, *tensors) if context.is_transformed else compute(run, with_inverse_rms, *tensors)
+    )
 
 
 def _gate_beside(
-    call: Call, plan: Any, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None,
-    bias: Tensor | None, mask: Tensor | None, gate: Tensor,
+    call: Call, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
+    mask: Tensor | None, gate: Tensor,
 ) -> Results:  # fmt: skip
     def norm(ungated: Call, h: Tensor, *others: Tensor | None) -> tuple[Tensor, Tensor]:
         tensors: Any = (h, None, *others, None)

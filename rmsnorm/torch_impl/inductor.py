@@ -21,18 +21,13 @@ from rmsnorm.torch_impl.rounding import dtype_name
 
 
 @lru_cache(maxsize=4096)
-def _planned(device: torch.device, shape: torch.Size, key: str) -> kernels.Repeated | None:
-    """What the kernels of a device need, which is there at every call; None if they cannot compute it."""
+def _planned(device: torch.device, shape: torch.Size, key: str) -> kernels.Kept | None:
+    """The call as the kernels of a device compute it; None if they cannot."""
     x, scale, bias, gate, *text = json.loads(key)
-    g, b = (None if p is None else (torch.Size(p[0]), _dtype(p[1])) for p in (scale, bias))
-    z = None if gate is None else _dtype(gate)
-    call, plan = kernels.planned(device, shape, _dtype(x), g and g[1], b and b[1], z, *text)
-    return kernels.repeated(None, call, plan, device, shape, _dtype(x), g, b, z)
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+    names = x, scale and scale[1], bias and bias[1], gate  # the sizes tell programs on the disk apart
+    dtypes = (None if name is None else getattr(torch, name) for name in names)
+    run = kernels.planned(device, shape, *dtypes, *text)
+    return run if isinstance(run, kernels.Kept) else None
 
 
 def _forward(
@@ -42,8 +37,7 @@ def _forward(
     plan = _planned(x.device, x.shape, key)
     if plan is None:
         return torch.ops.rmsnorm.forward(x, None, scale, bias, None, gate, *json.loads(key)[4:])
-    y, inverse_rms = plan.forward(x, scale, bias, gate, with_inverse_rms)
-    return y, None, inverse_rms
+    return plan.forward(with_inverse_rms, x, None, scale, bias, None, gate)
 
 
 def _backward(
@@ -53,7 +47,7 @@ def _backward(
     plan = _planned(h.device, h.shape, key)
     if plan is None:
         return torch.ops.rmsnorm.backward(dy, None, h, inverse_rms, scale, bias, None, gate, *json.loads(key)[4:])
-    return plan.backward(dy, h, scale, inverse_rms, bias, gate)
+    return plan.backward(kernels.ALL, dy, None, h, scale, bias, None, gate, inverse_rms)
 
 
 def _write_forward(node: Any, write_line: Callable[[str], None]) -> None:

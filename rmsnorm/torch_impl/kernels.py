@@ -7,34 +7,185 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import accumulate
 from operator import mul
-from typing import Any, Final, NamedTuple
-from typing import cast as cast_to
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from rmsnorm import cpu
 from rmsnorm.cpu import openmp
-from rmsnorm.cpu.prepared import Prepared, axes_last
+from rmsnorm.cpu.prepared import Prepared
 from rmsnorm.gpu import is_interpreted
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl import gpu, operations
-from rmsnorm.torch_impl.memory import (
-    check_storage,
-    gapless,
-    is_plain,
-    is_plain_on_gpu,
-    mask_rows,
-    moved,
-    moved_back,
-    rows_of,
-)
-from rmsnorm.torch_impl.private import CPU, allocator, current_gpu, empty_strided, is_autocast_on
+from rmsnorm.torch_impl.memory import check_storage, gapless, is_plain, is_plain_on_gpu, mask_rows, rows_of
+from rmsnorm.torch_impl.private import allocator, current_gpu, empty_strided, is_autocast_on, is_widened
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
-_ALL: Final = True, True, True, True  # dx, dscale, dbias and dgate are needed
+ALL: Final = True, True, True, True  # dx, dscale, dbias and dgate are needed
 _DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in dtypes.FLOATS}
+Results: TypeAlias = tuple[Any, Any, Any]  # y, h = x + residual or None, 1 / rho in float64 or None
+Gradients: TypeAlias = tuple[Any, Any, Any, Any]  # dx + dh, dscale, dbias and dgate
+
+
+class Plain(NamedTuple):
+    """A call that no kernel computes, but operations of PyTorch."""
+
+    rows: Call
+
+    @staticmethod
+    def is_readable(*tensors: Tensor | None) -> bool:
+        return False
+
+    def forward(
+        self, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
+        mask: Tensor | None, gate: Tensor | None,
+    ) -> Results:  # fmt: skip
+        check_storage("rms_norm", x, residual=residual, scale=scale, bias=bias, mask=mask, gate=gate)
+        h = None if residual is None else add(x, residual, self.rows.x)
+        y, inverse_rms = operations.forward(self.rows, x if h is None else h, scale, bias, mask, gate)
+        return y, h, inverse_rms
+
+    def backward(
+        self, needed: tuple[bool, ...], dy: Tensor, dh: Tensor | None, h: Tensor, scale: Tensor | None,
+        bias: Tensor | None, mask: Tensor | None, gate: Tensor | None, inverse_rms: Tensor | None,
+    ) -> Gradients:  # fmt: skip
+        dx, *others = operations.gradients(self.rows, dy, h, scale, bias, mask, dh, gate, inverse_rms)
+        return cast(dx, self.rows.x), *others
+
+
+class Kept(NamedTuple):
+    """A call that is checked and planned for its device, as kernels compute it again and again. It holds no tensor.
+
+    ``y``, ``inverse_rms``, ``dx``, ``dscale``, ``dbias`` and ``dgate`` are sizes, strides and dtype of the results.
+    """
+
+    call: Call
+    order: tuple[int, ...] | None  # of the axes of x, as in ``Prepared``
+    rows: Call  # the call with its axes in that order
+    plan: Any
+    arrays: tuple[Any, ...]  # shape and dtype, or None, of x, residual, scale, bias and gate
+    y: tuple[Any, ...]
+    inverse_rms: tuple[Any, ...]
+    dx: tuple[Any, ...]  # h = x + residual has the same
+    dscale: tuple[Any, ...] | None
+    dbias: tuple[Any, ...] | None
+    dgate: tuple[Any, ...] | None
+    is_readable: Callable[..., bool]  # whether the kernels can read the numbers of tensors
+    autocast: str | None  # the kind of device whose autocast gives y of a layer another dtype
+    gpu_index: int = -1  # of the GPU
+    sizes: tuple[Any, ...] = ()  # of the rows of x there
+
+    def matches(
+        self, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None
+    ) -> bool:
+        """Whether a call of a layer is this one."""
+        (shape, dtype), h, g, b, z = self.arrays
+        return (
+            x.shape == shape and x.dtype is dtype
+            and self.is_readable(x, scale, bias) and x.is_contiguous()  # which sparse tensors do not have
+            and (g is scale or _is_like(scale, g)) and (b is bias or _is_like(bias, b))
+            and (h is residual or (_is_like(residual, h) and self.is_readable(residual)))
+            and (z is gate or (_is_like(gate, z) and self.is_readable(gate)))
+            and (self.autocast is None or not is_autocast_on(self.autocast))
+        )  # fmt: skip
+
+    def forward(
+        self, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
+        mask: Tensor | None, gate: Tensor | None,
+    ) -> Results:  # fmt: skip
+        """y, h = x + residual (None without one) and, if asked for, 1 / rho in float64."""
+        plan, y = self.plan, empty_strided(*self.y)
+        inverse_rms = empty_strided(*self.inverse_rms) if with_inverse_rms else None
+        h, masks, mask_step, mask_stride, gate_step = None, None, 0, 0, 0
+        if residual is not None:
+            h, dtype = empty_strided(*self.dx), self.dx[2]
+            x, residual = x.to(dtype), residual.to(dtype).contiguous()
+        if mask is not None:
+            masks, mask_step, mask_stride = mask_rows(mask, x, plan.n)
+        if gate is not None:
+            gate, gate_step = _rows(gate, plan.n)
+        x, x_step = (x, plan.x_bytes) if x.is_contiguous() else _rows(x, plan.n)
+        scale = None if scale is None else scale.contiguous()
+        bias = None if bias is None else bias.contiguous()
+        plan.run_forward(  # written out, as a function for each address takes a part of a small call
+            openmp_threads, x.data_ptr(), x_step, None if residual is None else residual.data_ptr(),
+            None if scale is None else scale.data_ptr(), None if bias is None else bias.data_ptr(),
+            None if masks is None else masks.data_ptr(), mask_step, mask_stride, y.data_ptr(),
+            None if h is None else h.data_ptr(), None if inverse_rms is None else inverse_rms.data_ptr(),
+            None if gate is None else gate.data_ptr(), gate_step,
+        )  # fmt: skip
+        return y, h, inverse_rms
+
+    def backward(
+        self, needed: tuple[bool, ...], dy: Tensor, dh: Tensor | None, h: Tensor, scale: Tensor | None,
+        bias: Tensor | None, mask: Tensor | None, gate: Tensor | None, inverse_rms: Tensor | None,
+    ) -> Gradients:  # fmt: skip
+        """dx + dh in T, dscale, dbias and dgate in the dtypes of the parameters and the gate, of a dy in memory.
+
+        Those that are not ``needed`` are None; a GPU computes dx always. 1 / rho is computed if it is None.
+        """
+        plan, dx = self.plan, empty_strided(*self.dx) if needed[0] else None
+        dscale = empty_strided(*self.dscale) if self.dscale is not None and needed[1] else None
+        dbias = empty_strided(*self.dbias) if self.dbias is not None and needed[2] else None
+        dgate = empty_strided(*self.dgate) if self.dgate is not None and needed[3] else None
+        masks, mask_step, mask_stride, gate_step = None, 0, 0, 0
+        if mask is not None:
+            masks, mask_step, mask_stride = mask_rows(mask, h, plan.n)
+        if gate is None:
+            bias = None  # which only dgate needs
+        else:
+            bias, (gate, gate_step) = gapless(bias), _rows(gate, plan.n)
+        h, h_step = (h, plan.x_bytes) if h.is_contiguous() else _rows(h, plan.n)
+        dy, dh, scale = dy.contiguous(), gapless(dh), gapless(scale)
+        plan.run_backward(
+            openmp_threads, h.data_ptr(), h_step, _address(scale), _address(masks), mask_step, mask_stride,
+            _address(inverse_rms), dy.data_ptr(), _address(dh), _address(dx), _address(dscale), _address(dbias),
+            _address(gate), gate_step, _address(dgate), _address(bias),
+        )  # fmt: skip
+        return dx, dscale, dbias, dgate
+
+
+class KeptOnGPU(Kept):
+    """The same on a GPU, of calls without a gate."""
+
+    __slots__ = ()
+
+    def forward(
+        self, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
+        mask: Tensor | None, gate: Tensor | None,
+    ) -> Results:  # fmt: skip
+        if residual is not None or mask is not None or not x.is_contiguous():
+            return gpu.forward(self.plan, x, residual, scale, bias, mask, with_inverse_rms)
+        if self.gpu_index >= 0 and self.gpu_index != current_gpu():
+            with torch.cuda.device(self.gpu_index):
+                return self.forward(with_inverse_rms, x, residual, scale, bias, mask, gate)
+        empty = allocator(x)
+        y, inverse_rms = empty(*self.y), empty(*self.inverse_rms) if with_inverse_rms else None
+        gpu.run_forward(self.plan, self.sizes, x, None, gapless(scale), gapless(bias), None, y, None, inverse_rms)
+        return y, None, inverse_rms
+
+    def backward(
+        self, needed: tuple[bool, ...], dy: Tensor, dh: Tensor | None, h: Tensor, scale: Tensor | None,
+        bias: Tensor | None, mask: Tensor | None, gate: Tensor | None, inverse_rms: Tensor | None,
+    ) -> Gradients:  # fmt: skip
+        if inverse_rms is None:
+            statistic = plan(h.device, self.rows, None, None)
+            inverse_rms = gpu.forward(statistic, h, None, None, None, mask)[2]
+        if dh is not None or mask is not None or not h.is_contiguous() or not dy.is_contiguous():
+            dscale, dbias = (d[2] if d is not None and n else None
+                             for d, n in zip((self.dscale, self.dbias), needed[1:3], strict=True))  # fmt: skip
+            return *gpu.backward(self.plan, dy, h, scale, dscale, dbias, mask, inverse_rms, dh), None
+        if self.gpu_index >= 0 and self.gpu_index != current_gpu():
+            with torch.cuda.device(self.gpu_index):
+                return self.backward(needed, dy, dh, h, scale, bias, mask, gate, inverse_rms)
+        empty = allocator(h)
+        dx = empty(*self.dx)
+        dscale = empty(*self.dscale) if self.dscale is not None and needed[1] else None
+        dbias = empty(*self.dbias) if self.dbias is not None and needed[2] else None
+        gpu.run_backward(self.plan, self.sizes, h, dy, None, gapless(scale), None, inverse_rms, dx, dscale, dbias)
+        return dx, dscale, dbias, None
 
 
 @lru_cache(maxsize=4096)
@@ -49,186 +200,61 @@ def plan(device: torch.device, call: Call, scale: str | None, bias: str | None, 
     return launch.plan(call, scale, bias, gate)
 
 
-def plan_of(x: Tensor, prepared: Prepared, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None) -> Any:
-    """The same for a prepared call on tensors where x is."""
-    if x.is_cpu and not is_interpreted():
-        return prepared.in_memory()
-    return plan(x.device, prepared.rows, *(None if t is None else dtype_name(t.dtype) for t in (scale, bias, gate)))
-
-
 def are_readable(x: Tensor, *others: Tensor | None) -> bool:
     """Whether kernels can read the numbers of all tensors."""
     return (is_plain if x.is_cpu else is_plain_on_gpu)(x, *others)
 
 
+def kept_of(
+    prepared: Prepared, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
+    gate: Tensor | None, dy: Tensor | None = None,
+) -> Kept | None:  # fmt: skip
+    """A prepared call as kernels compute it where x is; None if they cannot. With dy it is that of the gradients."""
+    device = x.device
+    kept: Kept | None = prepared.kept.get(device)
+    if kept is None:
+        rows = prepared.rows if dy is None else replace(prepared.rows, result=dtype_name(dy.dtype))
+        dtypes = [None if t is None else dtype_name(t.dtype) for t in (scale, bias, gate)]
+        of_cpu = device.type == "cpu" and not is_interpreted()
+        planned = prepared.in_memory() if of_cpu else plan(device, rows, *dtypes)
+        if planned is not None:
+            arrays = tuple(None if t is None else (t.shape, t.dtype) for t in (x, residual, scale, bias, gate))
+            kept = _kept(prepared.call, prepared.order, rows, planned, device, arrays, *dtypes)
+            prepared.kept[device] = kept
+    return kept
+
+
 @lru_cache(maxsize=4096)
 def planned(
-    device: Any, shape: Any, dtype: Any, scale: Any, bias: Any, gate: Any, text: str, k: Any
-) -> tuple[Call, Any]:
-    """The call that has this text, and its plan."""
+    device: torch.device, shape: torch.Size, dtype: torch.dtype, scale: Any, bias: Any, gate: Any, text: str, k: Any
+) -> Kept | Plain:
+    """The call that has this text, as kernels compute it on a device if they can."""
     call = Call.from_text(text, shape, dtype_name(dtype), k)
-    return call, plan(device, call, *(None if p is None else dtype_name(p) for p in (scale, bias, gate)))
+    dtypes = [None if p is None else dtype_name(p) for p in (scale, bias, gate)]
+    made = plan(device, call, *dtypes)
+    return Plain(call) if made is None else _kept(call, None, call, made, device, (), *dtypes)
 
 
-def forward(
-    call: Call, plan: Any, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None,
-    bias: Tensor | None, mask: Tensor | None, gate: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """y, h = x + residual (None without one) and, if asked for, 1 / rho in float64."""
-    if plan is None:
-        check_storage("rms_norm", x, residual=residual, scale=scale, bias=bias, mask=mask, gate=gate)
-        h = None if residual is None else add(x, residual, call.x)
-        y, inverse_rms = operations.forward(call, x if h is None else h, scale, bias, mask, gate)
-        return y, h, inverse_rms
-    if type(plan) is gpu.Plan:
-        return gpu.forward(plan, x, residual, scale, bias, mask, with_inverse_rms)
-    inverse_rms = torch.empty(*plan.reduced, dtype=torch.float64, device=CPU) if with_inverse_rms else None
-    h = other = None
-    if residual is not None:
-        t = _DTYPES[call.x]
-        h, x, other = torch.empty(x.shape, dtype=t, device=CPU), x.to(t), residual.to(t).contiguous()
-    if x.is_contiguous():
-        matrix, y = x, empty_strided(call.shape, x.stride(), _DTYPES[call.result])
-    else:
-        matrix = rows_of(x, plan.n)
-        y = torch.empty(*x.shape, dtype=_DTYPES[call.result], device=CPU)  # faster with sizes than with a shape
-    masks, mask_step, mask_stride = mask_rows(mask, x, plan.n)
-    scale, bias, (gates, gate_step) = gapless(scale), gapless(bias), _gates(gate, plan.n)
-    plan.run_forward(
-        openmp_threads, matrix.data_ptr(), plan.x_bytes if matrix is x else matrix.stride(0) * x.element_size(),
-        _address(other), _address(scale), _address(bias), _address(masks), mask_step, mask_stride,
-        y.data_ptr(), _address(h), _address(inverse_rms), _address(gates), gate_step,
+def _kept(
+    call: Call, order: Any, rows: Call, plan: Any, device: torch.device, arrays: tuple[Any, ...], scale: str | None,
+    bias: str | None, gate: str | None,
+) -> Kept:  # fmt: skip
+    features = [rows.shape[axis] for axis in rows.feature_axes]
+    layouts: Any = (
+        None if name is None else _contiguous(sizes, _DTYPES[name])
+        for sizes, name in ((rows.shape, rows.result), (plan.reduced, "float64"), (rows.shape, rows.x),
+                            (features, scale), (features, bias), (rows.shape, gate))
     )  # fmt: skip
-    return y, h, inverse_rms
-
-
-class Repeated(NamedTuple):
-    """A call that a layer or a compiled program makes again and again: what was checked and planned for it once."""
-
-    settings: Any  # of the layer
-    call: Call
-    shape: torch.Size
-    dtype: torch.dtype
-    scale: tuple[torch.Size, torch.dtype] | None
-    bias: tuple[torch.Size, torch.dtype] | None
-    gate: torch.dtype | None
-    plan: Any
-    y: tuple[Any, ...]  # sizes, strides and dtype, likewise of what follows
-    inverse_rms: tuple[Any, ...]
-    dx: tuple[Any, ...]
-    dscale: tuple[Any, ...] | None
-    dbias: tuple[Any, ...] | None
-    dgate: tuple[Any, ...] | None
-    gate_step: int
-    is_readable: Callable[..., bool]  # whether the kernels can read the numbers of tensors
-    autocast: str | None = None  # the kind of device whose autocast gives y another dtype
-    gpu_index: int = -1  # of the GPU
-    sizes: tuple[Any, ...] = ()  # of the rows of x there
-
-    def matches(
-        self, settings: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None = None
-    ) -> bool:
-        """Whether a call is this one, so that ``forward`` computes it."""
-        return (
-            x.shape == self.shape and x.dtype is self.dtype and settings == self.settings
-            and self.is_readable(x, scale, bias) and x.is_contiguous()  # which sparse tensors do not have
-            and _matches(scale, self.scale) and _matches(bias, self.bias)
-            and (gate is self.gate or (is_plain(gate) and _matches(gate, self.gate and (self.shape, self.gate))))
-            and (self.autocast is None or not is_autocast_on(self.autocast))
-        )  # fmt: skip
-
-    def forward(
-        self, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None = None,
-        with_inverse_rms: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """y and, if asked for, 1 / rho in float64."""
-        plan, y = self.plan, empty_strided(*self.y)
-        inverse_rms = empty_strided(*self.inverse_rms) if with_inverse_rms else None
-        plan.run_forward(
-            openmp_threads, x.data_ptr(), plan.x_bytes, 0, _address(scale), _address(bias), 0, 0, 0, y.data_ptr(), 0,
-            _address(inverse_rms), _address(gate), self.gate_step,
-        )  # fmt: skip
-        return y, inverse_rms
-
-    def backward(
-        self, dy: Tensor, x: Tensor, scale: Tensor | None, inverse_rms: Tensor | None, bias: Tensor | None = None,
-        gate: Tensor | None = None, needed: tuple[bool, ...] = _ALL,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-        """dx, dscale, dbias and dgate, of a plain dy without gaps. The bias counts with a gate alone.
-
-        Those that are not needed are None; a GPU computes dx always.
-        """
-        plan, dx = self.plan, empty_strided(*self.dx) if needed[0] else None
-        dscale = empty_strided(*self.dscale) if self.dscale is not None and needed[1] else None
-        dbias = empty_strided(*self.dbias) if self.dbias is not None and needed[2] else None
-        dgate = empty_strided(*self.dgate) if self.dgate is not None and needed[3] else None
-        plan.run_backward(
-            openmp_threads, x.data_ptr(), plan.x_bytes, _address(scale), 0, 0, 0,
-            _address(inverse_rms), dy.data_ptr(), 0, _address(dx), _address(dscale), _address(dbias),
-            _address(gate), self.gate_step, _address(dgate), 0 if gate is None else _address(bias),
-        )  # fmt: skip
-        return dx, dscale, dbias, dgate
-
-
-class RepeatedOnGPU(Repeated):
-    """The same on a GPU."""
-
-    __slots__ = ()
-
-    def forward(
-        self, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None = None,
-        with_inverse_rms: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        if self.gpu_index >= 0 and self.gpu_index != current_gpu():
-            with torch.cuda.device(self.gpu_index):
-                return self.forward(x, scale, bias, gate, with_inverse_rms)
-        empty = allocator(x)
-        y, inverse_rms = empty(*self.y), empty(*self.inverse_rms) if with_inverse_rms else None
-        gpu.run_forward(self.plan, self.sizes, x, None, scale, bias, None, y, None, inverse_rms)
-        return y, inverse_rms
-
-    def backward(
-        self, dy: Tensor, x: Tensor, scale: Tensor | None, inverse_rms: Tensor | None, bias: Tensor | None = None,
-        gate: Tensor | None = None, needed: tuple[bool, ...] = _ALL,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-        if self.gpu_index >= 0 and self.gpu_index != current_gpu():
-            with torch.cuda.device(self.gpu_index):
-                return self.backward(dy, x, scale, inverse_rms, bias, gate, needed)
-        empty = allocator(x)
-        dx = empty(*self.dx)
-        dscale = empty(*self.dscale) if self.dscale is not None and needed[1] else None
-        dbias = empty(*self.dbias) if self.dbias is not None and needed[2] else None
-        gpu.run_backward(self.plan, self.sizes, x, dy, None, scale, None, inverse_rms, dx, dscale, dbias)
-        return dx, dscale, dbias, None
-
-
-def _matches(parameter: Tensor | None, known: tuple[torch.Size, torch.dtype] | None) -> bool:
-    if parameter is None or known is None:
-        return parameter is known
-    return parameter.shape == known[0] and parameter.dtype is known[1] and parameter.is_contiguous()
-
-
-def repeated(
-    settings: Any, call: Call, plan: Any, device: torch.device, x: torch.Size, dtype: torch.dtype, scale: Any,
-    bias: Any, gate: torch.dtype | None = None,
-) -> Repeated | None:  # fmt: skip
-    """A call that was computed, of x of that shape and dtype and such parameters; None if no kernel can."""
-    if plan is None:
-        return None
-    is_on_gpu = type(plan) is gpu.Plan
-    if is_on_gpu and settings in plan.started:
-        return cast_to(RepeatedOnGPU, plan.started[settings])
-    y, dx = _contiguous(x, _DTYPES[call.result]), _contiguous(x, dtype)
-    dscale, dbias, dgate = (None if p is None else _contiguous(*p) for p in (scale, bias, gate and (x, gate)))
-    reduced, step = _contiguous(plan.reduced, torch.float64), plan.n * gate.itemsize if gate else 0
-    kept = settings, call, x, dtype, scale, bias, gate, plan, y, reduced, dx, dscale, dbias, dgate, step
-    if not is_on_gpu:
-        return Repeated(*kept, is_plain)
-    is_readable = is_plain if device.type == "cpu" else partial(is_plain_on_gpu, index=device.index)
-    index, sizes = -1 if device.index is None else device.index, gpu.sizes_of(plan, plan.n * plan.groups)
-    again = RepeatedOnGPU(*kept, is_readable, None if device.type == "cpu" else device.type, index, sizes)
-    plan.started[settings] = again
-    return again
+    y, reduced, dx, dscale, dbias, dgate = layouts
+    autocast = device.type if is_widened(device.type) else None
+    kept = Kept(call, order, rows, plan, arrays, y, reduced, dx, dscale, dbias, dgate, is_plain, autocast)
+    if type(plan) is not gpu.Plan:
+        return kept
+    sizes = gpu.sizes_of(plan, plan.n * plan.groups)
+    if device.type == "cpu":  # as interpreted
+        return KeptOnGPU(*kept)._replace(sizes=sizes)
+    is_readable = partial(is_plain_on_gpu, index=device.index)
+    return KeptOnGPU(*kept)._replace(is_readable=is_readable, gpu_index=device.index, sizes=sizes)
 
 
 def _contiguous(sizes: Any, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -237,69 +263,14 @@ def _contiguous(sizes: Any, dtype: torch.dtype) -> tuple[Any, ...]:
     return tuple(sizes), tuple(strides[::-1]), dtype
 
 
-def backward(
-    call: Call, plan: Any, dy: Tensor, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
-    inverse_rms: Tensor | None, dh: Tensor | None, gate: Tensor | None = None, needed: tuple[bool, ...] = _ALL,
-) -> tuple[Any, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """dx + dh in T, dscale, dbias and dgate in the dtypes of the parameters and the gate.
-
-    The kernels leave out what is not needed, but those for a GPU dx. The kernels for the CPU compute 1 / rho if it is
-    None.
-    """
-    if plan is None or not (is_plain if h.is_cpu else is_plain_on_gpu)(dy, dh):
-        dx, *others = operations.gradients(call, dy, h, scale, bias, mask, dh, gate, inverse_rms)
-        return cast(dx, call.x), *others
-    if type(plan) is gpu.Plan:
-        parameters = (scale, needed[1]), (bias, needed[2])
-        dscale_dtype, dbias_dtype = (None if p is None or not need else p.dtype for p, need in parameters)
-        return *gpu.backward(plan, dy, h, scale, dscale_dtype, dbias_dtype, mask, inverse_rms, dh), None
-    dx, dscale, dbias = (
-        torch.empty(*p.shape, dtype=p.dtype, device=CPU) if p is not None and need else None
-        for p, need in zip((h, scale, bias), needed[:3], strict=True)
-    )
-    dgate = None if gate is None or not needed[3] else torch.empty(*h.shape, dtype=gate.dtype, device=CPU)
-    matrix = h if h.is_contiguous() else rows_of(h, plan.n)
-    masks, mask_step, mask_stride = mask_rows(mask, h, plan.n)
-    dy, dh, gain, (gates, gate_step) = dy.contiguous(), gapless(dh), gapless(scale), _gates(gate, plan.n)
-    shift = None if gate is None else gapless(bias)  # dgate needs it
-    plan.run_backward(
-        openmp_threads, matrix.data_ptr(), plan.x_bytes if matrix is h else matrix.stride(0) * h.element_size(),
-        _address(gain), _address(masks), mask_step, mask_stride,
-        _address(inverse_rms), dy.data_ptr(), _address(dh), _address(dx), _address(dscale), _address(dbias),
-        _address(gates), gate_step, _address(dgate), _address(shift),
-    )  # fmt: skip
-    return dx, dscale, dbias, dgate
+def _is_like(tensor: Tensor | None, known: tuple[torch.Size, torch.dtype] | None) -> bool:
+    return tensor is not None and known is not None and tensor.shape == known[0] and tensor.dtype is known[1]
 
 
-def gradients(
-    call: Call, dy: Tensor, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
-    mask: Tensor | None, dh: Tensor | None, gate: Tensor | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None] | None:  # fmt: skip
-    """As backward, by kernels and without a forward pass before; None if no kernel can compute with these tensors."""
-    if not are_readable(x, dy, residual, scale, bias, mask, dh, gate):
-        return None
-    whole, call = call, axes_last(call)
-    g, b, z = (None if p is None else dtype_name(p.dtype) for p in (scale, bias, gate))
-    kernels = plan(x.device, replace(call, result=dtype_name(dy.dtype)), g, b, z)
-    if kernels is None:
-        return None
-    dy, x, residual, mask, dh, gate = moved(whole, dy, x, residual, mask, dh, gate)
-    h = x if residual is None else x + residual  # of one dtype: rounded once
-    inverse_rms = None
-    if type(kernels) is gpu.Plan:
-        statistic = plan(x.device, call, None, None)
-        inverse_rms = forward(call, statistic, True, h, None, None, None, mask)[2]
-    dx, dscale, dbias, dgate = backward(call, kernels, dy, h, scale, bias, mask, inverse_rms, dh, gate)
-    dx, dgate = moved_back(whole, dx, dgate)
-    return dx, dscale, dbias, dgate
-
-
-def _gates(gate: Tensor | None, n: int) -> tuple[Tensor | None, int]:
-    """The gate in rows of n, and the bytes from one to the next."""
-    if gate is None:
-        return None, 0
-    gates = rows_of(gate, n)
-    return gates, gates.stride(0) * gates.element_size()
+def _rows(x: Tensor, n: int) -> tuple[Tensor, int]:
+    """x in rows of n, and the bytes from one to the next."""
+    rows = rows_of(x, n)
+    return rows, rows.stride(0) * rows.element_size()
 
 
 def openmp_threads() -> tuple[int, int]:

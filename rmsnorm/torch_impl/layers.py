@@ -15,11 +15,17 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from rmsnorm.specification import errors
 from rmsnorm.specification.interface import constructor
 from rmsnorm.specification.variants import Preset, Variant, derive
-from rmsnorm.torch_impl.autograd import own_copy, repeat
-from rmsnorm.torch_impl.engines import repeated_for
+from rmsnorm.torch_impl import engines
+from rmsnorm.torch_impl.autograd import Known, own_copy, repeat
 from rmsnorm.torch_impl.functional import rms_norm
-from rmsnorm.torch_impl.kernels import Repeated
-from rmsnorm.torch_impl.private import TRACED, built_in_dtype, has_tangents, is_dynamo_compiling, is_watched, may_differ
+from rmsnorm.torch_impl.private import (
+    TRACED,
+    built_in_dtype,
+    has_tangents,
+    is_dynamo_compiling,
+    is_transformed,
+    may_differ,
+)
 from rmsnorm.torch_impl.rounding import dtype_name
 
 
@@ -62,7 +68,7 @@ class RMSNorm(torch.nn.RMSNorm):
         tensor([0., 0., 0., 0.])
     """
 
-    _repeated: Repeated | None = None
+    _kept: Known = ()  # calls that were made, for the next ones
     _copied: tuple[torch.dtype, ...] = ()  # the dtypes of x of which the backward pass has a copy: see ``own_copy``
 
     @constructor
@@ -153,12 +159,12 @@ class RMSNorm(torch.nn.RMSNorm):
         if self._copied and isinstance(x, Tensor) and x.dtype in self._copied:
             x = own_copy(x, weight, bias)
         alone = (
-            not is_dynamo_compiling() and mask is None and residual is None
-            and type(x) is Tensor and not x.is_nested and not is_watched() and not has_tangents()
+            not is_dynamo_compiling() and mask is None and type(x) is Tensor and not x.is_nested
+            and not is_transformed() and not has_tangents()
         )  # fmt: skip
         if alone:
             settings = self.eps, self.variant, self.normalized_shape
-            if (y := repeat(self._repeated, settings, x, weight, bias, gate)) is not None:
+            if (y := repeat(self._kept, settings, x, residual, weight, bias, gate)) is not None:
                 return y
         out_dtype, axes = None, tuple(range(-len(self.normalized_shape), 0))
         if not isinstance(x, Tensor):
@@ -173,7 +179,11 @@ class RMSNorm(torch.nn.RMSNorm):
             raise errors.wrong_shape("RMSNorm", "the end of x", x.shape[axes[0] :], self.normalized_shape, why)
         elif may_differ(x.device.type):
             out_dtype = built_in_dtype(self.variant.name, x, weight, residual)
-        y = rms_norm(
+        if alone and out_dtype is None:
+            call = self.variant, self.eps, None, axes, None, None
+            arrays = x, residual, weight, bias, None, gate
+            return engines.rms_norm(call, False, *arrays, layer=self, settings=settings)
+        return rms_norm(
             x,
             weight,
             bias,
@@ -185,9 +195,6 @@ class RMSNorm(torch.nn.RMSNorm):
             gate=gate,
             out_dtype=out_dtype,
         )
-        if alone and out_dtype is None and (x.is_cpu or x.is_cuda):
-            self.__dict__["_repeated"] = repeated_for(settings, (axes, None), x, weight, bias, gate)
-        return y
 
     if TYPE_CHECKING:
 
@@ -206,7 +213,7 @@ class RMSNorm(torch.nn.RMSNorm):
         def __call__(self, x: Tensor, *others: Any, **options: Any) -> Any: ...
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_repeated"}  # of this process alone
+        return {name: value for name, value in self.__dict__.items() if name != "_kept"}  # of this process alone
 
     def __prepare_scriptable__(self) -> Any:
         raise errors.not_scripted("RMSNorm")

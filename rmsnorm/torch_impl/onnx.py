@@ -12,8 +12,6 @@ patterns of the other path.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -28,7 +26,7 @@ def is_exported() -> bool:
 
 
 def forward(
-    call: Call, plan: Any, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None,
+    call: Call, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None,
     bias: Tensor | None, mask: Tensor | None, gate: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """y, x + residual and 1 / rho; the exporter drops what is not used of them."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,8 +67,8 @@ def can_compute(call: Call, x: Tensor | None, residual: Tensor | None, *others: 
 
 
 def forward(
-    call: Call, plan: Any, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None,
-    bias: Tensor | None, mask: Tensor | None, gate: Tensor | None,
+    call: Call, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
+    mask: Tensor | None, gate: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """y, h = x + residual (None without one) and 1 / rho in float64."""
     x, residual, mask, gate = moved(call, x, residual, mask, gate)
@@ -77,13 +77,21 @@ def forward(
     return y, h, inverse_rms
 
 
-def forward_below_autograd(
-    call: Call, plan: Any, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, *others: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """As ``forward``, of a call whose axes are in order and whose derivatives are somebody else's."""
-    with private.below_autograd():
-        y, h, inverse_rms = _forward(x, residual, *others, *_arguments(call))
-    return y, None if residual is None else h, inverse_rms
+class Node(NamedTuple):
+    """A call whose axes are in order and whose derivatives are somebody else's, as an operator computes it."""
+
+    rows: Call
+
+    @staticmethod
+    def is_readable(*tensors: Tensor | None) -> bool:
+        return False
+
+    def forward(
+        self, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, *others: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        with private.below_autograd():
+            y, h, inverse_rms = _forward(x, residual, *others, *_arguments(self.rows))
+        return y, None if residual is None else h, inverse_rms
 
 
 def backward(
@@ -118,9 +126,8 @@ def _run_forward(
     x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
     gate: Tensor | None, *text: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    call, plan = kernels.planned(x.device, x.shape, x.dtype, *map(dtype_of, (scale, bias, gate)), *text)
-    y, h, inverse_rms = kernels.forward(call, plan, True, x, residual, scale, bias, mask, gate)
-    return y, x.new_empty(0) if h is None else h, inverse_rms
+    run = kernels.planned(x.device, x.shape, x.dtype, *map(dtype_of, (scale, bias, gate)), *text)
+    return in_order(x, *run.forward(True, x, residual, scale, bias, mask, gate))
 
 
 @untraced
@@ -128,9 +135,10 @@ def _run_backward(
     dy: Tensor, dh: Tensor | None, h: Tensor, inverse_rms: Tensor, scale: Tensor | None, bias: Tensor | None,
     mask: Tensor | None, gate: Tensor | None, *text: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    call, plan = kernels.planned(h.device, h.shape, h.dtype, *map(dtype_of, (scale, bias, gate)), *text)
-    results = kernels.backward(call, plan, dy, h, scale, bias, mask, inverse_rms, dh, gate)
-    return present(h, *results)
+    run = kernels.planned(h.device, h.shape, h.dtype, *map(dtype_of, (scale, bias, gate)), *text)
+    if not run.is_readable(dy, dh):
+        run = kernels.Plain(run.rows)
+    return in_order(h, *run.backward(kernels.ALL, dy, dh, h, scale, bias, mask, gate, inverse_rms))
 
 
 def present(like: Tensor, *tensors: Tensor | None) -> Any:

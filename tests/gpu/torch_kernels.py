@@ -16,6 +16,7 @@ import triton
 
 import rmsnorm.gpu
 from rmsnorm import numpy_impl
+from rmsnorm.cpu import prepared
 from rmsnorm.gpu import plan, triton_cancelled
 from rmsnorm.torch_impl import RMSNorm, gpu, kernels, rms_norm, rms_norm_vjp
 
@@ -72,11 +73,12 @@ def array(tensor):
 @pytest.fixture(autouse=True)
 def new_plans():
     """A plan has the division of its rows, which some tests change."""
-    kernels.plan.cache_clear()
-    kernels.planned.cache_clear()
+    caches = kernels.plan, kernels.planned, prepared._prepared
+    for cache in caches:
+        cache.cache_clear()
     yield
-    kernels.plan.cache_clear()
-    kernels.planned.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
 
 
 @pytest.fixture

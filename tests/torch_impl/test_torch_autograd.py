@@ -262,7 +262,7 @@ def test_a_small_call_again_has_the_derivatives_of_the_first(use: str, dtype: An
         layer, x = randomised(RMSNorm(24, dtype=dtype, bias=bias)), randn(5, 24, dtype=dtype).requires_grad_()
         for _ in range(calls):
             layer(x.detach() + 1).sum().backward()
-        assert (layer._repeated is None) == (calls == 0 or not cpu.is_available())
+        assert (not layer._kept) == (calls == 0 or not cpu.is_available())
         results.append(tree_leaves(USES[use](layer, x, randn(5, 24, dtype=dtype, seed=1))))
     assert len(results[0]) == len(results[1]) > 0
     assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(*results, strict=True))
@@ -337,5 +337,5 @@ def test_a_small_call_again_computes_only_those(needed: tuple[str, ...], compute
     layer.bias.requires_grad_("bias" in needed)
     for _ in range(3):
         layer(x).sum().backward()
-    assert layer._repeated is not None
+    assert len(layer._kept) == 1
     assert computed == [set(needed)] * 3

@@ -33,9 +33,9 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
     def switch(off: bool) -> None:
         monkeypatch.setattr(cpu, "supports", (lambda *_: False) if off else supports)
-        monkeypatch.setattr(kernels, "plan_of", (lambda *_: None) if off else plan_of)
+        monkeypatch.setattr(kernels, "kept_of", (lambda *_: None) if off else kept_of)
 
-    supports, plan_of = cpu.supports, kernels.plan_of
+    supports, kept_of = cpu.supports, kernels.kept_of
     return switch
 
 

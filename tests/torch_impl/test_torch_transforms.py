@@ -197,7 +197,7 @@ def _faked(layer: Any, x: Any) -> Any:
 
 def _without_kernels(layer: Any, x: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "plan_of", lambda *_: None)
+        patch.setattr(kernels, "kept_of", lambda *_: None)
         return layer(x)
 
 

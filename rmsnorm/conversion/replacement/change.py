@@ -23,7 +23,7 @@ def subclass(make: Callable[[Any, Norm], Any], kind: Any, norm: Norm, method: st
     def __reduce_ex__(self: Any, protocol: int) -> Any:
         state = self.__getstate__()
         if isinstance(state, dict):
-            state = {name: value for name, value in state.items() if name != "_repeated"}  # of this process alone
+            state = {name: value for name, value in state.items() if name != "_kept"}  # of this process alone
         return _made_again, (make, kind, norm), state
 
     names = {method: functools.wraps(getattr(kind, method))(call), "__reduce_ex__": __reduce_ex__, "norm": norm,

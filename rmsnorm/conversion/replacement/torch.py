@@ -23,8 +23,8 @@ from rmsnorm.identify import Target, TargetError, open_target
 from rmsnorm.specification.variants import PRESETS, Variant
 from rmsnorm.targets.layers import dtype_of
 from rmsnorm.targets.target import random_state_kept
+from rmsnorm.torch_impl import engines
 from rmsnorm.torch_impl.autograd import own_copy, repeat
-from rmsnorm.torch_impl.engines import repeated_for
 from rmsnorm.torch_impl.functional import rms_norm
 from rmsnorm.torch_impl.layers import RMSNorm
 from rmsnorm.torch_impl.private import has_tangents, is_watched
@@ -127,17 +127,20 @@ def class_of(kind: Any, norm: Norm) -> Any:
         if gate is not None and gate.dtype in gate_copied:
             gate = own_copy(gate, *parameters)
         vectors = (vector(torch, parameter, x, norm) for parameter in parameters)
-        tensors = in_groups(torch, norm, shape, x, *vectors, *(() if gate is None else (gate,)))
+        rows, scale, bias, *z = in_groups(torch, norm, shape, x, *vectors, *(() if gate is None else (gate,)))
+        tensors = rows, None, scale, bias, *(z or (None,))
         alone = may_keep and type(x) is Tensor and not is_watched() and not has_tangents()
-        # of the last call, as in rmsnorm.torch_impl.RMSNorm
-        y = repeat(self.__dict__.get("_repeated"), settings, *tensors) if alone else None
+        # as in rmsnorm.torch_impl.RMSNorm
+        y = repeat(self.__dict__.get("_kept", ()), settings, *tensors) if alone else None
         if y is None:
             if not norm.takes(shape):
                 return kind.forward(self, *inputs, **named)
-            z = None if gate is None else tensors[3]
-            y = rms_norm(*tensors[:3], variant=norm.known, axis=axes[0], feature_axis=axes[1], gate=z)
             if alone:
-                self.__dict__["_repeated"] = repeated_for(settings, axes, *tensors)
+                options = norm.known, None, None, *axes, None
+                y = engines.rms_norm(options, False, *tensors[:4], None, tensors[4], layer=self, settings=settings)
+            else:
+                z = tensors[4]
+                y = rms_norm(rows, scale, bias, variant=norm.known, axis=axes[0], feature_axis=axes[1], gate=z)
         y = y if norm.group is None else y.reshape(shape)
         if norm.keeps_order and not x.is_contiguous():
             y = torch.empty_like(x, dtype=y.dtype).copy_(y)
