@@ -35,7 +35,9 @@ Every bound is  roundings + w * operations:
     Squares below half of it are lost, all alike, so one sum after the other errs by sum_i (rounded s_i - s_i): at
     16,381 elements and an outlier of 127 times the RMS by 1,908 roundings, of which this sum predicts 1,907.6. Programs
     add in 8 lanes or more, of which one has the outlier: an eighth (torch.linalg.vector_norm: 249). So for another
-    program 1/rho of a row errs by a sixteenth of that share more, besides the sqrt(k) of the table (``LANES``).
+    program 1/rho of a row errs by a sixteenth of that share more, besides the sqrt(k) of the table (``LANES``); by half
+    of it where the elements of a row are apart in memory, which no vector loads (vector_norm of every second one of
+    66,001: 363 roundings of y, where a sixteenth allows 139).
 
 A gate brings operations to each. An exponential errs by 2, so s(z) = 1 / (1 + exp(-z)) by 4, z s(z) by 5, and the
 product with f(z) by 6. f' = s (1 + z (1 - s)) errs by 12 of its terms s (1 + |z| (1 + s)): s twice by 4, and four

@@ -106,6 +106,7 @@ class Data:
     feature_axis: Axis | None
     out_dtype: str | None
     once: Data | None = None  # the values that are repeated
+    is_dense: bool = True  # the elements of a row lie side by side, so that a program adds them in vectors
 
     @property
     def options(self) -> dict[str, Any]:

@@ -34,6 +34,7 @@ MOST: Final = 5_400_000  # elements of a case
 _BLOCK: Final = 2**15  # elements of its different rows,
 _ALL: Final = 2**16  # and of all rows, where these must differ
 _OPTIONS: Final = ("gate", "mask", "residual")
+_APART: Final = ("every second element", "transposed")  # layouts in which the elements of a row have gaps
 
 FACTORS: Final[dict[str, tuple[str, ...]]] = {
     "rows": tuple(ROWS),
@@ -294,7 +295,7 @@ def question(circumstance: Circumstance, case: Case, variant: Variant) -> Questi
     some = min(rows, max(3, (_ALL if level["values"] == "one sign" else _BLOCK) // n))
     some -= some < rows and some % 2 == 0  # odd, so that the rows' numbers modulo 64 or 256 say nothing of their values
     data = make(replace(case, shape=(some, *sizes), name=level.name), variant, level["x"])
-    data = _with_values(data, level)
+    data = replace(_with_values(data, level), is_dense=level["layout"].removeprefix("x alone ") not in _APART)
     return Question(circumstance, data, np.arange(rows) % some, lead)
 
 

@@ -84,6 +84,8 @@ def places(run: Run) -> str:
 
 def _shared(compared: Mapping[str, set[str]], failed: Collection[str]) -> str:
     """The levels that every failed call has, or a few of which each has one, and with which most calls failed."""
+    if len(failed) == 1:
+        return f": {next(iter(failed))!r}"
     every: set[str] = reduce(and_, (compared[case] for case in failed))
     if alike := every - reduce(and_, compared.values()):
         return f", each with {' and '.join(repr(level) for level in sorted(alike))}"

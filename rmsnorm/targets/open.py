@@ -224,6 +224,8 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
         is_new = isinstance(make, type)
         opened = replace(_open(made, name, None, {}, replace(call, fresh=is_new)), resized=build, is_new=is_new)
         opened = replace(opened, named_width=init.get(own_width or ""))
+        if opened.width is None and (named := width_argument(arguments)) and arguments[named] == size:
+            opened = replace(opened, width=size)  # without a gain of that size, it may still compute with it
         if eps is None:
             return opened
         key, required = eps

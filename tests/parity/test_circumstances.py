@@ -68,7 +68,14 @@ def test_a_norm_that_is_wrong_in_one_circumstance_is_rejected(name):
     assert first_difference(WRONG[name])
 
 
-@pytest.mark.parametrize("function", [right, gated, masked])
+def by_vector_norm(x, weight):
+    """The norm of a library, which adds the elements of a row one after the other where they are apart in memory."""
+    wide = x.float()
+    size = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    return (wide * torch.rsqrt(size**2 / x.shape[-1] + EPS) * weight.float()).to(x.dtype)
+
+
+@pytest.mark.parametrize("function", [right, gated, masked, by_vector_norm])
 def test_a_right_norm_holds_in_every_circumstance(function):
     assert first_difference(function) is None
 

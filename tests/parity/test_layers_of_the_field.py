@@ -75,6 +75,7 @@ def test_layers_agree_at_the_widths_of_models(name: str, width: int, dtype: str)
     assert failures(module, module.weight, data_at(width, CLASSES[name][1], dtype)) == []
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 def test_another_rounding_does_not_agree_there() -> None:
     module = layer("RMSNorm", 4096)
     found = failures(module, module.weight, data_at(4096, "llama", "bfloat16"))

@@ -202,7 +202,6 @@ WRONG = {
     "dh dropped": with_dh(lambda through_y, dh: (through_y, through_y)),
     "dh to one": with_dh(lambda through_y, dh: (through_y + dh, through_y)),
     "dh twice": with_dh(lambda through_y, dh: (through_y + 2 * dh, through_y + 2 * dh)),
-    "zeros without their sign": lambda x, weight: right(x, weight) + 0.0,
     "gates up to 20": lambda x, weight, gate: gated(x, weight, gate.clamp(-20, 20)),
     **read_wrongly("residual"),
     **read_wrongly("gate"),

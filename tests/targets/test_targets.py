@@ -289,3 +289,20 @@ def test_a_weight_of_keras_without_a_name_is_that_of_its_attribute(named):
         y = target.forward(x.astype(dtype), gain.astype(dtype), bias.astype(dtype))
         np.testing.assert_array_equal(y[0].astype("float32"), gain + 3)
     assert target.names == ({"bias": "beta", "scale": "gamma"} if named else {"bias": "shift", "scale": "gain"})
+
+
+def test_a_layer_without_a_gain_is_built_for_each_width():
+    """It may compute with the width that its constructor got."""
+
+    class Norm(torch.nn.Module):
+        def __init__(self, dim):
+            super().__init__()
+            self.size = dim**0.5
+
+        def forward(self, x):
+            return torch.nn.functional.normalize(x, dim=-1) * self.size
+
+    target = open_target(Norm)
+    assert target.width == 64
+    x = np.full((2, 96), 3.0, "float32")
+    assert np.allclose(target.resized(96).forward(x), 1.0)
