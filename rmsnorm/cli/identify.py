@@ -137,11 +137,11 @@ def identify(
     if ":" not in target and not target.endswith(".onnx"):
         _all_of(target, json, options)
         return
+    from rmsnorm.conversion.places import answer_on
     from rmsnorm.identify import Identity
-    from rmsnorm.identify.worker import answers
 
     with Console(stderr=True).status(f"asking {target}"):
-        answer = next(answers([target], job="rmsnorm.conversion.places:identify_job", **options))[1]
+        answer = answer_on(target, **options)
     if "refused" in answer:
         raise errors.InputValueError(answer["refused"])
     if "norms" in answer:

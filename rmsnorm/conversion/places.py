@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rmsnorm.conversion.replacement import Replacement, replace
 from rmsnorm.identify import worker
 from rmsnorm.identify.checkpoint import starred
+
+
+def answer_on(target: str, **options: Any) -> Mapping[str, Any]:
+    """The message on a target, with options of ``rmsnorm.identify.worker.answers``."""
+    return next(worker.answers([target], job=f"{__name__}:identify_job", **options))[1]
 
 
 def identify_job(job: dict[str, Any], write: Callable[..., None]) -> None:

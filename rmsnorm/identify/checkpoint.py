@@ -281,8 +281,9 @@ def _kind(name: str, members: list[_Summary]) -> Kind:
         fits = "1 + w"
     shapes = dict.fromkeys("x".join(map(str, member.values.shape)) for member in members)
     every = np.concatenate([member.values.ravel() for member in members])
-    numbers = (every.mean(), np.median(every), every.min(), every.max(), np.mean(every < 0))
-    return Kind(name, len(members), ", ".join(shapes), *map(float, numbers), fits)
+    mean, median, negative = float(every.mean()), float(np.median(every)), float(np.mean(every < 0))
+    ends = float(every.min()), float(every.max())
+    return Kind(name, len(members), ", ".join(shapes), mean, median, *ends, negative, fits)
 
 
 def _speaks_for(values: np.ndarray[Any, Any]) -> Fit:

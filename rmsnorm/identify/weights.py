@@ -67,7 +67,8 @@ class Weighed(NamedTuple):
         return (
             f"{self.kind.name} has the gains of a norm that multiplies by {self.kind.fits}, and "
             f"{who} multiplies by {'1 + w' if other else 'w'}: every y would be {factor:.2g} times as large; the "
-            f"model needs a variant that multiplies by {self.kind.fits}, or gains that rmsnorm gains FILE OUT --to VARIANT writes"
+            f"model needs a variant that multiplies by {self.kind.fits}, or gains that rmsnorm gains FILE OUT --to "
+            "VARIANT writes"
         )
 
     @property
