@@ -18,14 +18,14 @@ def build_wheel(folder, settings=None, metadata=None):
     settings = settings or {}
     if settings.get("broken") and settings.get("wheel.cmake") != "false":
         raise SystemExit("CMake failed")
-    print("scikit: wheel", settings.get("wheel.cmake", "true"))
+    print("scikit: wheel", settings.get("wheel.cmake", "true"), settings.get("wheel.py-api", ""))
     return "rmsnorm.whl"
 
 def get_requires_for_build_wheel(settings=None):
     return []
 
 def prepare_metadata_for_build_wheel(folder, settings=None):
-    print("scikit: metadata")
+    print("scikit: metadata", (settings or {}).get("wheel.py-api", ""))
     return "rmsnorm.dist-info"
 
 prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
@@ -50,24 +50,32 @@ def built(tmp_path):
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
 def test_metadata_compile_nothing(built, kind):
     """pip asks for them alone in `pip install --dry-run`; without this function it would build the wheel."""
-    assert built(f"prepare_metadata_for_build_{kind}('folder')") == ["scikit: metadata"]
+    (line,) = built(f"prepare_metadata_for_build_{kind}('folder')")
+    assert line.startswith("scikit: metadata")
 
 
 def test_a_build_says_what_it_does(built):
     first, scikit, last = built("build_wheel('folder')")
     assert "compiles the kernels" in first
-    assert scikit == "scikit: wheel true"
+    assert scikit == "scikit: wheel true cp312"
     assert re.fullmatch(r"rmsnorm: rmsnorm\.whl has the kernels, compiled in \d+ s", last)
     first, scikit = built("build_wheel('folder', {'wheel.cmake': 'false'})")
     assert "without its kernels, as wheel.cmake is false" in first
-    assert scikit == "scikit: wheel false"
+    assert scikit.strip() == "scikit: wheel false"
+
+
+def test_the_metadata_are_those_of_the_wheel(built):
+    """scikit-build-core refuses others, and the package would be built without its kernels."""
+    assert built("prepare_metadata_for_build_wheel('folder')") == ["scikit: metadata cp312"]
+    (line,) = built("prepare_metadata_for_build_wheel('folder', {'wheel.cmake': 'false'})")
+    assert line.strip() == "scikit: metadata"
 
 
 def test_without_a_compiler_it_is_built_without_kernels(built):
     lines = built("build_wheel('folder', {'broken': True})")
     assert lines[1] == "CMake failed"
     assert "works without them, by slower operations" in lines[2]
-    assert lines[3] == "scikit: wheel false"
+    assert lines[3].strip() == "scikit: wheel false"
 
 
 def test_the_module_is_the_command():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_
 import sys
+from collections.abc import Mapping, Sequence
 from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -33,6 +34,7 @@ from rmsnorm.specification import errors
 
 if TYPE_CHECKING:
     from rmsnorm.identify import Identity
+    from rmsnorm.identify.config import ConfigNorm
 
 _COMMAND: Final = "rmsnorm identify"
 _SIZES: Final = "sizes such as 4x64"
@@ -43,10 +45,11 @@ EPILOG: Final = (
     "    rmsnorm identify my_kernels.py:rms_norm --framework torch --init eps=1e-5\n\n"
     "    rmsnorm identify model.onnx\n\n"
     "    rmsnorm identify transformers.models.llama\n\n"
-    "    rmsnorm identify --model folder_of_a_checkpoint\n\n"
+    "    rmsnorm identify my_model.py:make_model --init layers=2\n\n"
+    "    rmsnorm identify --model folder_of_a_checkpoint --weights\n\n"
     "Exit status: 0 an RMSNorm over the axes of --axis (the last ones) that is recognised and has no defect, 1 another "
-    "norm or axis, a defect, or a target that raised or hung, 2 bad usage or no such target. Of a package: 0 it has an "
-    "RMSNorm, 1 none."
+    "norm or axis, a defect, or a target that raised or hung, 2 bad usage or no such target. Of a package or a whole "
+    "model: 0 it has an RMSNorm that is recognised, 1 none. With --weights: 1 gains that contradict the config.json."
 )
 
 
@@ -64,6 +67,9 @@ def identify(
             metavar="FOLDER", help="In place of TARGET: a folder with a config.json, which alone says its norms."
         ),
     ] = None,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="With --model: read the gains of the checkpoint there, too.")
+    ] = False,
     init: Init = None,
     framework: Framework = None,
     axis: Annotated[
@@ -87,7 +93,7 @@ def identify(
     compiled: Compiled = False,
     gradients: Gradients = True,
     device: Device = "cpu",
-    time_limit: Annotated[float, called(help="Seconds for a target, without imports.", min=1.0)] = 60.0,
+    time_limit: Annotated[float, called(help="Seconds for a norm, without imports.", min=1.0)] = 60.0,
     verbose: Verbose = False,
 ) -> None:
     """Find out which normalisation a callable computes: its variant, eps, roundings, gradients, with the evidence.
@@ -98,14 +104,23 @@ def identify(
     built with the arguments that the names in its constructor suggest (`dim`, `hidden_size`, ...).
 
     Of a package, the classes that are named RMSNorm are identified, and other norms in its source that are one, each
-    in one line. With --model no code is called: the answer is that of a table, with eps from the file.
+    in one line.
+
+    A model of PyTorch, Keras or Flax nnx, or a function or class that makes one, is a target, too: each norm in it is
+    identified, as rmsnorm.conversion.replace(model, dry_run=True) does. A line has the norms of all blocks together.
+
+    With --model no code is called: the answer is that of a table, with eps from the file. --weights adds the gains in
+    the safetensors or GGUF files of the folder. Gains around 1 are of a norm that multiplies by w, gains around 0 of
+    one that multiplies by 1 + w, and a warning says where that is not what the config.json says.
     """
     if (target is None) == (model is None):
         got = "neither TARGET nor --model" if model is None else "both TARGET and --model"
         raise unusable(f"{_COMMAND}: got {got}, expected one of them; name a callable, such as my_norm.py:f")
     if model is not None:
-        _of_config(model, json)
+        _of_config(model, json, weights)
         return
+    if weights:
+        raise unusable(f"{_COMMAND}: --weights is given without --model, expected --model FOLDER --weights")
     assert target is not None  # noqa: S101  (one of them is given)
     options = opening(_COMMAND, init, framework, device, gradients, compiled)
     wanted = None if axis is None else _numbers("axis", axis, ",", "integers such as -2,-1")
@@ -114,16 +129,25 @@ def identify(
         "axis": [-1] if wanted is None else wanted,
         "args": dict(map(_argument, arg or [])),
     }
-    from rmsnorm.identify.worker import identities
-
+    of_norm = _given(
+        framework=framework, axis=axis, shape=shape, arg=arg, call=call, group_size=group_size, width=width,
+        compiled=compiled or None, no_gradients=None if gradients else True, device=None if device == "cpu" else device,
+    )  # fmt: skip
     options |= {"time_limit": time_limit, "width": width, "call": call, **asked}
     if ":" not in target and not target.endswith(".onnx"):
         _all_of(target, json, options)
         return
+    from rmsnorm.conversion.places import answer_on
+    from rmsnorm.identify import Identity
+
     with Console(stderr=True).status(f"asking {target}"):
-        identity = next(identities([target], **options))[1]
-    if isinstance(identity, str):
-        raise errors.InputValueError(identity)
+        answer = answer_on(target, **options)
+    if "refused" in answer:
+        raise errors.InputValueError(answer["refused"])
+    if "norms" in answer:
+        _of_model(target, answer, json, of_norm)
+        return
+    identity = Identity.from_json(answer["identity"])
     if json:
         typer.echo(json_.dumps(identity.json, indent=2))
     else:
@@ -133,14 +157,55 @@ def identify(
         raise typer.Exit(DIFFERS)
 
 
-def _of_config(folder: str, json: bool) -> None:
-    """The norms that a config.json says, a sentence for each, or all of them as JSON."""
+def _given(**options: Any) -> list[str]:
+    """The options that the user wrote, as they are written."""
+    return [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
+
+
+def _of_model(target: str, answer: Mapping[str, Any], json: bool, of_norm: list[str]) -> None:
+    """A line for the norms of a place in a whole model, or all of them as JSON. Options for one norm are refused."""
+    if of_norm:
+        raise unusable(
+            f"{_COMMAND}: {' and '.join(of_norm)} is given for {target}, a whole model ({answer['model']}), expected "
+            "one norm; leave it out, or name the class of the norm"
+        )
+    norms = answer["norms"]
+    if json:
+        typer.echo(json_.dumps({"target": target, **answer}, indent=2))
+    else:
+        typer.echo(errors.printable(f"{target} is a whole model ({answer['model']}), whose norms are"))
+        for norm in norms:
+            kind = norm["class"] + (f", {norm['count']} of them" if norm["count"] > 1 else "")
+            what = "" if norm["variant"] is None else f"RMSNorm, variant {norm['variant']}, eps {norm['eps']}; "
+            place = norm["place"] or "the model"
+            typer.echo(wrapped(errors.printable(f"{place} ({kind}): {what}{norm['why']}"), "- ", 2))
+    if all(norm["variant"] is None for norm in norms):
+        raise typer.Exit(DIFFERS)
+
+
+def _of_config(folder: str, json: bool, weights: bool) -> None:
+    """The norms that a config.json says, a sentence for each, and the gains beside it; or all of them as JSON."""
     from rmsnorm.identify.config import identify_config
+    from rmsnorm.identify.weights import weigh
 
     norms, unknown = identify_config(folder)
+    gains = weigh(folder, norms) if weights else []
+    warnings = [kind.warning for kind in gains if kind.agrees is False]
     if json:
-        typer.echo(json_.dumps({"norms": [norm.json for norm in norms], "unknown": unknown}, indent=2))
-        return
+        document = {"norms": [norm.json for norm in norms], "unknown": unknown}
+        more = {"gains": [kind.json for kind in gains], "warnings": warnings} if weights else {}
+        typer.echo(json_.dumps(document | more, indent=2))
+    else:
+        _show_config(norms, unknown)
+        for line in ["its gains are", *(wrapped(str(kind), "- ", 2) for kind in gains)] if gains else []:
+            typer.echo(line)
+        for sentence in warnings:
+            typer.echo(wrapped(f"warning: {sentence}"))
+    if warnings:
+        raise typer.Exit(DIFFERS)
+
+
+def _show_config(norms: Sequence[ConfigNorm], unknown: Mapping[str, str]) -> None:
     for part, kind, told in dict.fromkeys((norm.part, norm.model_type, norm.told) for norm in norms):
         kind += " (by architectures)" * (told == "architectures")
         typer.echo(wrapped(f"{errors.printable(part) or 'the model'}: {kind}, whose norms in transformers are"))

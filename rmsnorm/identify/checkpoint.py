@@ -71,14 +71,17 @@ class Kind:
     Attributes:
         name: with a star for each such number.
         count: of tensors.
-        mean: of all elements; ``least`` and ``most`` are the ends of their range.
+        shape: of each tensor; the shapes of all where they differ.
+        mean: of all elements, as ``median``; ``least`` and ``most`` are the ends of their range.
         negative: share of the elements below 0.
         fits: ``w`` or ``1 + w``; ``bias`` for a norm with a bias, perhaps a LayerNorm; ``unclear``.
     """
 
     name: str
     count: int
+    shape: str
     mean: float
+    median: float
     least: float
     most: float
     negative: float
@@ -144,7 +147,7 @@ def read_gains(path: str | os.PathLike[str], variant: str | Variant | None = Non
     for name in names:
         values = tensor(name)
         if values.dtype.kind in "fV":  # V: the formats that NumPy lacks
-            kind_of[name] = _kind_of(name)
+            kind_of[name] = starred(name)
             groups.setdefault(kind_of[name], []).append(_summary(name, values.astype(np.float64), shapes))
     if not groups:
         some = ", ".join(list(shapes)[:4]) or "none"
@@ -189,8 +192,8 @@ def _size(path: Path) -> int:
     return sum(part.stat().st_size for part in parts if part.is_file())
 
 
-def _kind_of(name: str) -> str:
-    """Its name with a star for each number of a block; the number in the norm's own name tells it from others.
+def starred(name: str) -> str:
+    """The name of a tensor with a star for each number of a block; that in the norm's own name tells it from others.
 
     ``blocks.3.norm1.weight`` is of ``blocks.*.norm1.weight``; Keras counts all layers of a class, whatever they are.
     """
@@ -251,13 +254,9 @@ def _has_bias(name: str, shapes: Mapping[str, Any]) -> bool:
 
 
 class _Summary(NamedTuple):
-    """What is kept of a gain, whose values are not."""
+    """A gain, and what it says."""
 
-    size: int
-    total: float
-    least: float
-    most: float
-    negative: int
+    values: np.ndarray[Any, Any]
     fits: Fit
     has_bias: bool
 
@@ -267,9 +266,7 @@ def _summary(name: str, values: np.ndarray[Any, Any], shapes: Mapping[str, Any])
         raise errors.InputValueError(
             f"{_OP}: {name} has NaN or infinity, expected finite gains; take another checkpoint"
         )
-    total, least, most = float(values.sum()), float(values.min()), float(values.max())
-    negative, fits, has_bias = int((values < 0).sum()), _speaks_for(values), _has_bias(name, shapes)
-    return _Summary(values.size, total, least, most, negative, fits, has_bias)
+    return _Summary(values, _speaks_for(values), _has_bias(name, shapes))
 
 
 def _kind(name: str, members: list[_Summary]) -> Kind:
@@ -282,10 +279,11 @@ def _kind(name: str, members: list[_Summary]) -> Kind:
         fits = "w"
     elif 3 * shifted > 2 * (plain + shifted):
         fits = "1 + w"
-    size = sum(member.size for member in members)
-    mean, negative = sum(member.total for member in members) / size, sum(member.negative for member in members) / size
-    ends = min(member.least for member in members), max(member.most for member in members)
-    return Kind(name, len(members), mean, *ends, negative, fits)
+    shapes = dict.fromkeys("x".join(map(str, member.values.shape)) for member in members)
+    every = np.concatenate([member.values.ravel() for member in members])
+    mean, median, negative = float(every.mean()), float(np.median(every)), float(np.mean(every < 0))
+    ends = float(every.min()), float(every.max())
+    return Kind(name, len(members), ", ".join(shapes), mean, median, *ends, negative, fits)
 
 
 def _speaks_for(values: np.ndarray[Any, Any]) -> Fit:

@@ -293,15 +293,21 @@ def required_options(call: Callable[..., Any]) -> frozenset[str]:
     return frozenset({"residual", "mask"} & needed)
 
 
-def makes_layers(function: Callable[..., Any]) -> bool:
-    """Whether a function makes layers: its first argument is a width and no other one is an array, or it has none.
+def makes_layers(function: Callable[..., Any], init: Collection[str] = ()) -> bool:
+    """Whether a function makes layers: without x, as it requires nothing beside ``init``, or of a width and no array.
 
     >>> makes_layers(lambda hidden, eps=1e-6: None), makes_layers(lambda hidden, weight, eps: None)
     (True, False)
+    >>> makes_layers(lambda blocks: None), makes_layers(lambda blocks: None, ["blocks"]), makes_layers(lambda a=2: None)
+    (False, True, True)
     """
     parameters = parameters_of(function)
-    if not parameters:
-        return parameters is not None
+    if parameters is None:
+        return False
+    if all(p.default is not p.empty or p.name in init or p.kind is p.VAR_KEYWORD for p in parameters):
+        return True
+    if init:
+        return False
     first = parameters[0]
     arrays = any(takes_array(p) and argument_named(p.name) for p in parameters[1:])
     typed = re.search("Tensor|Array|ndarray", str(first.annotation))

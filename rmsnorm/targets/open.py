@@ -33,6 +33,7 @@ from rmsnorm.targets.bridges import bridge
 from rmsnorm.targets.calling import Caller, backward_pass
 from rmsnorm.targets.layers import dtype_of, is_haiku, keras_library, open_haiku, opener, probed
 from rmsnorm.targets.locate import locate, raised
+from rmsnorm.targets.models import is_model
 from rmsnorm.targets.onnx import open_onnx
 from rmsnorm.targets.target import NoTarget, Target, TargetError, refused_by
 
@@ -44,6 +45,10 @@ _HOW: Final = f"pass it in init, such as --init {{}}=64, {_FACTORY}"
 _KNOWN: Final = "pass one of these in init"
 _OPTION: Final = "pass an option in init, such as --init {0}=1"
 _SHAPE: Final = ", or the shape of an array, such as --arg {0}=4x64"
+_MODEL: Final = (
+    "{name} is a whole model ({kind}), expected one norm; for all norms in it, name it to rmsnorm identify, or ask "
+    "rmsnorm.conversion.replace(model, dry_run=True)"
+)
 _NAMED: Final = "name a function of x, of (x, weight) or of (x, weight, bias) that calls it"
 _PACKAGES: Final = {*_BEYOND, *(name for row in FRAMEWORKS.values() for name in (row.package, row.layers))} - {"onnx"}
 
@@ -176,10 +181,12 @@ def _open(thing: Any, name: str, width: int | None, init: dict[str, Any], call: 
 
 def _opened(thing: Any, name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
     open_layer = opener(thing)
-    if isinstance(thing, type) or (open_layer is None and not init and call.order is None and makes_layers(thing)):
+    if isinstance(thing, type) or (open_layer is None and call.order is None and makes_layers(thing, init)):
         try:
             return _built(thing, name, width, init, call)
-        except NoTarget:
+        except NoTarget as error:
+            if error.model is not None:
+                raise
             with contextlib.suppress(NoTarget, TargetError):  # a function of x, with the name of a width
                 target = None if isinstance(thing, type) else _function(thing, name, call)
                 if target is not None:
@@ -188,6 +195,8 @@ def _opened(thing: Any, name: str, width: int | None, init: dict[str, Any], call
             raise
     if open_layer is not None and init:
         raise NoTarget(f"{name} is a layer that is built already, expected no init; pass its class")
+    if is_model(thing):
+        raise NoTarget(_MODEL.format(name=name, kind=type(thing).__name__), thing)
     if open_layer is not None:
         return open_layer(thing if call.fresh else probed(thing, name), name, call.device, call.others)
     if not callable(thing):

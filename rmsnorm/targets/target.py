@@ -46,7 +46,15 @@ def random_state_kept() -> Iterator[None]:
 
 
 class NoTarget(errors.InputValueError):
-    """There is no such target: the name is wrong, or the arguments cannot build it."""
+    """There is no such target: the name is wrong, or the arguments cannot build it.
+
+    Attributes:
+        model: what was opened where that is a whole model, and no norm; else None.
+    """
+
+    def __init__(self, message: str, model: Any = None) -> None:
+        super().__init__(message)
+        self.model = model
 
 
 @contextlib.contextmanager
@@ -55,7 +63,7 @@ def refused_by(op: str) -> Iterator[None]:
     try:
         yield
     except NoTarget as error:
-        raise NoTarget(f"{op}: {error}") from error.__cause__
+        raise NoTarget(f"{op}: {error}", error.model) from error.__cause__
 
 
 class TargetError(Exception):

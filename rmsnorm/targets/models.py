@@ -1,0 +1,70 @@
+"""Tells a whole model from a norm: by its parts, before anything is called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, Final
+
+_MODULES: Final = (("keras", "Layer"), ("torch.nn", "Module"), ("flax.nnx", "Module"))  # that replace takes
+
+
+def is_model(thing: Any) -> bool:
+    """Whether a module of PyTorch, Keras or Flax nnx is a model: two or more of its parts are norms or have parameters.
+
+    A norm is a part as a whole. A class with "norm" in its name is none, whatever it holds, and neither is a module
+    around one norm.
+
+    Example:
+        >>> from torch import nn
+        >>> is_model(nn.Sequential(nn.Linear(8, 8), nn.RMSNorm(8))), is_model(nn.Sequential(nn.RMSNorm(8)))
+        (True, False)
+    """
+    kind = next((module for module, name in _MODULES if _is_of(thing, module, name)), None)
+    return (
+        kind is not None and not _is_named_norm(thing) and sum(_parts(part, kind) for part in _inner(thing, kind)) > 1
+    )
+
+
+def _is_of(thing: Any, module: str, name: str) -> bool:
+    return module in sys.modules and isinstance(thing, getattr(sys.modules[module], name))
+
+
+def _is_named_norm(thing: Any) -> bool:
+    return "norm" in type(thing).__name__.lower()
+
+
+def _parts(thing: Any, kind: str) -> int:
+    """How many norms and modules with parameters of their own there are in a module, itself among them."""
+    inner = [] if _is_named_norm(thing) else list(_inner(thing, kind))
+    return int(_is_named_norm(thing) or _has_own(thing, kind, inner)) + sum(_parts(part, kind) for part in inner)
+
+
+def _inner(thing: Any, kind: str) -> Iterable[Any]:
+    """The modules right inside of one."""
+    if kind == "torch.nn":
+        children: Iterable[Any] = thing.children()
+        return children
+    if kind == "keras":
+        return [part for part in thing._flatten_layers(include_self=False, recursive=False) if part is not thing]
+    return _held(vars(thing).values(), sys.modules[kind].Module)
+
+
+def _held(values: Iterable[Any], base: type) -> list[Any]:
+    """The modules of nnx among values, and in their lists and dictionaries."""
+    found = []
+    for value in values:
+        if isinstance(value, base):
+            found.append(value)
+        elif isinstance(value, (list, tuple, dict)):
+            found += _held(value.values() if isinstance(value, dict) else value, base)
+    return found
+
+
+def _has_own(thing: Any, kind: str, inner: list[Any]) -> bool:
+    """Whether it has parameters beside those of the modules inside; a layer of Keras that is not built may get some."""
+    if kind == "torch.nn":
+        return next(thing.parameters(recurse=False), None) is not None
+    if kind == "keras":
+        return not inner and bool(thing.weights or not thing.built)
+    return any(isinstance(value, sys.modules[kind].Variable) for value in vars(thing).values())
