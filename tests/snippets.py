@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,24 @@ _NEEDS = {
 def snippets(page: Path, kind: str = "python") -> list[str]:
     """The text of every block of a language in a page."""
     return re.findall(rf"^```{kind}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def commands(text: str) -> list[tuple[list[str], str]]:
+    """The arguments of every ``$ rmsnorm ...`` in a text, and the lines that stand below it."""
+    found = re.findall(r"^    \$ rmsnorm (.*)\n((?:    (?!\$).*\n)*)", text, re.MULTILINE)
+    return [(shlex.split(typed), textwrap.dedent(lines)) for typed, lines in found]
+
+
+def stands_for(shown: str) -> re.Pattern[str]:
+    """The outputs that a page may show so: a line ``...`` is any lines, other dots are any words.
+
+    Spaces do not count, as a table is as wide as its longest line.
+    """
+    lines = []
+    for line in shown.splitlines():
+        words = [".*" if word == "..." else re.escape(word) for word in line.split()]
+        lines.append(r"(?:.*\n)*?" if words == [".*"] else r"[ ]*" + r"[ ]+".join(words) + r"[ ]*\n")
+    return re.compile("".join(lines))
 
 
 def run(code: str, names: dict[str, Any], folder: Path) -> None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from commands import rmsnorm
 from programs import printed
-from snippets import run, snippets
+from snippets import commands, run, snippets, stands_for
 from typer.main import get_command
 
 from rmsnorm import PRESETS
@@ -26,6 +26,8 @@ LINKING = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.m
 ELSEWHERE = {"ci.md", "mismatches.md", "own-repository.md", "porting.md"}  # pages whose snippets other tests run
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path.name not in ELSEWHERE)
 SNIPPETS = {path.relative_to(DOCS).as_posix(): snippets(path) for path in PAGES}
+QUESTIONS = sorted((DOCS / "questions").glob("*.md"))
+COMMANDS = {path.relative_to(DOCS).as_posix(): commands(path.read_text(encoding="utf-8")) for path in QUESTIONS}
 PRINTED = {
     "layers.md": "tensor(0., ",
     "which.md": "LlamaRMSNorm is RMSNorm: the variant llama",
@@ -37,17 +39,40 @@ PRINTED = {
     "quantised.md": "[[256 -352 0 448]] [[0.00315673]]",
     "signatures.md": "",  # it prints nothing, and asserts
     "coming-from.md": "1 (LlamaRMSNorm): now RMSNorm, variant llama, eps 1e-06",
+    **dict.fromkeys(COMMANDS, ""),  # programs for commands, which print
 }
 
 
 @pytest.mark.parametrize("name", [name for name, texts in SNIPPETS.items() if texts])
 def test_snippets_run(name, capsys, tmp_path, monkeypatch):
-    """One after the other, as a reader runs them."""
+    """One after the other, as a reader runs them, then the commands, of which the page shows what they print."""
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "page"}
     for snippet in SNIPPETS[name]:
         run(snippet, names, tmp_path)
     assert PRINTED[name] in capsys.readouterr().out
+    for arguments, shown in COMMANDS.get(name, []):
+        said = rmsnorm(*arguments).stdout
+        assert stands_for(shown).fullmatch(said), f"rmsnorm {' '.join(arguments)}\n{said}\nis not\n{shown}"
+
+
+@pytest.mark.parametrize("path", QUESTIONS, ids=lambda path: path.stem)
+def test_a_question_has_a_short_answer(path):
+    """A right kernel and a wrong one, each with what the command says of it, and what to do."""
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 40
+    assert "**What to do.** " in text
+    assert all(arguments[0] in ("check", "identify") and shown for arguments, shown in commands(text))
+    assert len(commands(text)) == 2 or "both.py" in text, "one command for a file with both"
+
+
+def test_what_stands_for_an_output():
+    shown = stands_for("a  b ... d\n...\nlast\n")
+    assert shown.fullmatch("a b c d\nlast\n")
+    assert shown.fullmatch(" a b 1 2 d\nx\ny\nlast\n")
+    assert not shown.fullmatch("a b c\nlast\n")
+    assert not shown.fullmatch("a b c d\nlast\nmore\n")
+    assert not shown.fullmatch("a b c d\nx last\n")
 
 
 def test_every_printed_text_belongs_to_a_page():

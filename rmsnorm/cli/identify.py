@@ -231,9 +231,9 @@ def _all_of(package: str, json: bool, options: dict[str, Any]) -> None:
     if json:
         typer.echo(json_.dumps(results, indent=2))
     if not any(result.get("kind") == "rmsnorm" for result in results):
-        typer.echo(
-            f"{_COMMAND}: no RMSNorm is in {package}, expected a class with that in its name, or a root", err=True
-        )
+        want = "a class with RMSNorm in its name, or one that computes a root"
+        fix = f"name a function itself, as in {package}:norm"
+        typer.echo(f"{_COMMAND}: no RMSNorm is in {package}, expected {want}; {fix}", err=True)
         raise typer.Exit(DIFFERS)
 
 

@@ -33,11 +33,12 @@ class Kernel:
         self, function: Any, framework: str | None, device: str, init: Mapping[str, Any], *, of_parts: bool = False
     ) -> None:
         self.device, self.result = device, "y" if of_parts else "q"
-        function = locate(function) if isinstance(function, str) else function
+        typed = function if isinstance(function, str) else ""
+        function = locate(typed) if typed else function
         if not callable(function) or isinstance(function, type):
             want = f"a function of {'parts' if of_parts else 'x'}, the gain and options"
             raise errors.wrong_type("check", "function", function, want, "wrap it in one")
-        self.name = name_of(function)
+        self.name = typed or name_of(function)
         self.function = functools.partial(function, **init) if init else function
         self.names = argument_names(self.function)  # None for any: compiled code is called with all
         self.needs_residual = "residual" in required_options(self.function)

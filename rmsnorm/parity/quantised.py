@@ -6,10 +6,11 @@ moved does not make a row wrong. y is never asked for.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +27,7 @@ from rmsnorm.parity.kernel import Kernel
 from rmsnorm.parity.quantised_cases import Case, cases_of
 from rmsnorm.parity.report import Report
 from rmsnorm.specification import errors
-from rmsnorm.specification.quantisation import QUANTISATIONS, Quantisation, get_quantisation
+from rmsnorm.specification.quantisation import QUANTISATIONS, Quantisation, choices, get_quantisation
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import TargetError
 from rmsnorm.targets.target import random_state_kept
@@ -108,15 +109,33 @@ def check_quantised(
     kernel.conclude(run)
     instead: tuple[str, ...] = ()
     if run.failures:
-        others = [row for row in QUANTISATIONS.values() if row != preset and not kernel.lacks(row)]
-        judged = {row.name: _judged(kernel, row, types, reciprocal_slack) for row in others}
-        instead = tuple(name for name, calls in judged.items() if all(c.passed for _, _, cs, _ in calls for c in cs))
-        run.message = f"it is {' or '.join(instead)}" if instead else "it is no preset"
+        others = [row for row in QUANTISATIONS.values() if row != preset]
+        instead = tuple(row.label for row in _computed(kernel, others, types, reciprocal_slack))
+        near = instead or [row.label for row in _computed(kernel, _neighbours(preset), types, reciprocal_slack)]
+        run.message = f"it is {' or '.join(near)}" if near else f"it is no preset, nor {preset.label} but for one field"
     run.seconds = time.monotonic() - began
     norm = Variant.get("standard")
     return QuantisedReport(
         kernel.name, norm, run, label=preset.label, quantisation=preset, counts=dict(counts), instead=instead
     )
+
+
+def _computed(
+    kernel: Kernel, candidates: Iterable[Quantisation], types: Sequence[str], reciprocal_slack: float
+) -> list[Quantisation]:
+    """Those of the candidates of which the function returns no wrong code, scale or h."""
+    judged = [(row, _judged(kernel, row, types, reciprocal_slack)) for row in candidates if not kernel.lacks(row)]
+    return [row for row, calls in judged if all(c.passed for _, _, comparisons, _ in calls for c in comparisons)]
+
+
+def _neighbours(preset: Quantisation) -> Iterator[Quantisation]:
+    """Those that differ from it in one choice."""
+    known: dict[str, Sequence[Any]] = {**choices(), "round_norm": (True, False), "round_gain": (True, False)}
+    for name, values in known.items():
+        for value in values:
+            if value != getattr(preset, name):
+                with contextlib.suppress(ValueError):  # which another field forbids
+                    yield preset.replace(**{name: value})
 
 
 def _judged(

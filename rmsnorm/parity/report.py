@@ -161,7 +161,8 @@ def sentences(run: Run, variant: Variant) -> list[str]:
     wrong = [*identity.other_defects, *differences]
     headline = identity.headline
     if identity.recognised and identity.last_axes and not wrong:
-        headline = f"it agrees on the rows that identify tries, and not in {places(run)}"
+        groups = f", in groups of {identity['group_size']}" if identity["group_size"] else ""
+        headline = f"it agrees on the rows that identify tries{groups}, and not in {places(run)}"
     return [*wrong, headline]
 
 

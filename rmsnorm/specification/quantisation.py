@@ -122,9 +122,9 @@ class Quantisation:
     source: str = ""
 
     def __post_init__(self) -> None:
-        for name, choices in _choices().items():
-            if getattr(self, name) not in choices:
-                raise errors.not_a_choice("Quantisation", name, getattr(self, name), choices)
+        for name, known in choices().items():
+            if getattr(self, name) not in known:
+                raise errors.not_a_choice("Quantisation", name, getattr(self, name), known)
         for name in ("round_norm", "round_gain"):
             if not isinstance(getattr(self, name), bool):
                 raise errors.wrong_type("Quantisation", name, getattr(self, name), "a bool", "use True or False")
@@ -156,9 +156,9 @@ class Quantisation:
 
     def _check_pairs(self) -> None:
         is_e8m0, has_global = self.scale_format == "e8m0fnu", self.global_scale != "none"
-        modes = _choices()["scale_round"][1:] if is_e8m0 else ("half_even",)
+        modes = choices()["scale_round"][1:] if is_e8m0 else ("half_even",)
         overflows = {"int8": ("saturate", "wrap"), "e2m1fn": ("saturate",)}.get(self.element, ("saturate", "nan"))
-        nans = ("qmax", "zero") if self.element in ("int8", "e2m1fn") else _choices()["nan"]
+        nans = ("qmax", "zero") if self.element in ("int8", "e2m1fn") else choices()["nan"]
         is_after_amax = self.scale_round in ("floor", "ceil", "even")
         is_plain = not has_global and self.scale_format == "float32"
         of_global = f"one {'with' if has_global else 'without'} g, which global_scale decides"
@@ -223,7 +223,7 @@ class Quantisation:
 
 
 @lru_cache(maxsize=1)
-def _choices() -> dict[str, tuple[str, ...]]:
+def choices() -> dict[str, tuple[str, ...]]:
     """The choices of each field that has some."""
     hints = get_type_hints(Quantisation)
     return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}

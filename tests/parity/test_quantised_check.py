@@ -213,12 +213,20 @@ def test_one_wrong_field_is_refused(name, changes):
     if changes == {"global_scale": "amax"}:
         full = {"scale": "amax * (g * (1 / qmax))"}
     dtype = "float32" if name == "llama.q8_0" else "bfloat16"
-    refused(preset, kernel(preset, preset.replace(**changes, **full)), dtypes=dtype)
+    mutant = preset.replace(**changes, **full)
+    report = refused(preset, kernel(preset, mutant), dtypes=dtype)
+    if changes.keys() - {"element", "qmax", "qmin", "block", "amax_floor", "scale_floor"} and len(changes | full) == 1:
+        assert report.instead or mutant.label in report.run.message, report.text
 
 
 def test_every_field_has_a_mutant():
     fields = {field.name for field in dataclasses.fields(Quantisation)} - {"name", "source"}
     assert fields == {next(iter(changes)) for _, changes in MUTANTS}
+
+
+def test_a_function_with_two_wrong_fields_is_no_preset():
+    report = refused("vllm.static", kernel(STATIC, STATIC.replace(rounding="truncate", nan="zero")), dtypes="bfloat16")
+    assert report.run.message == "it is no preset, nor vllm.static but for one field"
 
 
 # How a function is called, and what it may return.
@@ -363,4 +371,4 @@ def test_the_fixture_and_the_reports(rmsnorm_parity, tmp_path):
         rmsnorm_parity(kernel(MX, MX.replace(scale_round="ceil")), quantisation=MX, dtypes="bfloat16")
     reports.write_json([wrong.run], tmp_path / "a.json")
     reports.write_junit([wrong.run], tmp_path / "a.xml")
-    assert "it is no preset" in (tmp_path / "a.xml").read_text(encoding="utf-8")
+    assert "it is torchao.mx with scale_round=" in (tmp_path / "a.xml").read_text(encoding="utf-8")
