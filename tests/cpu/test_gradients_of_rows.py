@@ -18,7 +18,7 @@ if not cpu.is_available():
 
 
 def _rows(dtype: str, n: int) -> tuple[Any, Any]:
-    """x, and a dy for which the gradient of x cancels: y, rounded; x; x times 3; y with a few elements that are others."""
+    """x, and a dy for which the gradient of x cancels: y, rounded; x; x times 3; and y with a few other elements."""
     rng = np.random.default_rng(n)
     x = np.repeat(rng.normal(size=(16, n)), 4, 0).astype(dtype)
     wide = x.astype("float64")
@@ -62,7 +62,7 @@ def test_a_row_without_a_gradient_has_zeros(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ROUNDED)
 def test_rows_that_cancel_or_are_0_cost_little(dtype: str) -> None:
-    """The least of many calls in turns. Rows of 0 took 4 times as long as others, rows that cancel more than 30 times."""
+    """The least of many calls in turns. Rows of 0 took 4 times as long as others, and rows that cancel 30 times."""
     x, cancels = (np.tile(array, (4, 1)) for array in _rows(dtype, 768))
     cancels = cancels[::4].repeat(4, 0)  # of y
     x = x[::4].repeat(4, 0)
