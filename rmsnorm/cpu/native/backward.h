@@ -47,6 +47,7 @@ inline bool fill_gradient_single(
     double share, double step, std::uint16_t* dx, std::int64_t n) {
     Float inverse = all_singles(static_cast<float>(factor)), part = all_singles(static_cast<float>(share));
     Float units = all_singles(backward_units);
+    Word none = all_singles(share == 0) != 0.0f;
     bool cancels = false;
     auto again = [=, &cancels](std::int64_t from, std::int64_t to) {
         cancels |= fill_gradient<Format::bf16, Format::bf16>(h, dy, nullptr, gain, factor, step, dx, from, to);
@@ -54,14 +55,43 @@ inline bool fill_gradient_single(
     auto compute = [=](std::int64_t j) RMSNORM_BODY {
         Float g;
         std::memcpy(&g, gain32 + j, sizeof g);
-        Float first = load_singles<Format::bf16>(dy + j) * g;
-        Float second = (load_singles<Format::bf16>(h + j) * inverse) * part;
+        Float dy_j = load_singles<Format::bf16>(dy + j), h_j = load_singles<Format::bf16>(h + j);
+        Float first = dy_j * g, second = (h_j * inverse) * part;
         Float gradient = inverse * (first - second), size = inverse * (magnitude(first) + magnitude(second));
         store_singles<Format::bf16>(dx + j, gradient + Float{});  // a zero becomes +0
-        if (any(is_split(gradient, size * units) | is_far_out(size))) [[unlikely]] call_rarely(again, j, j + singles);
+        Word doubt = is_split(gradient, size * units) | is_far_out(size);
+        if (any(doubt)) [[unlikely]] {  // of zeros there is none: no product underflowed
+            Word zero = ((dy_j == 0.0f) | (g == 0.0f)) & ((h_j == 0.0f) | none);
+            if (any(doubt & ~zero)) call_rarely(again, j, j + singles);
+        }
     };
     by_registers(n, compute, again);
     return cancels;
+}
+
+// Whether all numbers are 0, of either sign.
+template <Format Y>
+[[gnu::noinline, gnu::flatten]] bool are_zeros(const Stored<Y>* dy, std::int64_t n) {
+    auto has_other = [=](std::int64_t j, auto count) RMSNORM_BODY {
+        D v = load<Y>(dy + j, count);
+        Bits marks{};
+        for (int i = 0; i < parts; ++i) marks |= v.part[i] != 0.0;
+        return any(marks);
+    };
+    std::int64_t j = 0;
+    for (; j + lanes <= n; j += lanes) {
+        if (has_other(j, Eight{})) return false;
+    }
+    return j == n || !call_once(has_other, j, static_cast<int>(n - j));
+}
+
+// A row of dx where dy is 0.
+template <Format X>
+inline void fill_zeros(const Stored<X>* dh, Stored<X>* dx, std::int64_t n) {
+    D zero = all_lanes(0.0);
+    by_eights(n, [=](std::int64_t j, auto count) RMSNORM_BODY {
+        store<X>(dx + j, dh ? load<X>(dh + j, count) + zero : zero, count);
+    });
 }
 
 template <Format X, Format Y>

@@ -1,4 +1,4 @@
-// A row of dx whose terms cancel, computed again in pairs of float64.
+// A row of dx whose terms cancel, computed again: in float64 where a bound shows that its bits are right, else in pairs.
 //
 //     dx = (u - c <u, h> / <c, c> + w c <u, h> / <c, c>) / rho,    u = (o + scale) dy
 //
@@ -10,6 +10,66 @@
 #include "statistic.h"
 
 namespace rmsnorm::RMSNORM_LEVEL {
+
+// The row in float64, if every element is in the statistic. Returns whether its bits are right.
+//
+// For any number a near <u, h> / <h, h> the rest r = u - a h has an error of 2^-52 of itself, however small it is, and
+//
+//     u - h <u, h> / <h, h> = r - h <r, h> / <h, h>
+//
+// With g = (n / 8 + 8) 2^-53, the error of a sum in proportion to the sum of its sizes, 1 / rho has an error of g / 2,
+// <h, h> and w have one of 2 g and g, and <r, h> one of g |r| |h|, by Cauchy and Schwarz. So an element is right up to
+// 4 g (|r_j| + |h_j| (|r| / |h| + |w a|)) / rho. If both ends of that interval round to the same number, so does the
+// exact result. The bound has 2^-45 |a| more, so that no difference passes that the golden takes for 0.
+template <Format X, Format Y>
+[[gnu::noinline, gnu::flatten]] bool refine(
+    const Call& c, const Stored<X>* h, const Stored<Y>* dy, const Stored<X>* dh, const double* gain, double factor,
+    double inner, Stored<X>* dx) {
+    std::int64_t n = c.n;
+    double rho = 1 / factor, size = static_cast<double>(n), share = 0, square = size * rho * rho;
+    if (c.position == Position::inside) {
+        share = c.eps * factor * factor;
+        square = size * (rho * rho - c.eps);
+    } else if (c.position == Position::outside) {
+        share = c.eps * factor;
+        square = size * (rho - c.eps) * (rho - c.eps);
+    } else if (needs_length(c, n, factor)) {
+        return false;
+    }
+    double along = inner * rho / square;
+    if (c.k != n || !(share <= 0.5) || !std::isfinite(along)) return false;
+    D near = all_lanes(-along);
+    auto rest_of = [=](std::int64_t j, auto count) RMSNORM_BODY {
+        D v = load<Y>(dy + j, count), g = load<Format::f64>(gain + j, count), u = v * g;
+        D error = fma(v, g, all_lanes(0.0) - u);
+        return fma(near, load<X>(h + j, count), u) + error;
+    };
+    struct Sums {
+        D beside{}, rests{};
+    };
+    auto add = [=](Sums sums, std::int64_t j, auto count) RMSNORM_BODY {
+        D rest = rest_of(j, count);
+        return Sums{fma(rest, load<X>(h + j, count), sums.beside), fma(rest, rest, sums.rests)};
+    };
+    Sums sums;
+    std::int64_t j = 0;
+    for (; j + lanes <= n; j += lanes) sums = add(sums, j, Eight{});
+    if (j < n) sums = call_once(add, sums, j, static_cast<int>(n - j));
+    double beside = sum_of_lanes(sums.beside), rests = sum_of_lanes(sums.rests);
+    double noise = 4 * (size / 8 + 8) * 0x1p-53 * factor, of_eps = share * along;
+    D f = all_lanes(factor), more = all_lanes(of_eps - beside / square), zero = all_lanes(0.0), of_rest = all_lanes(noise);
+    D of_h = all_lanes(noise * (std::sqrt(rests / square) + std::fabs(of_eps) + 0x1p-45 * std::fabs(along)));
+    return !any_of_eights(n, [=](Marked marks, std::int64_t j, auto count) RMSNORM_BODY {
+        D rest = rest_of(j, count), x = load<X>(h + j, count);
+        D gradient = fma(f, fma(more, x, rest), zero), error = fma(magnitude(rest), of_rest, magnitude(x) * of_h);
+        if (dh) {
+            gradient = gradient + load<X>(dh + j, count) + zero;
+            error = fma(magnitude(gradient), all_lanes(0x1p-51), error);
+        }
+        store<X>(dx + j, gradient, count);
+        return marked(marks, is_split<X>(gradient, error));
+    });
+}
 
 // Writes dx, without dh, in place of dy, `v`. `used` says which elements are in the statistic, `counts` which are under
 // no mask; both are null where all of the first k, and all, are.

@@ -150,9 +150,17 @@ constexpr Grid grid_of(Format format) {
     return {up(23), 1.5 * 0x1p52 * 0x1p-149, 0x1p128};
 }
 
+// A number that is so large that the last place of its sum with x is that of the format.
+template <Format F>
+RMSNORM_INLINE Part large_beside(Part x) {
+    constexpr Grid grid = grid_of(F);
+    Part large = (Part)(((Naturals)x & 0x7ff0000000000000) + grid.up);  // infinity's is negative
+    return large < grid.least ? all(grid.least) : large;
+}
+
 // A number rounded once to a format, to nearest even, also among its subnormal numbers.
 //
-// A large number is added and subtracted again. It is so large that the last place of the sum is that of the format.
+// A large number is added and subtracted again.
 template <Format F>
 RMSNORM_INLINE D rounded(D d) {
     if constexpr (F == Format::none || F == Format::f64) {
@@ -164,15 +172,25 @@ RMSNORM_INLINE D rounded(D d) {
     } else {
         constexpr Grid grid = grid_of(F);
         for (auto& x : d.part) {
-            Part large = (Part)(((Naturals)x & 0x7ff0000000000000) + grid.up);  // infinity's is negative
-            large = large < grid.least ? all(grid.least) : large;
-            Part near = (x + large) - large;
+            Part large = large_beside<F>(x), near = (x + large) - large;
             near = (Part)(((Bits)near & 0x7fffffffffffffff) | ((Bits)x & std::int64_t(0x8000000000000000)));
             Part size = (Part)((Bits)near & 0x7fffffffffffffff);
             x = size < grid.overflow ? near : x * HUGE_VAL;
         }
         return d;
     }
+}
+
+// Whether the two ends of an interval round to different numbers of a format, or have two signs, or are NaN.
+template <Format F>
+RMSNORM_INLINE Marked is_split(const D& middle, const D& error) {
+    Marked marks;
+    for (int i = 0; i < parts; ++i) {
+        Part x = middle.part[i], e = error.part[i], large = large_beside<F>(x);
+        Part size = (Part)((Bits)x & 0x7fffffffffffffff);
+        marks.part[i] = (((x - e) + large) != ((x + e) + large)) | (size < e);
+    }
+    return marks;
 }
 
 RMSNORM_INLINE D rounded(D d, Format format) {
@@ -218,10 +236,16 @@ template <Format F>
     return to_single(rounded<F>(d).part[0]);
 }
 
+// Whether a number below 2^-14 is in the middle between two of float16, which are 2^-24 apart there.
+RMSNORM_INLINE HalfBits is_middle_of_subnormals(HalfPart x) {
+    HalfPart rest = x - ((x + 0.75f) - 0.75f);  // of 0.75 that is the last place
+    return (HalfBits)(((HalfNaturals)rest & 0x7fffffff) == (127 - 25) << 23);
+}
+
 // Eight numbers to memory, each rounded once.
 //
 // To 16 bits they go by float32. Two roundings are not one only if the first makes a number that is in the middle between
-// two of the format. Such numbers are rounded from float64 again, and so are NaN and, of float16, subnormal ones.
+// two of the format. Such numbers are rounded from float64 again, and so are NaN.
 template <Format F>
 RMSNORM_INLINE void store(Stored<F>* to, const D& d) {
     if constexpr (F == Format::f64) {
@@ -250,8 +274,9 @@ RMSNORM_INLINE void store(Stored<F>* to, const D& d) {
             for (auto& x : single) {
                 HalfNaturals word = (HalfNaturals)x, size = word & 0x7fffffff;
                 if constexpr (F == Format::f16) {
-                    doubt |= ((word & 0x1fff) == 0x1000) | ((size < (127 - 14) << 23) & (size != 0));
-                    doubt |= (size > 0x7f800000);
+                    HalfBits small = (size < (127 - 14) << 23) & (size != 0);
+                    doubt |= ((word & 0x1fff) == 0x1000) | (size > 0x7f800000);
+                    if (any(small)) doubt |= is_middle_of_subnormals(x);
                 } else {
                     doubt |= ((word & 0xffff) == 0x8000) | (size > 0x7f800000);
                     x = (HalfPart)(word + 0x7fff + ((word >> 16) & 1));

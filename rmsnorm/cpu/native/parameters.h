@@ -46,7 +46,7 @@ inline void prepare(
             store<Format::f64>(gain + j, rounded(sum, product), count);
         });
     }
-    if (needs_singles(c, is_backward)) {
+    if (is_backward || needs_singles(c, is_backward)) {
         *flag = !any_of_eights(all, [=](Marked wrong, std::int64_t j, auto count) RMSNORM_BODY {
             D g = load<Format::f64>(gain + j, count), size = magnitude(g);
             store<Format::f32>(single + j, g, count);

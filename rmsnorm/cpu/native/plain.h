@@ -65,6 +65,12 @@ inline bool gradients_of_row(
     std::int64_t n = c.n, k = c.k;
     const double* gain = group.gain;
     double *dscale = group.dscale, *dbias = group.dbias;
+    // Then no product is a NaN: a finite 1 / rho shows that h is finite, too. To the sums the row adds nothing.
+    bool may_be_zero = number<Y>(dy[0]) == 0 && are_moderate && k == n && 0 < factor && factor < HUGE_VAL;
+    if (may_be_zero && are_zeros<Y>(dy, n)) {
+        if (dx) fill_zeros<X>(dh, dx, n);
+        return true;
+    }
     if (dbias) {
         by_eights(n, [=](std::int64_t j, auto count) RMSNORM_BODY {
             store<Format::f64>(dbias + j, load<Format::f64>(dbias + j, count) + load<Y>(dy + j, count), count);
@@ -91,7 +97,10 @@ inline bool gradients_of_row(
         });
     }
     double share = slope_of(c, k, factor, length) * inner / static_cast<double>(k), step = factor * share;
-    bool again = is_along<X, Y>(h, dy, gain, step, k);
+    bool along = is_along<X, Y>(h, dy, gain, step, k), again = along;
+    if constexpr (X != Format::f64) {
+        if (along && refine<X, Y>(c, h, dy, dh, gain, factor, inner, dx)) return true;
+    }
     bool single = X == Format::bf16 && Y == Format::bf16 && are_moderate && !dh && k == n && 0x1p-20 < factor &&
                   factor < 0x1p20 && std::fabs(share) < 0x1p20;
     if constexpr (X == Format::bf16 && Y == Format::bf16) {
@@ -100,6 +109,9 @@ inline bool gradients_of_row(
     if (!single) {
         again |= fill_gradient<X, Y>(h, dy, dh, gain, factor, step, dx, 0, k);
         if (k < n) fill_gradient<X, Y>(nullptr, dy, dh, gain, factor, 0.0, dx, k, n);
+    }
+    if constexpr (X != Format::f64) {
+        if (again && !along && refine<X, Y>(c, h, dy, dh, gain, factor, inner, dx)) return true;
     }
     return !again || settle<X, Y>(c, h, dy, dh, gain, nullptr, dx);
 }
@@ -158,7 +170,7 @@ inline bool backward_gated(
             }
             for (std::int64_t j = 0; j < n; ++j) v[j] *= f[j];
         }
-        succeeds &= gradients_of_row<W, W>(c, group, false, h, v, nullptr, 1 / rho, needs_dx ? dx : nullptr);
+        succeeds &= gradients_of_row<W, W>(c, group, groups.are_moderate(), h, v, nullptr, 1 / rho, needs_dx ? dx : nullptr);
         groups.add(i);
         if (c.gate_before) {
             if (dgate) store_gradient(c.gate, dx, x, slope, dgate, n);

@@ -37,6 +37,11 @@ template <class Body>
     if (j < n) call_once(body, j, static_cast<int>(n - j));
 }
 
+RMSNORM_INLINE Marked marked(Marked a, Marked b) {
+    for (int i = 0; i < parts; ++i) a.part[i] |= b.part[i];
+    return a;
+}
+
 // The same, with marks of the eight lanes that every body(marks, j, count) gets from the one before it, and returns.
 template <class Body>
 [[gnu::flatten]] RMSNORM_INLINE bool any_of_eights(std::int64_t n, Body body) {
