@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -58,20 +57,3 @@ def test_a_row_without_a_gradient_has_zeros(dtype: str) -> None:
     got = fast.rms_norm_vjp(dy, x, scale)
     assert np.isnan(got[0][0].astype(float)).any()
     check_all_same(got, golden.rms_norm_vjp(dy, x, scale))
-
-
-@pytest.mark.parametrize("dtype", ROUNDED)
-def test_rows_that_cancel_or_are_0_cost_little(dtype: str) -> None:
-    """The least of many calls in turns. Rows of 0 took 4 times as long as others, and rows that cancel 30 times."""
-    x, cancels = (np.tile(array, (4, 1)) for array in _rows(dtype, 768))
-    cancels = cancels[::4].repeat(4, 0)  # of y
-    x = x[::4].repeat(4, 0)
-    plain = np.random.default_rng(0).normal(size=x.shape).astype(dtype)
-    gain, least = np.ones(768, dtype), {"plain": np.inf, "cancels": np.inf, "zero": np.inf}
-    for _ in range(30):
-        for name, dy in (("plain", plain), ("cancels", cancels), ("zero", np.zeros_like(x))):
-            start = time.perf_counter()
-            fast.rms_norm_vjp(dy, x, gain)
-            least[name] = min(least[name], time.perf_counter() - start)
-    assert least["zero"] < 1.5 * least["plain"]
-    assert least["cancels"] < 8 * least["plain"]
