@@ -129,7 +129,7 @@ def architecture() -> None:
     for level, (parts, colour) in enumerate(zip(LEVELS, COLOURS, strict=True)):
         width = 96 / len(parts)
         for place, (part, purpose) in enumerate(parts.items()):
-            y = 93 - 11.2 * level
+            y = 93 - 11 * level
             box(axis, 4 + place * width, y, width - 1.5, "", colour, 10)
             middle = 4 + place * width + (width - 1.5) / 2
             axis.text(middle, y + 2, part, ha="center", va="center", size=8, weight="bold")
