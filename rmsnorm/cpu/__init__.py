@@ -57,6 +57,10 @@ def what_is_missing() -> str | None:
     return f"{why}; {fix}, or set RMSNORM_CPU_KERNELS=0 to hide this warning"
 
 
+def refusal(*_: Any) -> None:
+    """Why the kernels could not compute a call with the axes of rows: they compute each."""
+
+
 def missing(_: Any = None) -> str | None:
     """Why there are no kernels; None if there are. A warning says so once, unless RMSNORM_CPU_KERNELS=0 is set."""
     if is_switched_off():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -16,18 +16,8 @@ from rmsnorm.specification.variants import derive
 Options: TypeAlias = tuple[Any, Any, Any, Any, Any, Any]
 
 
-class Kernels(NamedTuple):
-    """The kernels for a platform: why they could not compute a call, and why there are none for a card."""
-
-    refusal: Callable[[Call, Iterable[str | None]], str | None]
-    missing: Callable[[Any], str | None]
-
-
-# By the platform of the arrays, as JAX names it. Other kernels are one more entry.
-KERNELS: Final = {
-    "cpu": Kernels(lambda *_: None, lambda _: cpu.missing()),
-    "cuda": Kernels(gpu.refusal, gpu.missing),
-}
+# By the platform of the arrays, as JAX names it. Each has ``refusal`` of a call and ``missing``: why there are none.
+KERNELS: Final[dict[str, Any]] = {"cpu": cpu, "cuda": gpu}
 
 
 def why_not(call: Call, platform: str = "cpu", formats: Iterable[str | None] = (), card: Any = None) -> str | None:
@@ -36,7 +26,8 @@ def why_not(call: Call, platform: str = "cpu", formats: Iterable[str | None] = (
     Nothing else decides that. A call that is slow for want of kernels gives a warning, once. ``card`` says what the
     framework knows of a GPU: see ``gpu.missing``.
     """
-    return refusal(call, platform, formats) or KERNELS[platform].missing(card)
+    reason: str | None = refusal(call, platform, formats) or KERNELS[platform].missing(card)
+    return reason
 
 
 def refusal(call: Call, platform: str | None, formats: Iterable[str | None] = ()) -> str | None:
@@ -50,9 +41,10 @@ def refusal(call: Call, platform: str | None, formats: Iterable[str | None] = ()
         return "the normalised axes are not the last ones"
     if not call.has_neighbours:
         return "the axes of the parameters are not next to each other"
-    if platform is None:
-        return None
-    return KERNELS[platform].refusal(call, formats) if platform in KERNELS else "there are no kernels for its device"
+    if platform is not None and platform not in KERNELS:
+        return "there are no kernels for its device"
+    reason: str | None = None if platform is None else KERNELS[platform].refusal(call, formats)
+    return reason
 
 
 class Prepared(NamedTuple):
