@@ -9,11 +9,9 @@ from importlib import import_module
 from typing import Any, Final
 
 from rmsnorm import cpu
-from rmsnorm.cpu.prepared import axes_last
+from rmsnorm.cpu.prepared import Prepared, prepare
 from rmsnorm.specification import errors
-from rmsnorm.specification.call import Call, Spec, resolve
 from rmsnorm.specification.frameworks import FRAMEWORKS, Framework
-from rmsnorm.specification.variants import derive
 
 _ARRAYS: Final = {"torch": "torch.Tensor", "tf": "a tf.Tensor", "flax": "a jax.Array", "numpy": "a NumPy array"}
 
@@ -41,7 +39,7 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
     if callable(x) and _key(x) is None:
         return _explained_call(x, [array for array in (scale, bias) if array is not None], options)
     row = _framework(x)
-    call = _call(row, x, scale, bias, options)
+    prepared = _prepared(x, scale, bias, options)
     arrays = {name: value for name, value in options.items() if name in ("mask", "residual", "gate")}
     if row.key == "flax":
         others = {name: value for name, value in options.items() if name not in arrays}
@@ -52,14 +50,14 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
             _rms_norm(row)(x, scale, bias, **options)
     if not names:
         if row.key == "numpy":  # see numpy_impl/fast.py
-            reason = cpu.why_not(axes_last(call)) or "the sum of x and the residual is not rounded before the norm"
+            reason = prepared.in_memory()[1] or "the sum of x and the residual is not rounded before the norm"
         else:
             engines = import_module(f"rmsnorm.{row.folder}.engines")
-            reason = engines.why_not(call, (x, scale, bias, *arrays.values()))
+            reason = engines.why_not(prepared, (x, scale, bias, *arrays.values()))
             if reason is None:  # of the kernels for CPUs alone there are names
                 return f"{row.title}: kernels for GPUs, in Triton"
         return f"{row.title}: plain operations, as {reason}"
-    is_apart = options.get("gate") is not None and call.variant.gate_function not in names[0]
+    is_apart = options.get("gate") is not None and prepared.call.variant.gate_function not in names[0]
     rest = ", and plain operations for the gate" if is_apart else ""
     return f"{row.title}: kernel {' and '.join(dict.fromkeys(names))}{rest} (compiled for {_level()})"
 
@@ -108,21 +106,11 @@ def _framework(x: Any) -> Framework:
     return FRAMEWORKS[key]
 
 
-def _dtype(array: Any) -> str | None:
-    if array is None:
-        return None
-    name = getattr(array.dtype, "name", None) or str(array.dtype)
-    return str(name).removeprefix("torch.")
-
-
-def _call(row: Framework, x: Any, scale: Any, bias: Any, options: dict[str, Any]) -> Call:
-    specs = {"x": x, "scale": scale, "bias": bias, **{name: options.get(name) for name in ("mask", "residual", "gate")}}
-    found: dict[str, Any] = {
-        name: None if array is None else Spec(tuple(array.shape), str(_dtype(array))) for name, array in specs.items()
-    }
-    variant = derive("explain", options.get("variant", "standard"), options.get("eps"), options.get("partial"))
-    axes = {name: options[name] for name in ("axis", "feature_axis") if options.get(name) is not None}
-    return resolve("explain", variant=variant, out_dtype=options.get("out_dtype"), **found, **axes)
+def _prepared(x: Any, scale: Any, bias: Any, options: dict[str, Any]) -> Prepared:
+    arrays = (options.get(name) for name in ("mask", "residual", "gate"))
+    names = "eps", "partial", "axis", "feature_axis", "out_dtype"
+    others: Any = (options.get(name, -1 if name == "axis" else None) for name in names)
+    return prepare("explain", (options.get("variant", "standard"), *others), x, scale, bias, *arrays)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """RMSNorm on the CPU by kernels in C++, for rows in the memory of any framework.
 
-    prepared            a call that is checked and planned once, for every framework
+    prepared            a call that is checked and planned once, for every framework, and why no kernel computes one
     launch              a checked call becomes a plan, which computes arrays
     openmp, threads     how many threads, and who starts them
     xla                 a plan as XLA calls it
@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import warnings
 from functools import lru_cache
+from typing import Any
 
 from rmsnorm.specification import environment
-from rmsnorm.specification.call import Call
 
 
 @lru_cache(maxsize=1)
@@ -57,38 +57,24 @@ def what_is_missing() -> str | None:
     return f"{why}; {fix}, or set RMSNORM_CPU_KERNELS=0 to hide this warning"
 
 
-@lru_cache(maxsize=1)
-def is_available() -> bool:
-    """Whether there are kernels. Without any a warning says so, unless RMSNORM_CPU_KERNELS=0 switches them off."""
-    if is_switched_off():
-        return False
-    missing = what_is_missing()
-    if missing is not None:
-        warnings.warn(f"rmsnorm: using slower code with the same results, as {missing}", stacklevel=2)
-    return missing is None
+def refusal(*_: Any) -> None:
+    """Why the kernels could not compute a call with the axes of rows: they compute each."""
 
 
-def supports(call: Call) -> bool:
-    """Whether the kernels can compute a call. One that is slow for want of kernels gives the warning, once.
-
-    The last axes are normalised, and the parameters are along these, or along more of the last axes.
-    """
-    return refusal(call) is None and is_available()
-
-
-def why_not(call: Call) -> str | None:
-    """Why ``supports`` is False; None if it is True."""
+def missing(_: Any = None) -> str | None:
+    """Why there are no kernels; None if there are. A warning says so once, unless RMSNORM_CPU_KERNELS=0 is set."""
     if is_switched_off():
         return "RMSNORM_CPU_KERNELS=0 switches the kernels off"
-    return what_is_missing() or refusal(call)
+    reason = what_is_missing()
+    if reason is not None:
+        _warn(reason)
+    return reason
 
 
-def refusal(call: Call) -> str | None:
-    """Why no kernel could compute a call."""
-    if 0 in call.shape:
-        return "x has no elements"
-    if not call.has_last_axes:
-        return "the normalised axes are not the last ones"
-    if not call.has_neighbours:
-        return "the axes of the parameters are not next to each other"
-    return None
+@lru_cache(maxsize=1)
+def _warn(reason: str) -> None:
+    warnings.warn(f"rmsnorm: using slower code with the same results, as {reason}", stacklevel=3)
+
+
+def is_available() -> bool:
+    return missing() is None

@@ -87,7 +87,7 @@ def noted() -> Iterator[list[str]]:
 
 @lru_cache(maxsize=1024)
 def plan(call: Call, scale: str | None, bias: str | None, gate: str | None = None) -> Plan:
-    """The plan of a call that ``supports`` accepts, with parameters and a gate of these dtypes."""
+    """The plan of a call for which there are kernels, with parameters and a gate of these dtypes."""
     n = math.prod(call.shape[call.first_of_row :])
     rows = math.prod(call.shape) // n
     # it depends on the shape alone, and so does the order of the gradients' sums

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from rmsnorm import cpu
+from rmsnorm import cpu, gpu
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call, Spec, resolve
 from rmsnorm.specification.variants import derive
@@ -15,30 +16,67 @@ from rmsnorm.specification.variants import derive
 Options: TypeAlias = tuple[Any, Any, Any, Any, Any, Any]
 
 
+# By the platform of the arrays, as JAX names it. Each has ``refusal`` of a call and ``missing``: why there are none.
+KERNELS: Final[dict[str, Any]] = {"cpu": cpu, "cuda": gpu}
+
+
+def why_not(call: Call, platform: str = "cpu", formats: Iterable[str | None] = (), card: Any = None) -> str | None:
+    """Why no kernel computes a call whose axes are in order, with arrays of these dtypes there; None if one does.
+
+    Nothing else decides that. A call that is slow for want of kernels gives a warning, once. ``card`` says what the
+    framework knows of a GPU: see ``gpu.missing``.
+    """
+    reason: str | None = refusal(call, platform, formats) or KERNELS[platform].missing(card)
+    return reason
+
+
+def refusal(call: Call, platform: str | None, formats: Iterable[str | None] = ()) -> str | None:
+    """Why no kernel of a platform could compute a call: the part of ``why_not`` that needs no device.
+
+    The platform is None if it is not known yet. Sizes may be symbols of a compiler.
+    """
+    if any(isinstance(size, int) and size == 0 for size in call.shape):
+        return "x has no elements"
+    if not call.has_last_axes:
+        return "the normalised axes are not the last ones"
+    if not call.has_neighbours:
+        return "the axes of the parameters are not next to each other"
+    if platform is not None and platform not in KERNELS:
+        return "there are no kernels for its device"
+    reason: str | None = None if platform is None else KERNELS[platform].refusal(call, formats)
+    return reason
+
+
 class Prepared(NamedTuple):
-    """A call that is checked and planned.
+    """A call that is checked, and planned for the CPU when that is first asked for.
 
     Attributes:
         call: the checked call.
         order: the axes of x in the order in which kernels take them; None if it is the order of x.
         rows: the call with its axes in that order.
-        plan: of ``rows``, the plan of the CPU kernels, a ``cpu.launch.Plan``; None if no kernel can compute it.
-        reason: why there is no plan; None if there is one.
-        kept: what a framework keeps of it, by the device. No array is in it.
+        planned: the same for which kernels are planned: with ``dy`` y has the dtype of dy.
+        formats: dtypes of scale, bias and gate, or None.
+        kept: what is kept of it, by the device, as its plans are. No array is in it.
     """
 
     call: Call
     order: tuple[int, ...] | None
     rows: Call
-    plan: Any
-    reason: str | None
+    planned: Call
+    formats: tuple[str | None, ...]
     kept: dict[Any, Any]
 
-    def in_memory(self) -> Any:
-        """The plan, for arrays in the memory of a CPU. If there are no kernels, the one warning says so."""
-        if self.plan is None:
-            cpu.supports(self.rows)
-        return self.plan
+    def in_memory(self) -> tuple[Any, str | None]:
+        """The ``cpu.launch.Plan`` for arrays in the memory of a CPU and None; or None and why no kernel computes it."""
+        known: tuple[Any, str | None] | None = self.kept.get("plan")
+        if known is None:
+            known = None, why_not(self.planned)
+            if known[1] is None:
+                from rmsnorm.cpu import launch
+
+                known = launch.plan(self.planned, *self.formats), None
+            self.kept["plan"] = known
+        return known
 
 
 def prepare(
@@ -91,13 +129,8 @@ def _prepared(
     )  # fmt: skip
     order, rows = order_of(call), axes_last(call)
     planned = rows if dy is None else replace(rows, result=dy.dtype)
-    is_known = all(isinstance(size, int) for size in call.shape)  # and none is a symbol of a compiler
-    reason, plan = cpu.why_not(planned) if is_known else "a size of x is not known before the program runs", None
-    if reason is None:
-        from rmsnorm.cpu import launch
-
-        plan = launch.plan(planned, *(None if spec is None else spec.dtype for spec in (scale, bias, gate)))
-    return Prepared(call, order, rows, plan, reason, {})
+    formats = tuple(None if spec is None else spec.dtype for spec in (scale, bias, gate))
+    return Prepared(call, order, rows, planned, formats, {})
 
 
 def order_of(call: Call) -> tuple[int, ...] | None:

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import jax
 from jax import ffi
 
-from rmsnorm import cpu
+from rmsnorm import gpu as gpus
+from rmsnorm.cpu import prepared
+from rmsnorm.cpu.prepared import Prepared
 from rmsnorm.flax_impl import gpu, private
 from rmsnorm.specification.call import Call, without_none
 
@@ -60,17 +62,18 @@ def _reason(call: Call, context: Context) -> str | None:
         return "each device has a part of an array"
     if context.is_mixed:
         return "the gradient of x and that of the residual have different dtypes"
-    if (refusal := cpu.refusal(call)) is not None:
-        return refusal
     if context.platform is None:
-        return None
+        return prepared.refusal(call, None)
+    if context.platform == "":
+        return "an array is not on one device"
+    card = gpu.capability() if context.platform == "cuda" else None
+    if (reason := prepared.why_not(call, context.platform, context.formats, card)) is not None:
+        return reason
     if context.platform == "cuda":
-        return gpu.why_not(call, context.formats)
-    if context.platform != "cpu":
-        return "an array is not on one CPU, or one GPU of Nvidia"
-    if not cpu.is_available():
-        return cpu.why_not(call) or "there are no kernels"
-    return None if is_registered() else "this jaxlib does not accept the kernels"
+        is_called = private.triton_calls() is not None and not gpus.is_interpreted()
+    else:
+        is_called = is_registered()
+    return None if is_called else "this jaxlib does not accept the kernels"
 
 
 def context_of(arrays: Iterable[Any], **others: Any) -> Context:
@@ -78,14 +81,14 @@ def context_of(arrays: Iterable[Any], **others: Any) -> Context:
     return Context(is_divided=any(map(private.is_divided, without_none(arrays))), **others)
 
 
-def why_not(call: Call, arrays: Iterable[Any]) -> str | None:
+def why_not(checked: Prepared, arrays: Iterable[Any]) -> str | None:
     """Why no kernel is in the program that JAX compiles for these arrays; None if there is one."""
     arrays = [array for array in arrays if isinstance(array, jax.Array)]
     devices = {device for array in arrays for device in array.devices()}
     platforms = [device.platform for device in devices]
     platform = platforms[0].replace("gpu", "cuda") if len(platforms) == 1 else ""  # where a rule is for cuda or rocm
     formats = tuple(array.dtype.name for array in arrays if array.dtype != bool)
-    return engine_of(call, context_of(arrays, platform=platform, formats=formats))[1]
+    return engine_of(checked.call, context_of(arrays, platform=platform, formats=formats))[1]
 
 
 @lru_cache(maxsize=1)

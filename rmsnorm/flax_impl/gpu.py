@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
 from functools import partial as bind
 from typing import Any, Final
@@ -19,27 +19,12 @@ from typing import Any, Final
 import jax
 from jax import ffi
 
-from rmsnorm import gpu
 from rmsnorm.flax_impl import private
 from rmsnorm.flax_impl.rounding import with_x64
 from rmsnorm.gpu.plan import Settings, Tiles, has_fast_float64, settings, sum_tiles, tiles
 from rmsnorm.specification.call import Call
 
-_OLDEST: Final = 80  # the first compute capability that converts to bfloat16
 _TYPES: Final = {"bool": "*u8", "float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64"}
-
-
-def why_not(call: Call, formats: Iterable[str | None]) -> str | None:
-    """Why no kernel computes a call with arrays of these dtypes on this machine's GPUs; None if one does."""
-    if call.gate is not None or not gpu.supports(call, *formats):
-        return "the kernels for GPUs do not compute such a call"
-    if gpu.is_switched_off() or gpu.is_interpreted():
-        return "RMSNORM_GPU_KERNELS says so"
-    if (number := capability()) is None or number < _OLDEST:
-        return "the kernels for GPUs need one kind of GPU, of compute capability 8.0 or newer"
-    if private.triton_calls() is None:
-        return "this jaxlib does not call Triton kernels"
-    return None if gpu.has_triton() else "there is no Triton"
 
 
 def capability() -> int | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Iterable
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,6 +25,7 @@ from rmsnorm.specification.call import Call
 
 _WIDEST: Final = 2**26  # elements of a row: its chunks are summed in one tile
 _OLDEST: Final = 3, 4  # Triton, which hands eps as a float32 to a kernel before
+_OLDEST_CARD: Final = 80  # compute capability: the first that converts to bfloat16
 
 
 @lru_cache(maxsize=1)
@@ -78,19 +80,36 @@ def _warn(why: str, fix: str) -> None:
     )
 
 
-def supports(call: Call, *formats: str | None) -> bool:
-    """Whether the kernels can compute a call with more arrays of these dtypes; plain operations compute the others.
+def refusal(call: Call, formats: Iterable[str | None]) -> str | None:
+    """Why the kernels could not compute a call with more arrays of these dtypes; plain operations compute it.
 
-    The last axes are normalised, and the parameters are along these or more of the last axes. The kernels have no
-    float64 but for their sums, and no variance.
+    The parameters are along the last axes. The kernels have no gate, no float64 but for their sums, and no variance.
     """
     formats = (call.x, call.result, call.product, *formats)
     rank = len(call.shape)
-    return (
-        call.has_last_axes
+    is_computed = (
+        call.gate is None
         and call.feature_axes == tuple(range(rank - len(call.feature_axes), rank))
         and len(call.axes) <= len(call.feature_axes)
         and all(name in (None, "float16", "bfloat16", "float32") for name in formats)
         and call.variant.statistic != "variance"
         and (call.n is None or call.n <= _WIDEST)
     )
+    return None if is_computed else "the kernels for GPUs do not compute such a call"
+
+
+def missing(card: int | str | None) -> str | None:
+    """Why there are no kernels for a card, of which its compute capability is given, 90 for 9.0; None if there are.
+
+    A text says why there can be none, None that there is no such card. Each reason but the last is a warning, once.
+    """
+    if is_switched_off():
+        return "RMSNORM_GPU_KERNELS=0 switches the kernels off"
+    if card is None:
+        return "the kernels for GPUs need one kind of GPU, of Nvidia"
+    if isinstance(card, int) and card < _OLDEST_CARD:
+        card = f"the compute capability of the GPU is {card / 10}, and the kernels need 8.0"
+    if isinstance(card, str):
+        _warn(card, "use another GPU")
+        return card
+    return None if has_triton() else "there is no Triton that the kernels can be compiled with"

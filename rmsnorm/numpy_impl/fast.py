@@ -22,7 +22,7 @@ from typing import Any, Never
 import numpy as np
 
 from rmsnorm import cpu
-from rmsnorm.cpu.prepared import prepare
+from rmsnorm.cpu.prepared import Prepared, prepare
 from rmsnorm.numpy_impl import functional as golden
 from rmsnorm.numpy_impl import kernels
 from rmsnorm.numpy_impl.functional import ArrayLike, _arrays
@@ -64,8 +64,7 @@ def rms_norm(
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
     prepared = prepare("rms_norm", options, x, scale, bias, mask, residual, gate)
     call = prepared.call
-    if prepared.plan is None or call.exact_sum:  # the kernels normalise a rounded sum
-        _say_what_is_missing()
+    if call.exact_sum or not _has_plan(prepared):  # the kernels normalise a rounded sum
         return golden.rms_norm(
             x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis, mask=mask, residual=residual,
             gate=gate, out_dtype=out_dtype, return_inverse_rms=return_inverse_rms,
@@ -116,8 +115,7 @@ def rms_norm_vjp(
     prepared = prepare("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy, dh)
     call = prepared.call
     one_dtype = {array.dtype.name for array in (x, residual, dh) if array is not None} == {call.x}
-    if prepared.plan is None or call.exact_sum or not one_dtype:
-        _say_what_is_missing()
+    if call.exact_sum or not one_dtype or not _has_plan(prepared):
         return golden.rms_norm_vjp(
             dy if dh is None else (dy, dh), x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis,
             mask=mask, residual=residual, gate=gate, out_dtype=out_dtype,
@@ -128,14 +126,20 @@ def rms_norm_vjp(
     return dx, dscale, dbias, *(() if residual is None else (dx.copy(),)), *(() if gate is None else (dgate,))
 
 
+def _has_plan(prepared: Prepared) -> bool:
+    """Whether kernels compute a call. Without any, the one warning is that of this module."""
+    return _say_what_is_missing() is None and prepared.in_memory()[1] is None
+
+
 @lru_cache(maxsize=1)
-def _say_what_is_missing() -> None:
+def _say_what_is_missing() -> str | None:
     """If there are no kernels, a warning that has the line that imported or first called this module."""
     missing = None if cpu.is_switched_off() else cpu.what_is_missing()
     if missing is not None:
         warnings.warn(
             f"rmsnorm: numpy_impl.fast is now the golden, 200 to 1,600 times as slow, as {missing}", stacklevel=3
         )
+    return missing
 
 
 _say_what_is_missing()  # before any work

@@ -19,7 +19,7 @@ def forward(
     residual: Array | None, gate: Array | None, with_inverse_rms: bool,
 ) -> tuple[Array, Array | None, Array | None]:  # fmt: skip
     """y, h = x + residual (None without one), and 1 / rho in float64 if asked for."""
-    _, order, call, plan, *_ = prepared
+    (plan, _), order, call = prepared.in_memory(), prepared.order, prepared.rows
     if order is not None:
         mask = None if mask is None else np.broadcast_to(mask, prepared.call.shape)
         x, mask, residual, gate = _moved(order, x, mask, residual, gate)
@@ -43,7 +43,7 @@ def backward(
     dh: Array | None, gate: Array | None,
 ) -> tuple[Array, Array | None, Array | None, Array | None]:  # fmt: skip
     """dx + dh, dscale, dbias and dgate, each in the dtype of its argument. dh has the dtype of h."""
-    _, order, call, plan, *_ = prepared
+    (plan, _), order, call = prepared.in_memory(), prepared.order, prepared.rows
     if order is not None:
         mask = None if mask is None else np.broadcast_to(mask, prepared.call.shape)
         dy, h, mask, dh, gate = _moved(order, dy, h, mask, dh, gate)

@@ -10,8 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import tensorflow as tf
 
-from rmsnorm import cpu
-from rmsnorm.cpu.prepared import Prepared, axes_last, order_of
+from rmsnorm.cpu.prepared import Prepared
 from rmsnorm.specification.call import Call, filled, without_none
 from rmsnorm.tf_impl import graph, kernels, operations
 from rmsnorm.tf_impl.private import is_recording, record_gradient
@@ -73,16 +72,16 @@ def context_of(
     if not tf.executing_eagerly():
         return Context(True, is_recorded, is_mixed, graph.may_hold_functions(tensors), False, None)
     is_readable = kernels.are_readable(tensors)
-    if is_readable and prepared.in_memory() is not None and not is_recorded and not is_mixed:
+    reason = prepared.in_memory()[1] if is_readable else None
+    if is_readable and reason is None and not is_recorded and not is_mixed:
         return _IN_MEMORY
     may_compile = math.prod(prepared.call.shape) >= _LARGE and graph.uses_xla()
-    return Context(False, is_recorded, is_mixed, may_compile, is_readable, prepared.reason)
+    return Context(False, is_recorded, is_mixed, may_compile, is_readable, reason)
 
 
-def why_not(call: Call, arrays: Iterable[Any]) -> str | None:
+def why_not(prepared: Prepared, arrays: Iterable[Any]) -> str | None:
     """Why no kernel computes a call with these arrays; None if one does."""
-    rows = axes_last(call)
-    return engine_of(context_of(Prepared(call, order_of(call), rows, None, cpu.why_not(rows), {}), arrays))[1]
+    return engine_of(context_of(prepared, arrays))[1]
 
 
 def forward(

@@ -24,7 +24,7 @@ def forward(
     gate: tf.Tensor | None, with_inverse_rms: bool,
 ) -> tuple[tf.Tensor, tf.Tensor | None]:  # fmt: skip
     """y, and 1 / rho in float64 if it is asked for."""
-    plan, call = prepared.plan, prepared.rows
+    (plan, _), call = prepared.in_memory(), prepared.rows
     h, mask, gate = _permuted(prepared.order, h, _whole(prepared, mask), gate)
     y, *others = _empty((call.shape, call.result), *([(plan.reduced, "float64")] if with_inverse_rms else []))
     inverse_rms = others[0] if others else None
@@ -41,7 +41,7 @@ def backward(
     mask: tf.Tensor | None, gate: tf.Tensor | None, inverse_rms: tf.Tensor | None, dh: tf.Tensor | None,
 ) -> list[tf.Tensor | None]:  # fmt: skip
     """dx + dh, dscale, dbias and dgate, each in the dtype of its primal; without 1 / rho it is computed once more."""
-    plan = prepared.plan
+    plan, _ = prepared.in_memory()
     dy, h, mask, inverse_rms, dh, gate = _permuted(prepared.order, dy, h, _whole(prepared, mask), inverse_rms, dh, gate)
     primals = (h, scale, bias, gate)
     results = filled(_empty(*((tuple(t.shape), t.dtype.name) for t in without_none(primals))), primals)

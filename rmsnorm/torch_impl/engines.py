@@ -13,8 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from rmsnorm import cpu
-from rmsnorm.cpu.prepared import Options, Prepared, axes_last, prepare
+from rmsnorm.cpu.prepared import Options, Prepared, prepare
 from rmsnorm.specification import errors
 from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl import kernels, onnx, operations, operators
@@ -71,13 +70,13 @@ def engine_of(context: Context) -> tuple[Engine, str]:
     return Engine.OPERATIONS, "no kernel can compute the call, or read the numbers of the tensors"
 
 
-def why_not(call: Call, tensors: Iterable[Any]) -> str | None:
-    """Why no kernel computes a call with these tensors; None if one does."""
-    tensors = [tensor for tensor in tensors if tensor is not None]
-    if not all(tensor.is_cpu for tensor in tensors):
-        return "no kernel for the device of x can compute the call"
-    if (refusal := cpu.why_not(axes_last(call))) is not None or kernels.are_readable(*tensors):
-        return refusal
+def why_not(prepared: Prepared, tensors: Iterable[Any]) -> str | None:
+    """Why no kernel computes a call with these tensors, the first of which is x; None if one does."""
+    x, *others = (tensor for tensor in tensors if tensor is not None)
+    if (reason := kernels.refusal(x.device, prepared.planned, *prepared.formats[:2])) is not None:
+        return reason
+    if kernels.are_readable(x, *others):
+        return None
     if is_watched():
         return engine_of(Context(onnx.is_exported(), is_transformed(), False, False, False))[1]
     return "the numbers of a tensor are not in memory as they are"
@@ -128,7 +127,7 @@ def rms_norm_vjp(
         and not is_differentiated(dy, dh, x, residual, scale, gate)
         and kernels.are_readable(x, dy, residual, scale, bias, mask, dh, gate)
     ):
-        kept = kernels.kept_of(prepared, x, residual, scale, bias, gate, dy)
+        kept = kernels.kept_of(prepared, x, residual, scale, bias, gate)
     if kept is not None:
         dy, first, second, mask, dh, gate_rows = moved(call, dy, x, residual, mask, dh, gate)
         h = first if second is None else first + second  # of one dtype: rounded once

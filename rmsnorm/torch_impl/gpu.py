@@ -8,10 +8,9 @@ The arithmetic is in rmsnorm/gpu. Source: Zhang & Sennrich 2019 (arXiv 1910.0746
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,7 +22,6 @@ from rmsnorm.torch_impl.memory import gapless, mask_rows, rows_of
 from rmsnorm.torch_impl.private import allocator, current_device, starter
 from rmsnorm.torch_impl.rounding import dtype_name
 
-_OLDEST: Final = 8, 0  # the first compute capability that converts to bfloat16
 Sizes: TypeAlias = tuple[Any, ...]
 
 
@@ -41,13 +39,11 @@ class Plan(NamedTuple):
     reduced: tuple[int, ...]  # the shape of 1 / rho
     sizes: tuple[int, ...]  # of the parameters
     started: dict[Any, Callable[..., None]]  # the kernels that were started, and the calls that are repeated
-    small: bool = False  # of a plan for the CPU: whether a layer keeps it
 
 
-def plan(call: Call, scale: str | None, bias: str | None) -> Plan | None:
-    """None if the kernels cannot compute the call."""
-    if not gpu.supports(call, scale, bias) or 0 in call.shape:
-        return None
+@lru_cache(maxsize=4096)
+def plan(call: Call, scale: str | None, bias: str | None) -> Plan:
+    """The plan of a call that the kernels can compute. It is kept, as it keeps the kernels that were started."""
     n, k = call.n, call.k
     first, shared = (len(call.shape) - len(axes) for axes in (call.axes, call.feature_axes))
     rows, groups = math.prod(call.shape[:shared]), math.prod(call.shape[shared:first])
@@ -57,26 +53,25 @@ def plan(call: Call, scale: str | None, bias: str | None) -> Plan | None:
     )  # fmt: skip
 
 
-def is_usable(device: torch.device) -> bool:
-    """Whether the kernels run on a device; an interpreter runs them on the CPU."""
-    if device.type == "cpu":
-        return gpu.is_interpreted()
-    return device.type == "cuda" and _is_new_enough(device) and gpu.has_triton()
+def platform_of(device: torch.device) -> str:
+    """Whose kernels compute on a device, as JAX names it; an interpreter runs those of a GPU on the CPU."""
+    return "cuda" if device.type == "cpu" and gpu.is_interpreted() else device.type
 
 
 @lru_cache
-def _is_new_enough(device: torch.device) -> bool:
-    """False for a GPU that is too old, or not Nvidia's; a warning says so."""
-    if not torch.cuda.is_available():  # a fake tensor may be on a GPU that is absent
-        return False
+def card_of(device: torch.device) -> int | str | None:
+    """The compute capability of a GPU, 90 for 9.0 and for an interpreter; or why there are no kernels for it.
+
+    None for a CPU, and for a GPU that is absent, on which a fake tensor may be.
+    """
+    if device.type != "cuda":
+        return 90 if platform_of(device) == "cuda" else None
+    if not torch.cuda.is_available():
+        return None
     if torch.version.hip is not None:
-        why = "the kernels have not been tried on AMD's GPUs"
-    elif (capability := torch.cuda.get_device_capability(device)) < _OLDEST:
-        why = f"its compute capability is {capability}, and the kernels need {_OLDEST}"
-    else:
-        return True
-    warnings.warn(f"rmsnorm: on {device} slower code computes the same results: {why}", stacklevel=3)
-    return False
+        return "the kernels have not been tried on AMD's GPUs"
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def forward(
@@ -185,9 +180,8 @@ def _compiled(plan: Plan, kind: str, name: str, sizes: Sizes, tensors: tuple[Any
         grid = tile.programs * plan.groups, tile.chunks, 1
         numbers = plan.rows, *sizes, *((tile.programs,) if kind == "backward" else ()), tile.chunks
     device = next(t.device for t in tensors if t is not None)
-    capability = (9, 0) if device.type == "cpu" else torch.cuda.get_device_capability(device)  # as interpreted
     step = 0 if name == "add_up" else sizes[3]
-    chosen = settings(name, plan.call, tile, formats, has_fast_float64(10 * capability[0] + capability[1]), step)
+    chosen = settings(name, plan.call, tile, formats, has_fast_float64(int(card_of(device) or 0)), step)
     arguments = {name: chosen.arguments[name] for name in kernel.arg_names[len(tensors) + len(numbers) :]}
     compiled = kernel[grid](*tensors, *numbers, **arguments, **chosen.options)
     start = starter(compiled, grid, [*numbers, *arguments.values()])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import accumulate
 from operator import mul
@@ -12,10 +11,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from rmsnorm import cpu
 from rmsnorm.cpu import openmp
-from rmsnorm.cpu.prepared import Prepared
-from rmsnorm.gpu import is_interpreted
+from rmsnorm.cpu.prepared import Prepared, why_not
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl import gpu, operations
@@ -171,7 +168,7 @@ class KeptOnGPU(Kept):
         bias: Tensor | None, mask: Tensor | None, gate: Tensor | None, inverse_rms: Tensor | None,
     ) -> Gradients:  # fmt: skip
         if inverse_rms is None:
-            statistic = plan(h.device, self.rows, None, None)
+            statistic = gpu.plan(self.rows, None, None)
             inverse_rms = gpu.forward(statistic, h, None, None, None, mask)[2]
         if dh is not None or mask is not None or not h.is_contiguous() or not dy.is_contiguous():
             dscale, dbias = (d[2] if d is not None and n else None
@@ -188,16 +185,23 @@ class KeptOnGPU(Kept):
         return dx, dscale, dbias, None
 
 
-@lru_cache(maxsize=4096)
-def plan(device: torch.device, call: Call, scale: str | None, bias: str | None, gate: str | None = None) -> Any:
-    """The plan of the kernels for a device, for a call with a gate of that dtype; None if they cannot compute it."""
-    if gpu.is_usable(device):
-        return None if gate is not None else gpu.plan(call, scale, bias)
-    if device.type != "cpu" or not cpu.supports(call):
+def plan(device: torch.device, call: Call, scale: str | None, bias: str | None, gate: str | None) -> Any:
+    """The plan of the kernels for a device, for a call with a gate of that dtype; None if they cannot compute it.
+
+    The question is asked in each call of this function, as RMSNORM_GPU_KERNELS=0 may be set between two of them.
+    """
+    if refusal(device, call, scale, bias) is not None:
         return None
+    if gpu.platform_of(device) == "cuda":
+        return gpu.plan(call, scale, bias)
     from rmsnorm.cpu import launch
 
     return launch.plan(call, scale, bias, gate)
+
+
+def refusal(device: torch.device, call: Call, *formats: str | None) -> str | None:
+    """Why no kernel computes a call on a device; None if one does."""
+    return why_not(call, gpu.platform_of(device), formats, gpu.card_of(device))
 
 
 def are_readable(x: Tensor, *others: Tensor | None) -> bool:
@@ -207,16 +211,14 @@ def are_readable(x: Tensor, *others: Tensor | None) -> bool:
 
 def kept_of(
     prepared: Prepared, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
-    gate: Tensor | None, dy: Tensor | None = None,
+    gate: Tensor | None,
 ) -> Kept | None:  # fmt: skip
-    """A prepared call as kernels compute it where x is; None if they cannot. With dy it is that of the gradients."""
+    """A prepared call as kernels compute it where x is; None if they cannot."""
     device = x.device
     kept: Kept | None = prepared.kept.get(device)
     if kept is None:
-        rows = prepared.rows if dy is None else replace(prepared.rows, result=dtype_name(dy.dtype))
-        dtypes = [None if t is None else dtype_name(t.dtype) for t in (scale, bias, gate)]
-        of_cpu = device.type == "cpu" and not is_interpreted()
-        planned = prepared.in_memory() if of_cpu else plan(device, rows, *dtypes)
+        rows, dtypes = prepared.planned, prepared.formats
+        planned = plan(device, rows, *dtypes)
         if planned is not None:
             arrays = tuple(None if t is None else (t.shape, t.dtype) for t in (x, residual, scale, bias, gate))
             kept = _kept(prepared.call, prepared.order, rows, planned, device, arrays, *dtypes)

@@ -10,6 +10,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
 from rmsnorm.cpu.prepared import back, order_of
+from rmsnorm.gpu import is_switched_off
 from rmsnorm.specification import errors
 from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl.private import format_of, is_zero_tensor, modes
@@ -48,8 +49,8 @@ def _is_in_memory(tensor: Tensor) -> bool:
 
 
 def is_plain_on_gpu(*tensors: Tensor | None, index: int | None = None) -> bool:
-    """As ``is_plain``, on one GPU, or on that of this index."""
-    if is_dynamo_compiling() or modes():
+    """As ``is_plain``, on one GPU, or on that of this index; False from when RMSNORM_GPU_KERNELS=0 is set."""
+    if is_dynamo_compiling() or modes() or is_switched_off():
         return False
     for t in tensors:
         if t is not None:

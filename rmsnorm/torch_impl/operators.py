@@ -18,11 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from rmsnorm import cpu, gpu
-from rmsnorm.cpu.prepared import axes_last
+from rmsnorm.cpu.prepared import KERNELS, axes_last, refusal
 from rmsnorm.specification.call import Call, fields_of, text_of
-from rmsnorm.torch_impl import gpu as gpu_rows
-from rmsnorm.torch_impl import inductor, kernels, operations, private
+from rmsnorm.torch_impl import gpu, inductor, kernels, operations, private
 from rmsnorm.torch_impl.memory import is_plain, moved, moved_back
 from rmsnorm.torch_impl.private import constant, is_differentiated, untraced
 from rmsnorm.torch_impl.rounding import add, cast, dtype_name, straight_through
@@ -43,27 +41,26 @@ LIBRARY.define(
 _forward, _backward = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
 inductor.prepare(_forward, _backward)
 constant(text_of)
-_has_kernels, _is_usable = constant(lambda: cpu.is_available()), constant(gpu_rows.is_usable)
+_platform_of = constant(lambda device: gpu.platform_of(device))
+_are_there = constant(lambda device: KERNELS[gpu.platform_of(device)].missing(gpu.card_of(device)) is None)
 
 
 def can_compute(call: Call, x: Tensor | None, residual: Tensor | None, *others: Tensor | None) -> bool:
     """Whether the operators can compute a call on these tensors, once its axes are in order."""
     present = [t for t in (x, residual, *others) if t is not None]
-    rows = axes_last(call)
     if (
         private.below_autograd is None
         or (not private.nests_operators and private.is_in_transform())
         or call.x != call.sum
-        or not (rows.has_last_axes and rows.has_neighbours)
         or not all(type(t) in TYPES and t.layout is torch.strided for t in present)
         or (residual is not None and x is not None and residual.dtype != x.dtype)
     ):
         return False
-    if all(t.is_cpu for t in present):
-        return _has_kernels()
-    formats = (dtype_name(t.dtype) for t in present if t.dtype != torch.bool)
-    is_on_gpu = call.gate is None and all(t.is_cuda for t in present)
-    return is_on_gpu and gpu.supports(rows, *formats) and _is_usable(present[0].device)
+    device = present[0].device
+    formats = [dtype_name(t.dtype) for t in present if t.dtype != torch.bool]
+    if any(t.device != device for t in present) or refusal(axes_last(call), _platform_of(device), formats) is not None:
+        return False
+    return _are_there(device)
 
 
 def forward(

@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 
 from rmsnorm import cpu  # noqa: E402
 from rmsnorm import numpy_impl as golden  # noqa: E402
+from rmsnorm.cpu.prepared import prepare  # noqa: E402
 from rmsnorm.flax_impl import engines, kernels, rms_norm, rms_norm_vjp  # noqa: E402
 from rmsnorm.flax_impl.engines import Engine  # noqa: E402
 from rmsnorm.flax_impl.private import enable_x64  # noqa: E402
@@ -221,7 +222,7 @@ def test_where_xla_compiles_the_operations(monkeypatch: pytest.MonkeyPatch) -> N
     assert calls(spread, x, scale) == 0
     alone = jax.device_put(x, NamedSharding(mesh, P("rows")))
     assert_bits([jax.jit(rms_norm)(alone, scale)], [golden.rms_norm(np.asarray(x), np.asarray(scale))])
-    monkeypatch.setattr(cpu, "is_available", lambda: False)
+    monkeypatch.setattr(cpu, "missing", lambda *_: "there are none")
     assert calls(functools.partial(rms_norm), x, scale) == 0
 
 
@@ -233,11 +234,12 @@ def test_the_reason_is_that_of_the_engine() -> None:
         (here._replace(is_spread=True), "a row is spread over several devices"),
         (here._replace(is_divided=True), "each device has a part of an array"),
         (here._replace(is_mixed=True), "the gradient of x and that of the residual have different dtypes"),
-        (here._replace(platform=""), "an array is not on one CPU, or one GPU of Nvidia"),
+        (here._replace(platform=""), "an array is not on one device"),
+        (here._replace(platform="rocm"), "there are no kernels for its device"),
     ):
         assert engines.engine_of(call, context) == (Engine.OPERATIONS, reason)
     x = jnp.asarray(normal(0, 8, 16))
-    assert engines.why_not(call, (x, None)) is None
+    assert engines.why_not(prepare("rms_norm", ("standard", None, None, -1, None, None), x), (x, None)) is None
 
 
 @pytest.mark.parametrize("threads", ["1", "2", "16"])

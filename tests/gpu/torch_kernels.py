@@ -73,7 +73,7 @@ def array(tensor):
 @pytest.fixture(autouse=True)
 def new_plans():
     """A plan has the division of its rows, which some tests change."""
-    caches = kernels.plan, kernels.planned, prepared._prepared
+    caches = gpu.plan, kernels.planned, prepared._prepared
     for cache in caches:
         cache.cache_clear()
     yield

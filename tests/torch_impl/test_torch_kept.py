@@ -122,3 +122,23 @@ def test_an_operator_without_kernels_has_the_strides_that_it_promised(monkeypatc
         assert gradients[0].is_contiguous()
     finally:
         kernels.planned.cache_clear()
+
+
+def test_a_switch_for_the_gpu_counts_from_when_it_is_set(monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
+    """Also for a call that was planned before."""
+    from rmsnorm import gpu
+    from rmsnorm.specification.call import Spec, resolve
+    from rmsnorm.specification.variants import Variant
+    from rmsnorm.torch_impl import gpu as rows
+    from rmsnorm.torch_impl import kernels
+
+    call, device = resolve("test", Spec((5, 8), "float32"), variant=Variant.get("llama")), torch.device("cpu")
+    monkeypatch.setattr(gpu, "is_interpreted", lambda: True)
+    monkeypatch.setattr(gpu, "has_triton", lambda: True)
+    forget(rows.card_of)
+    made = kernels.plan(device, call, None, None, None)
+    assert type(made) is rows.Plan
+    assert kernels.plan(device, call, None, None, None) is made  # with the kernels that it has started
+    monkeypatch.setenv("RMSNORM_GPU_KERNELS", "0")
+    assert kernels.plan(device, call, None, None, None) is None
+    assert kernels.refusal(device, call) == "RMSNORM_GPU_KERNELS=0 switches the kernels off"

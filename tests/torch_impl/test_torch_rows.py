@@ -32,10 +32,10 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Switches the kernels off, and on again."""
 
     def switch(off: bool) -> None:
-        monkeypatch.setattr(cpu, "supports", (lambda *_: False) if off else supports)
+        monkeypatch.setattr(kernels, "plan", (lambda *_: None) if off else plan)
         monkeypatch.setattr(kernels, "kept_of", (lambda *_: None) if off else kept_of)
 
-    supports, kept_of = cpu.supports, kernels.kept_of
+    plan, kept_of = kernels.plan, kernels.kept_of
     return switch
 
 
