@@ -129,3 +129,11 @@ def test_a_package_is_identified_in_a_line_for_each_norm(tmp_path, monkeypatch):
     )
     assert "| `OtherLayerNorm` | yes |" in written
     assert "Not called: 1.\n\n- `OddRMSNorm`: it requires 'secret'" in written
+
+
+def test_a_file_of_functions_is_asked_for_the_name_of_one(tmp_path):
+    path = tmp_path / "norms.py"
+    path.write_text("def norm(x, weight):\n    return x * weight\n", encoding="utf-8")
+    shown = rmsnorm("identify", str(path))
+    assert shown.exit_code == 1
+    assert f"name a function itself, as in {path}:norm" in shown.stderr

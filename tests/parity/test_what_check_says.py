@@ -83,6 +83,17 @@ def test_a_name_that_is_the_variants_comes_with_the_cases_that_differ() -> None:
     assert re.search(r" \d+ of \d+ circumstances(, each with 'rows of \d+')?$", line)
 
 
+def test_rows_that_are_normalised_in_parts_are_named() -> None:
+    def halves(x: Any, weight: Any) -> Any:
+        n = x.shape[-1] // 2 if x.shape[-1] % 2 == 0 else x.shape[-1]
+        parts = x.astype(np.float64).reshape(*x.shape[:-1], -1 if x.size else 1, n)
+        y = parts / np.sqrt((parts * parts).mean(-1, keepdims=True) + 1e-6)
+        return (y.reshape(x.shape) * weight.astype(np.float64)).astype(x.dtype)
+
+    line = check(halves, **OPTIONS).text.splitlines()[0]
+    assert "it agrees on the rows that identify tries, in groups of 32, and not in 'rows'" in line
+
+
 def test_what_was_not_compared_is_listed_with_the_reason(tmp_path: Path) -> None:
     result = check(written, **OPTIONS, init={"bias": 0.0})
     assert result.passed
