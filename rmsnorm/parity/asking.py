@@ -59,7 +59,7 @@ def in_circumstances(
         levels[factor] = tuple(level for level in levels[factor] if level in some) or levels[factor][:1]
     for circumstance in circumstances(levels, strength=strength):
         case = case_of(circumstance, variant)
-        sized, fitting = matched(target, case, group_size)
+        sized, fitting = matched(target, case, group_size, every_row=True)
         posed = question(circumstance, replace(fitting, scale=case.scale, bias=case.bias), variant)
         try:
             comparisons = ask(sized, posed, group_size)
