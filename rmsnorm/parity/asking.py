@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -44,8 +45,9 @@ def in_circumstances(
     group_size: int | None,
     quick: bool = False,
     strength: int = 2,
+    only: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Iterator[tuple[Circumstance, Question, list[Comparison] | str]]:
-    """The comparisons of every circumstance, or what the target raised in it."""
+    """The comparisons of every circumstance, or what the target raised in it. ``only``: these levels of some factors."""
     types = [dtype for dtype in types if target.dtypes.get("x", dtype) == dtype]
     if target.backward or not types:  # it has no y, whatever the circumstances are
         return
@@ -53,9 +55,11 @@ def in_circumstances(
     levels = levels_for(
         target, types, gradients=gradients, group_size=group_size, required_gate=gate, quick=quick
     )  # fmt: skip
+    for factor, some in only.items():
+        levels[factor] = tuple(level for level in levels[factor] if level in some) or levels[factor][:1]
     for circumstance in circumstances(levels, strength=strength):
         case = case_of(circumstance, variant)
-        sized, fitting = matched(target, case, group_size)
+        sized, fitting = matched(target, case, group_size, every_row=True)
         posed = question(circumstance, replace(fitting, scale=case.scale, bias=case.bias), variant)
         try:
             comparisons = ask(sized, posed, group_size)
@@ -148,8 +152,17 @@ def expectations(
     """What is expected of each quantity: y by the golden, gradients by the equations in float64.
 
     Both are computed for the different rows, and repeated as often as each is there. A sum over rows has each row's
-    terms as often. Float64 is exact enough for results of at most 32 bits.
+    terms as often. Float64 is exact enough for results of at most 32 bits. The question keeps them for other targets.
     """
+    key = (group_size, *names, with_sum)
+    if key not in question.known:
+        question.known[key] = _expectations(question, group_size, names, with_sum=with_sum)
+    return question.known[key]
+
+
+def _expectations(
+    question: Question, group_size: int | None, names: list[str], *, with_sum: bool
+) -> dict[str, Expected]:
     rows = question.rows
     if not with_sum:
         rows = replace(rows, dh=None)

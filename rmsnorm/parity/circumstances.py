@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, Final
 
@@ -251,6 +251,7 @@ class Question:
     rows: Data  # the different ones
     order: Array  # for each row of x, its number among these
     lead: tuple[int, ...]
+    known: dict[Any, Any] = field(default_factory=dict, compare=False)  # what is expected, once it was computed
 
     @property
     def counts(self) -> Array:

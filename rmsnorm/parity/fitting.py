@@ -250,8 +250,8 @@ def _sizes(target: Target) -> tuple[int, ...]:
     return target.shape_of("scale", width) if "scale" in target.arguments else width
 
 
-def matched(target: Target, case: Case, group_size: int | None) -> tuple[Target, Case]:
-    """The target and a case, each as the other needs it."""
+def matched(target: Target, case: Case, group_size: int | None, *, every_row: bool = False) -> tuple[Target, Case]:
+    """The target and a case, each as the other needs it; ``every_row``: with no fewer rows where they are many."""
     scale, bias = ("scale" in target.arguments, "bias" in target.arguments)
     declared = {target.dtypes[name] for name in ("scale", "bias") if name in target.dtypes}
     case = replace(case, scale=scale, bias=bias, parameters=next(iter(declared), case.parameters))
@@ -276,7 +276,7 @@ def matched(target: Target, case: Case, group_size: int | None) -> tuple[Target,
     sizes = _sizes(target)
     rows = len(case.shape) - 1 if target.rank is None else target.rank - len(sizes)
     lead, repeats = case.shape[:rows], case.repeats[:rows]
-    if case.is_large:
+    if case.is_large and not every_row:
         lead, repeats = _fewer(lead, repeats or (1,) * rows, target.width)
     repeats = (*repeats, *[1] * len(sizes)) if repeats else ()
     axes = tuple(range(-len(sizes), 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +20,11 @@ from rmsnorm.identify import Identity, Target, TargetError
 from rmsnorm.identify.layout import Layout, parameters
 from rmsnorm.identify.solve import identify_opened
 from rmsnorm.numpy_impl import rms_norm
+from rmsnorm.parity.asking import Refused, ask, in_circumstances
+from rmsnorm.parity.circumstances import AXES, case_of
+from rmsnorm.parity.comparison import Run, labelled
+from rmsnorm.parity.fitting import matched
+from rmsnorm.parity.lines import places, shortened
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call, Spec, resolve
 from rmsnorm.targets.arguments import argument_named
@@ -27,7 +32,13 @@ from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import random_state_kept
 
 _DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
-_SPECIAL: Final = (("zeros", 0.0), ("NaN", np.nan), ("infinity", np.inf), ("-infinity", -np.inf))
+_TYPES: Final = ("float16", "bfloat16", "float32")  # of x in the circumstances
+_LEVELS: Final = {  # so that a kind of norm takes about two seconds
+    "rows": ("1 row", "few rows", "257 rows", "thousands of rows", "8,209 rows"),
+    "width": ("33", "768", "1024", "4096"),
+}  # fmt: skip
+_LEVELS_COMPILED: Final = {"rows": ("few rows", "thousands of rows")}
+_SPECIAL: Final = {"zeros": 0.0, "NaN": np.nan, "infinity": np.inf, "-infinity": -np.inf}
 _TIME: Final = 600.0  # seconds for identify
 _ELEMENTS: Final = 2**20  # of y in 16 bits: a handful of them are not the nearest number after float32 arithmetic
 
@@ -69,12 +80,13 @@ def decide(
         ours = replaced(norm)
     except Exception as error:  # of the layer's class, which may do anything when it is inherited from
         raise Unproven(f"it cannot be replaced ({type(error).__name__}: {error})") from None
+    in_kit = _is_asked_in_kit(target, norm)
+    types = _DTYPES[:1] if target.bridge.compiles else (("float32", "float64") if in_kit else _DTYPES)
     proven, reasons = [], []
     for shape in norm.shapes:
         try:
-            every = not target.bridge.compiles or shape is norm.shapes[-1]  # compilers take seconds
-            for dtype in _DTYPES if every else _DTYPES[:1]:
-                _compare(target, ours, norm, shape, dtype, _views)
+            for dtype in types if shape is norm.shapes[-1] else types[:1]:
+                _compare(target, ours, norm, shape, [("", dtype)])
             proven.append(shape)
         except Unproven as error:
             reasons.append(error)
@@ -82,11 +94,57 @@ def decide(
         raise Unproven(f"it returns {' and '.join(sorted(target.returned))}")
     if not proven:
         raise reasons[0]
-    for dtype in _DTYPES if not target.bridge.compiles else _DTYPES[:1]:
-        _compare(target, ours, norm, proven[-1], dtype, _with_special_rows)
+    _compare(target, ours, norm, proven[-1], [(special, "float32") for special in _SPECIAL])
     unlike = tuple(len(shape) for shape in norm.shapes if shape not in proven)
     norm = replace(norm, shapes=tuple(proven), unlike=unlike)
+    if in_kit:
+        _require_golden(target, ours, norm)
     return Proof(norm, identity, _roundings(target, ours, norm, *own))
+
+
+def _is_asked_in_kit(target: Target, norm: Norm) -> bool:
+    """Whether the norm is along the last axes, with a gain and a bias along the same ones: the kit asks no other."""
+    shape = norm.shapes[-1]
+    last = tuple(range(-len(norm.axes), 0))
+    sizes = shape[len(shape) - len(last) :]
+    fits = all(target.shape_of(name, shape) == sizes for name in ("scale", "bias") if name in target.arguments)
+    return norm.axes == norm.gain_axes == last and fits
+
+
+def _require_golden(theirs: Target, ours: Target, norm: Norm) -> None:
+    """The layer and its replacement must agree with the golden in the kit's circumstances, by the kit's bounds.
+
+    Raises:
+        Unproven: one of them does not, and where, in the words of ``check``.
+    """
+    arguments = tuple(name for name in theirs.arguments if name in ("scale", "bias", "gate"))
+    gate = frozenset({"gate"} if norm.gate else ())
+    of_gain = {"width": norm.width or theirs.width, "resized": None} if norm.scale or norm.width else {}
+    theirs, ours = (replace(each, arguments=arguments, required=gate, **of_gain) for each in (theirs, ours))
+    ranks = [len(shape) - len(norm.axes) + 1 for shape in norm.shapes]
+    only = {**_LEVELS, "axes": [level for level, rank in AXES.items() if rank in ranks]}
+    if theirs.bridge.compiles:  # each shape, which takes seconds
+        only |= _LEVELS_COMPILED
+    runs = Run(theirs.framework), Run(theirs.framework)
+    for circumstance, question, answer in in_circumstances(
+        theirs, norm.known, _TYPES, gradients=theirs.differentiable, group_size=norm.group, only=only,
+        quick=theirs.bridge.compiles,
+    ):  # fmt: skip
+        if isinstance(answer, str):  # it does not take such a call: the replacement may
+            continue
+        sized, _ = matched(ours, case_of(circumstance, norm.known), norm.group)
+        try:
+            answers = answer, ask(sized, question, norm.group)
+        except Refused as error:
+            raise Unproven(f"its replacement fails in {circumstance.name!r}: {error}") from None
+        for run, comparisons in zip(runs, answers, strict=True):
+            run.records += labelled(comparisons, norm.known.name, circumstance["x"], circumstance.name)
+    if not runs[0].records:
+        raise Unproven("it answers in none of the circumstances of a call that check tries")
+    for run, name in zip(runs, ("it", "its replacement"), strict=True):
+        if run.failures:
+            agrees = f"{name} agrees on the rows that identify tries, and not in {places(run)}"
+            raise Unproven(f"{agrees}: {shortened(run.failures[0], theirs.name).strip()}")
 
 
 def _roundings(theirs: Target, ours: Target, norm: Norm, dtype: str, of_parameters: str) -> Roundings | None:
@@ -193,41 +251,27 @@ def _text(value: Any) -> str:
     return type(value).__qualname__
 
 
-def _views(target: Target, norm: Norm, x: Array) -> list[tuple[str, Array]]:
-    """x, and the same in another order in memory or with other numbers."""
-    views = [("", x)]
-    if target.bridge.strided and x.ndim > 1:
-        views += [
-            (", not contiguous", np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)),
-            (", sliced", np.concatenate([x, x], axis=-1)[..., : x.shape[-1]]),
-        ]
-    if x.dtype == np.float32:  # in 16 bits squares may leave the range
-        views.append((", with outliers", _with_outliers(x, norm.layout(x.shape))))
-    return views
-
-
 def _compare(
-    theirs: Target,
-    ours: Target,
-    norm: Norm,
-    shape: tuple[int, ...],
-    dtype: str,
-    views_of: Callable[[Target, Norm, Array], list[tuple[str, Array]]],
+    theirs: Target, ours: Target, norm: Norm, shape: tuple[int, ...], kinds: Sequence[tuple[str, str]]
 ) -> None:
-    x, dy, arrays = _inputs(theirs, shape, dtype)
-    views = views_of(theirs, norm, x)
+    """The results of both in training and in evaluation, on ordinary rows or special ones, in a dtype."""
+    asked = []
+    for special, dtype in kinds:
+        x, dy, arrays = _inputs(theirs, shape, dtype)
+        views = _with_special_rows(norm, x, special) if special else [("", x)]
+        asked += [(words, view, dy, arrays) for words, view in views]
     for way, trains in ((" in training", True), (" in evaluation", False)) if theirs.training else (("", False),):
+        wanted = []
         with theirs.in_mode(trains):
-            quick, wanted = _quick(theirs), {}
-            for layout, view in views:
+            quick = _quick(theirs)
+            for words, x, dy, arrays in asked:
                 with contextlib.suppress(TargetError):  # it does not take such an x: the replacement may
-                    wanted[layout] = _results(quick, view, dy, arrays)
+                    wanted.append((words, x, dy, arrays, _results(quick, x, dy, arrays)))
         with ours.in_mode(trains):
             quick = _quick(ours)
-            for layout, view in views:
-                if layout in wanted:
-                    where = f"{way} on {view.dtype.name}[{', '.join(map(str, view.shape))}]{layout}"
-                    _require_results(norm, view, wanted[layout], quick, dy, arrays, where)
+            for words, x, dy, arrays, want in wanted:
+                where = f"{way} on {x.dtype.name}[{', '.join(map(str, x.shape))}]{words}"
+                _require_results(norm, x, want, quick, dy, arrays, where)
 
 
 def _require_results(
@@ -322,25 +366,12 @@ def _inputs(target: Target, shape: tuple[int, ...], dtype: str) -> tuple[Array, 
     return x, dy, arrays
 
 
-def _with_outliers(x: Array, layout: Layout) -> Array:
-    """Each row has one element of hundreds of times the others, of either sign: x / rho is as large as it can be."""
-    rows = layout.to_rows(x / np.float32(1000), x.size)
-    numbers = np.arange(len(rows))
-    rows[numbers, numbers % rows.shape[1]] = np.where(numbers % 2, -4, 4)
-    return layout.to_x(rows)
-
-
-def _with_special_rows(target: Target, norm: Norm, x: Array) -> list[tuple[str, Array]]:
+def _with_special_rows(norm: Norm, x: Array, special: str) -> list[tuple[str, Array]]:
     """Zeros, NaN or infinity: in the last row alone, where one element is enough but for zeros, and everywhere."""
-    views, layout = [], norm.layout(x.shape)
-    # Infinity times f(gate) is NaN where that is 0, to which 16 bits may round it.
-    values = _SPECIAL if x.dtype == np.float32 or norm.gate is None else _SPECIAL[:2]
-    for name, value in values:
-        rows = np.array(layout.to_rows(x, x.size))
-        rows[-1, slice(None) if value == 0 else 1] = value
-        views.append((f", with a row of {name}", layout.to_x(rows)))
-        views.append((f", of {name} alone", np.full_like(x, value)))
-    return views
+    layout, value = norm.layout(x.shape), _SPECIAL[special]
+    rows = np.array(layout.to_rows(x, x.size))
+    rows[-1, slice(None) if value == 0 else 1] = value
+    return [(f", with a row of {special}", layout.to_x(rows)), (f", of {special} alone", np.full_like(x, value))]
 
 
 def require_same(name: str, want: Array | None, got: Array | None, limit: Array | None, where: str) -> None:

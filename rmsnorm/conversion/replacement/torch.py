@@ -52,7 +52,7 @@ def _without_dummies(target: Target) -> Target:
         with target.in_mode(mode):
             try:
                 gains = random.uniform(0.5, 2.0, (2, *target.shape_of("scale", x.shape))).astype(np.float32)
-                one, other = (target.forward(x, scale=gain, **others) for gain in gains)
+                one, other = (target.forward(x, scale=gain, **others).copy() for gain in gains)
             except (KeyError, TargetError):  # it has no gain, or takes no such x
                 return target
         if not np.array_equal(one, other):
