@@ -47,7 +47,10 @@ def in_circumstances(
     strength: int = 2,
     only: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Iterator[tuple[Circumstance, Question, list[Comparison] | str]]:
-    """The comparisons of every circumstance, or what the target raised in it. ``only``: these levels of some factors."""
+    """The comparisons of every circumstance, or what the target raised in it.
+
+    ``only``: the levels of some factors that are asked, of those that the target takes.
+    """
     types = [dtype for dtype in types if target.dtypes.get("x", dtype) == dtype]
     if target.backward or not types:  # it has no y, whatever the circumstances are
         return

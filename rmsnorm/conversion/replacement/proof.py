@@ -17,7 +17,7 @@ from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.conversion.replacement.layout import Norm, find_layout, size_of_gain
 from rmsnorm.conversion.replacement.report import UNSUPPORTED, NoNorm, Roundings, Unproven, recognised
 from rmsnorm.identify import Identity, Target, TargetError
-from rmsnorm.identify.layout import Layout, parameters
+from rmsnorm.identify.layout import parameters
 from rmsnorm.identify.solve import identify_opened
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.parity.asking import Refused, ask, in_circumstances
@@ -119,8 +119,10 @@ def _require_golden(theirs: Target, ours: Target, norm: Norm) -> None:
     """
     arguments = tuple(name for name in theirs.arguments if name in ("scale", "bias", "gate"))
     gate = frozenset({"gate"} if norm.gate else ())
-    of_gain = {"width": norm.width or theirs.width, "resized": None} if norm.scale or norm.width else {}
-    theirs, ours = (replace(each, arguments=arguments, required=gate, **of_gain) for each in (theirs, ours))
+    theirs, ours = (replace(each, arguments=arguments, required=gate) for each in (theirs, ours))
+    if norm.scale or norm.width:
+        width = norm.width or theirs.width
+        theirs, ours = (replace(each, width=width, resized=None) for each in (theirs, ours))
     ranks = [len(shape) - len(norm.axes) + 1 for shape in norm.shapes]
     only = {**_LEVELS, "axes": [level for level, rank in AXES.items() if rank in ranks]}
     if theirs.bridge.compiles:  # each shape, which takes seconds
