@@ -17,7 +17,7 @@ from rmsnorm.parity.cases import Array, Case, Data, call_of, make
 from rmsnorm.parity.circumstances import Circumstance, Question, case_of, circumstances, levels_for, question
 from rmsnorm.parity.comparison import Comparison
 from rmsnorm.parity.equations import Steps
-from rmsnorm.parity.fitting import in_groups, matched, requires_gate, without_groups
+from rmsnorm.parity.fitting import adapted, in_groups, requires_gate, without_groups
 from rmsnorm.parity.judge import Expected, Outcome, compare, expect, failed, further_error, golden
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call
@@ -62,7 +62,7 @@ def in_circumstances(
         levels[factor] = tuple(level for level in levels[factor] if level in some) or levels[factor][:1]
     for circumstance in circumstances(levels, strength=strength):
         case = case_of(circumstance, variant)
-        sized, fitting = matched(target, case, group_size, every_row=True)
+        sized, fitting = adapted(target, case, group_size, every_row=True)
         posed = question(circumstance, replace(fitting, scale=case.scale, bias=case.bias), variant)
         try:
             comparisons = ask(sized, posed, group_size)
@@ -73,7 +73,7 @@ def in_circumstances(
 
 
 def _requires_gate(target: Target, variant: Variant, dtype: str) -> bool:
-    sized, case = matched(target, Case("gate", (4, 64), (variant.name,), ""), None)
+    sized, case = adapted(target, Case("gate", (4, 64), (variant.name,), ""), None)
     return requires_gate(sized, make(case, variant, dtype))
 
 

@@ -16,7 +16,7 @@ from rmsnorm.identify.groups import grouped
 from rmsnorm.identify.probe import open_probe
 from rmsnorm.parity.cases import Case, Data, make
 from rmsnorm.parity.comparison import Comparison, Skip
-from rmsnorm.parity.fitting import expect_in_groups, posed
+from rmsnorm.parity.fitting import adapted_data, expect_in_groups
 from rmsnorm.parity.judge import Outcome, compare, failed
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import Target, TargetError
@@ -81,7 +81,7 @@ class Beyond:
         return []
 
     def _posed(self, target: Target, case: Case, dtype: str) -> tuple[Target, Data]:
-        return posed(target, case, self.variant, dtype, self.group_size)
+        return adapted_data(target, case, self.variant, dtype, self.group_size)
 
     def _batches(self, target: Target) -> list[Comparison]:
         with target.evaluating():

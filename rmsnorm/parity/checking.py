@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from rmsnorm.parity.comparison import Run, version_of
 from rmsnorm.parity.declared import declared, dtypes_named
-from rmsnorm.parity.fitting import in_batches, together
+from rmsnorm.parity.fitting import in_batches, option_sets
 from rmsnorm.parity.judging import Judging
 from rmsnorm.parity.report import Report
 from rmsnorm.specification import errors
@@ -130,4 +130,4 @@ def check(
     if judging.elements:
         judging.of_parameters()
     judging.conclude(says, time.monotonic() - began)
-    return Report(target.name, chosen, run, tuple(together(target.arguments)))
+    return Report(target.name, chosen, run, tuple(option_sets(target.arguments)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from rmsnorm.parity.cases import Case
 from rmsnorm.parity.comparison import Comparison
-from rmsnorm.parity.fitting import expect_in_groups, posed
+from rmsnorm.parity.fitting import adapted_data, expect_in_groups
 from rmsnorm.parity.judge import Outcome, compare, failed
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import Target, TargetError
@@ -28,7 +28,7 @@ def of_eps(target: Target, variant: Variant, types: Sequence[str], group_size: i
         try:
             for eps in ASKED:
                 called = with_values(target, optional=True, eps=eps)
-                sized, data = posed(called, _CASE, variant.replace(eps=eps), dtype, group_size)
+                sized, data = adapted_data(called, _CASE, variant.replace(eps=eps), dtype, group_size)
                 y = sized.forward(data.x, data.scale, data.bias, **data.arrays)
                 results.append(y)
                 expected = expect_in_groups(data, ("y",), group_size)

@@ -36,10 +36,10 @@ _OF_OPTIONS: Final = (
 )  # fmt: skip
 
 
-def together(arguments: Iterable[str]) -> list[str]:
+def option_sets(arguments: Iterable[str]) -> list[str]:
     """The names of the cases for each option that is among the arguments, alone and with each of the others.
 
-    >>> together(("scale", "residual", "mask"))
+    >>> option_sets(("scale", "residual", "mask"))
     ['mask', 'residual', 'mask, residual']
     """
     taken = [name for name in OPTIONS if name in arguments]
@@ -67,7 +67,7 @@ def in_batches(target: Target) -> Target:
     return replace(target, function=call)
 
 
-def fitted(
+def applicable_cases(
     target: Target,
     variant: Variant,
     types: tuple[str, ...],
@@ -82,7 +82,7 @@ def fitted(
     A case that is there for a bias, for no gain, for a strided x or for a field of the variant is in neither: every
     case has the parameters that the target takes, x in several layouts, and the fields of the variant.
     """
-    pairs = asked(target, variant, types, extremes=extremes)
+    pairs = requested_cases(target, variant, types, extremes=extremes)
     gate, required = (variant.gate_function, variant.gate_position), None if "gate" in target.arguments else False
     for (name, dtype), case in pairs.items():
         reason = _unfit(target, case, dtype, group_size)
@@ -91,13 +91,13 @@ def fitted(
         if quick and not (reason or is_quick(name, dtype, [entry for other, entry in pairs if other == name])):
             reason = "only with all_cases=True, or --all"
         if not reason:
-            resized, case = matched(target, case, group_size)
+            resized, case = adapted(target, case, group_size)
             required = requires_gate(resized, make(case, variant, dtype)) if required is None else required
         if reason:
             skipped.append(Skip(name, dtype, reason))
             continue
         case = replace(case, gate=gate if case.gate or required else None)
-        if case.mask and not (extremes and case.name in together(OPTIONS)):
+        if case.mask and not (extremes and case.name in option_sets(OPTIONS)):
             data = _with_mask(make(replace(case, mask=False), variant, dtype), group_size)
         else:
             data = make(case, variant, dtype)
@@ -118,7 +118,7 @@ def is_quick(name: str, dtype: str, types: Sequence[str]) -> bool:
 
 def is_of_options(name: str) -> bool:
     """Whether a case is there for a mask, a residual or a gate."""
-    return name in together(OPTIONS) or any(case.name == name for case in _OF_OPTIONS)
+    return name in option_sets(OPTIONS) or any(case.name == name for case in _OF_OPTIONS)
 
 
 def has_gradients(name: str) -> bool:
@@ -150,7 +150,9 @@ def _with_mask(data: Data, group_size: int | None) -> Data:
     return replace(data, mask=mask, dy=np.where(mask, data.dy, data.dy.dtype.type(0)))
 
 
-def asked(target: Target, variant: Variant, types: tuple[str, ...], *, extremes: bool) -> dict[tuple[str, str], Case]:
+def requested_cases(
+    target: Target, variant: Variant, types: tuple[str, ...], *, extremes: bool
+) -> dict[tuple[str, str], Case]:
     """The cases for a target, by name and dtype: each must be compared, or be among those that were not."""
     pairs = {
         (case.name, dtype): case
@@ -165,7 +167,7 @@ def asked(target: Target, variant: Variant, types: tuple[str, ...], *, extremes:
 
 
 def options_of(case: str) -> str:
-    """The options of a case or circumstance, by its name, as ``together`` names them.
+    """The options of a case or circumstance, by its name, as ``option_sets`` names them.
 
     >>> options_of("mask of columns"), options_of("257 rows of 33, 2 axes; residual; gate; NaN in a row")
     ('mask', 'gate, residual')
@@ -174,7 +176,7 @@ def options_of(case: str) -> str:
     return ", ".join(name for name in OPTIONS if name in parts) or case.partition(" of ")[0]
 
 
-def missing(target: Target, run: Run, pairs: Collection[tuple[str, str]]) -> Iterator[tuple[str, str, str, str]]:
+def uncompared(target: Target, run: Run, pairs: Collection[tuple[str, str]]) -> Iterator[tuple[str, str, str, str]]:
     """Case, dtype, quantity and a sentence for what was asked and not compared, where no reason says so or may say so.
 
     An option that a target takes must be compared, whatever the reason.
@@ -182,7 +184,7 @@ def missing(target: Target, run: Run, pairs: Collection[tuple[str, str]]) -> Ite
     compared = {(record.case, record.dtype) for record in run.records}
     with_options = {options_of(record.case) for record in run.records}
     reasons = {(skip.case, skip.dtype): skip.reason for skip in run.skipped}
-    taken = together(target.arguments)
+    taken = option_sets(target.arguments)
     for name, dtype in pairs:
         reason = reasons.get((name, dtype))
         if (name, dtype) in compared or (reason and (name not in taken or name in with_options)):
@@ -208,7 +210,7 @@ def requires_gate(target: Target, data: Data) -> bool:
 
 def _unfit(target: Target, case: Case, dtype: str, group_size: int | None) -> str:
     """Why the target cannot be called with a case; empty if it can."""
-    if case.options or (case.gate and case.name not in together(OPTIONS)):
+    if case.options or (case.gate and case.name not in option_sets(OPTIONS)):
         return "an option of the call, of which check passes none"
     if not {*_taken(case)} <= {*target.arguments}:
         return "it has no argument of that name"
@@ -250,7 +252,7 @@ def _sizes(target: Target) -> tuple[int, ...]:
     return target.shape_of("scale", width) if "scale" in target.arguments else width
 
 
-def matched(target: Target, case: Case, group_size: int | None, *, every_row: bool = False) -> tuple[Target, Case]:
+def adapted(target: Target, case: Case, group_size: int | None, *, every_row: bool = False) -> tuple[Target, Case]:
     """The target and a case, each as the other needs it; ``every_row``: with no fewer rows where they are many."""
     scale, bias = ("scale" in target.arguments, "bias" in target.arguments)
     declared = {target.dtypes[name] for name in ("scale", "bias") if name in target.dtypes}
@@ -295,9 +297,11 @@ def _fewer(lead: tuple[int, ...], repeats: tuple[int, ...], width: int) -> tuple
     return tuple(size * count for size, count in zip(once, counts, strict=True)), tuple(counts)
 
 
-def posed(target: Target, case: Case, variant: Variant, dtype: str, group_size: int | None) -> tuple[Target, Data]:
+def adapted_data(
+    target: Target, case: Case, variant: Variant, dtype: str, group_size: int | None
+) -> tuple[Target, Data]:
     """The target and the arrays of a case, with a gate if it answers with one alone."""
-    sized, case = matched(target, case, group_size)
+    sized, case = adapted(target, case, group_size)
     data = make(case, variant, dtype)
     if "gate" in target.arguments and requires_gate(sized, data):
         data = make(replace(case, gate=(variant.gate_function, variant.gate_position)), variant, dtype)

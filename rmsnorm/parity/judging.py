@@ -18,7 +18,14 @@ from rmsnorm.parity.cases import Array, Data
 from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled
 from rmsnorm.parity.declared import Declared
 from rmsnorm.parity.eps import of_eps
-from rmsnorm.parity.fitting import asked, expect_in_groups, fitted, has_gradients, missing, together
+from rmsnorm.parity.fitting import (
+    applicable_cases,
+    expect_in_groups,
+    has_gradients,
+    option_sets,
+    requested_cases,
+    uncompared,
+)
 from rmsnorm.parity.judge import Expected, Outcome, biased, compare, failed, wrong_inverse_rms
 from rmsnorm.parity.lines import skips
 from rmsnorm.parity.refusals import Refusals, facts_of, levels_of
@@ -72,7 +79,7 @@ class Judging:
     def of_cases(self) -> bool:
         """Compare every case of ``cases.py`` that fits; whether it returned arrays of its library."""
         self._say_what_is_left_out()
-        for called, data in fitted(
+        for called, data in applicable_cases(
             self.target, self.variant, self.types, self.run.skipped,
             extremes=self.extremes, group_size=self.group_size, quick=self.is_quick,
         ):  # fmt: skip
@@ -159,10 +166,10 @@ class Judging:
 
     def of_what_is_missing(self) -> None:
         """A failure for each case that was asked, and neither compared nor refused for a reason."""
-        taken = together(self.target.arguments)
-        pairs = asked(self.target, self.variant, self.types, extremes=self.extremes)
+        taken = option_sets(self.target.arguments)
+        pairs = requested_cases(self.target, self.variant, self.types, extremes=self.extremes)
         answers_to = [pair for pair in pairs if pair not in self.refusals.cases or pair[0] in taken]
-        for name, dtype, quantity, sentence in missing(self.target, self.run, answers_to) if self.elements else ():
+        for name, dtype, quantity, sentence in uncompared(self.target, self.run, answers_to) if self.elements else ():
             self.run.records += labelled([failed(quantity, sentence)], self.variant.name, dtype, name)
 
     def of_parameters(self) -> None:

@@ -26,7 +26,7 @@ from rmsnorm.identify import mending
 from rmsnorm.parity.circumstances import is_circumstance
 from rmsnorm.parity.comparison import Comparison, Run
 from rmsnorm.parity.declared import STALE
-from rmsnorm.parity.fitting import OPTIONS, options_of, together
+from rmsnorm.parity.fitting import OPTIONS, option_sets, options_of
 from rmsnorm.parity.lines import accepted, difference, not_compared, numbers, places, refused, shortened
 from rmsnorm.parity.screen import Fitting
 from rmsnorm.specification import dtypes, errors
@@ -51,7 +51,7 @@ _SHOWN: Final = 5  # lines of failures of a target, and of what is wrong
 def options(run: Run) -> dict[str, int]:
     """How many comparisons a run has in the cases for a gate, a mask, a residual, and for several of these."""
     counts = Counter(options_of(record.case) for record in run.records)
-    return {name: counts[name] for name in together(OPTIONS) if counts[name]}
+    return {name: counts[name] for name in option_sets(OPTIONS) if counts[name]}
 
 
 @dataclass(frozen=True, repr=False)

@@ -10,7 +10,7 @@ from rmsnorm.accuracy.bounds import FORMULA
 from rmsnorm.numpy_impl import rms_norm_vjp
 from rmsnorm.parity.cases import Array, Case, Data
 from rmsnorm.parity.comparison import Comparison, Skip
-from rmsnorm.parity.fitting import in_groups, posed, without_groups
+from rmsnorm.parity.fitting import adapted_data, in_groups, without_groups
 from rmsnorm.parity.judge import failed
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import Target, TargetError
@@ -29,7 +29,7 @@ def of_second(target: Target, variant: Variant, group_size: int | None, skipped:
     """
     if target.derivatives is not None:
         return []
-    sized, data = posed(target, _CASE, variant, "float32", group_size)
+    sized, data = adapted_data(target, _CASE, variant, "float32", group_size)
     u = np.random.default_rng(61).normal(size=data.x.shape).astype(np.float32)
     names = ("x", "scale", "bias", "mask", "residual", "gate")
     given = {name: array for name in names if (array := getattr(data, name)) is not None}

@@ -12,7 +12,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 import pytest
 
-from rmsnorm.parity import check, checking, fitting, report
+from rmsnorm.parity import check, fitting, judging, report
 from rmsnorm.parity.circumstances import is_circumstance
 from rmsnorm.parity.fitting import options_of
 from rmsnorm.targets import open_target
@@ -93,7 +93,7 @@ def test_right_options_hold_and_the_report_counts_them(dtype: str, tmp_path: Pat
     result = check(right, framework="numpy", dtypes=dtype)
     assert result.passed, result.text
     counts = report.options(result.run)  # of cases and of circumstances
-    assert list(counts) == fitting.together(fitting.OPTIONS)
+    assert list(counts) == fitting.option_sets(fitting.OPTIONS)
     assert min(counts.values()) > 1
     line = next(line for line in result.text.splitlines() if line.startswith("options: "))
     start = (
@@ -111,8 +111,8 @@ def test_an_option_in_no_comparison_and_a_case_that_is_lost_fail(monkeypatch: py
     assert result.passed  # no case has one axis and a mask, and some circumstances do
     assert report.options(result.run)["mask"]
 
-    every = fitting.fitted
-    monkeypatch.setattr(checking, "fitted", lambda *args, **options: list(every(*args, **options))[1:])
+    every = fitting.applicable_cases
+    monkeypatch.setattr(judging, "applicable_cases", lambda *args, **options: list(every(*args, **options))[1:])
     failures = check(of_mask, **OPTIONS).run.failures
     assert [(record.case, record.detail) for record in failures] == [("rows", "no result came back")]
 

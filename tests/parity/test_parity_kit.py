@@ -16,7 +16,7 @@ from rmsnorm.parity.backends import open_backend
 from rmsnorm.parity.cases import CASES, make, select
 from rmsnorm.parity.differences import differences
 from rmsnorm.parity.equations import EQUATIONS, Steps, candidate, lost
-from rmsnorm.parity.fitting import _unfit, asked, has_gradients, is_quick
+from rmsnorm.parity.fitting import _unfit, has_gradients, is_quick, requested_cases
 from rmsnorm.parity.judge import Outcome, compare, expect, golden, judge
 from rmsnorm.parity.mutants import FAULTS, MUTANTS
 from rmsnorm.specification import dtypes
@@ -43,7 +43,7 @@ def test_what_is_compared_where_a_library_compiles_rejects_every_mutant_that_all
     """In the dtypes that ``check`` asks for, and without the gradients that it leaves out."""
     types = ("float16", "bfloat16", "float32")
     target = open_target(lambda x, weight, bias, mask=None, residual=None, gate=None: x, framework="numpy")
-    pairs = asked(target, PRESETS["standard"], types, extremes=False)
+    pairs = requested_cases(target, PRESETS["standard"], types, extremes=False)
     pairs = {pair: case for pair, case in pairs.items() if case.data not in ("huge", "tiny")}  # extremes
     quick = {(name, dtype) for name, dtype in pairs
              if is_quick(name, dtype, [entry for other, entry in pairs if other == name])}  # fmt: skip

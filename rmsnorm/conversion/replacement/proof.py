@@ -23,7 +23,7 @@ from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.parity.asking import Refused, ask, in_circumstances
 from rmsnorm.parity.circumstances import AXES, case_of
 from rmsnorm.parity.comparison import Run, labelled
-from rmsnorm.parity.fitting import matched
+from rmsnorm.parity.fitting import adapted
 from rmsnorm.parity.lines import places, shortened
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call, Spec, resolve
@@ -134,7 +134,7 @@ def _require_golden(theirs: Target, ours: Target, norm: Norm) -> None:
     ):  # fmt: skip
         if isinstance(answer, str):  # it does not take such a call: the replacement may
             continue
-        sized, _ = matched(ours, case_of(circumstance, norm.known), norm.group)
+        sized, _ = adapted(ours, case_of(circumstance, norm.known), norm.group)
         try:
             answers = answer, ask(sized, question, norm.group)
         except Refused as error:
