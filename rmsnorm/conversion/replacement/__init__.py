@@ -39,13 +39,15 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
     A file of torch.export.save loads only after ``import rmsnorm.torch_impl``.
 
     Nothing changes before everything is decided. A module is replaced if its copy with random parameters gives the same
-    outputs and gradients as the replacement: in training and in evaluation, called twice, on x of one to five axes, not
-    contiguous ones too, with rows of zeros, NaN and infinity, in float16, bfloat16, float32 and
-    float64. It is not replaced if a call changes it or adds a loss.
+    outputs and gradients as the replacement: in training and in evaluation, called twice, on x of one to five axes,
+    with rows of zeros, NaN and infinity. It is not replaced if a call changes it or adds a loss. Of a norm along the
+    last axes, module and replacement must also agree with the golden by the bounds of ``check``, in float16, bfloat16
+    and float32, in calls in which every pair of circumstances occurs (layouts, values, gradients, modes, earlier calls,
+    up to 8,209 rows; in frameworks that compile each shape some of them). Else the entry says where it differs.
 
-    A trial cannot show what a module does elsewhere: another formula from 1,000 rows or from some size of x on, after
-    some number of calls, on another device, for a value that was not tried, or a change of something outside of the
-    module. Do not use replace on a model with such norms.
+    A trial cannot show what a module does elsewhere: from more rows on, after some number of calls, on another device,
+    for a value that was not tried, or a change of something outside of the module. Do not use replace on a model with
+    such norms.
 
     Args:
         model: a torch.nn.Module, keras.Model or flax.nnx.Module. Candidates are modules with at most two parameters or
