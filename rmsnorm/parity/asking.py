@@ -47,7 +47,7 @@ def in_circumstances(
     strength: int = 2,
     only: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Iterator[tuple[Circumstance, Question, list[Comparison] | str]]:
-    """The comparisons of every circumstance, or what the target raised in it. ``only``: these levels of some factors."""
+    """The comparisons of every circumstance, or what it raised in it. ``only``: these levels of some factors."""
     types = [dtype for dtype in types if target.dtypes.get("x", dtype) == dtype]
     if target.backward or not types:  # it has no y, whatever the circumstances are
         return
