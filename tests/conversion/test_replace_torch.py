@@ -243,26 +243,15 @@ def test_equal_modules_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [entry.variant.eps for entry in report] == [1e-6] * 8 + [1e-5] * 8 + [None] * 8 + [1e-6] * 5
 
 
-class OneStepTooHigh(LlamaRMSNorm):
-    """In x of more than 1,000 rows one element of each is the next number."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = super().forward(x)
-        near = torch.nextafter(y, torch.full_like(y, torch.inf))
-        return torch.where(torch.arange(x.shape[-1]) == 3, near, y) if len(x) > 1000 else y
-
-
 @pytest.mark.parametrize(("dtype", "format_"), [(torch.bfloat16, "bfloat16"), (torch.float16, "float16")])
 def test_a_line_says_in_16_bits_which_side_is_exact(dtype: torch.dtype, format_: str) -> None:
-    """One of 8 elements of each row is a step too high in theirs; LlamaRMSNorm itself is seldom beside the golden."""
-    model = nn.Sequential(LlamaRMSNorm(8), OneStepTooHigh(8)).to(dtype)
+    """LlamaRMSNorm is seldom beside the golden."""
+    model = nn.Sequential(LlamaRMSNorm(8)).to(dtype)
     report = replace(model, dry_run=True)
-    ours, odd = (entry.roundings for entry in report)
+    (ours,) = (entry.roundings for entry in report)
     assert (ours.dtype, ours.elements, ours.ours) == (format_, 2**20, 0)
     assert 0 < ours.differing == ours.theirs < 1000
     assert 1 <= ours.ulps <= 2
-    assert abs(odd.differing - 2**17) < 1000
-    assert odd.theirs == odd.differing
     many = f"{ours.differing:,} of 1,048,576 elements of y differ, by at most {ours.ulps:.0f} ulp, and ours are exact"
     assert str(report[0]).endswith(f"eps 1e-06; recognised; in {format_} {many}")
     assert report == replace(model)

@@ -31,7 +31,8 @@ class FromObjects(nn.Module):
 
     def forward(self, x: Any) -> Any:
         y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.options.eps[0]) * self.gain()
-        return y + getattr(self, "offset", 0.0)
+        offset = getattr(self, "offset", None)
+        return y if offset is None else y + offset
 
 
 CHANGES: dict[str, tuple[Any, Any]] = {

@@ -39,15 +39,18 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
     A file of torch.export.save loads only after ``import rmsnorm.torch_impl``.
 
     Nothing changes before everything is decided. A module is replaced if its copy with random parameters gives the same
-    outputs and gradients as the replacement: in training and in evaluation, called twice, on x of one to five axes,
-    with rows of zeros, NaN and infinity. It is not replaced if a call changes it or adds a loss. Of a norm along the
-    last axes, module and replacement must also agree with the golden by the bounds of ``check``, in float16, bfloat16
-    and float32, in calls in which every pair of circumstances occurs (layouts, values, gradients, modes, earlier calls,
-    up to 8,209 rows; in frameworks that compile each shape some of them). Else the entry says where it differs.
+    outputs and gradients as the replacement: in training and in evaluation, on x of one to five axes, with rows of
+    zeros, NaN and infinity, in float16, bfloat16, float32 and float64. It is not replaced if a call changes it or adds
+    a loss. Of PyTorch, a norm along the last axes and its replacement must also agree with the golden by the bounds of
+    ``rmsnorm.parity.check``, in its circumstances: calls at the width of the norm in which every pair of 1 to 8,209
+    rows, one to four axes, memory, values, gradients, modes (no_grad, inference, autocast) and what was called before
+    occurs. One that differs stays, and its entry says where. A module that computes in the dtype of x throughout is
+    asked there in float32 alone. Modules with the same class, attributes and shapes of parameters are asked once.
 
-    A trial cannot show what a module does elsewhere: from more rows on, after some number of calls, on another device,
-    for a value that was not tried, or a change of something outside of the module. Do not use replace on a model with
-    such norms.
+    A trial cannot show what a module does elsewhere: another formula for more rows, in three circumstances together,
+    after some number of calls, on another device, for a value that was not tried, or a change of something outside of
+    the module; and of Keras and Flax, or along other axes, whatever only the circumstances show. Do not use replace on
+    a model with such norms.
 
     Args:
         model: a torch.nn.Module, keras.Model or flax.nnx.Module. Candidates are modules with at most two parameters or

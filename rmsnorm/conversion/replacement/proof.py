@@ -37,7 +37,6 @@ _LEVELS: Final = {  # so that a kind of norm takes about two seconds
     "rows": ("1 row", "few rows", "257 rows", "thousands of rows", "8,209 rows"),
     "width": ("33", "768", "1024", "4096"),
 }  # fmt: skip
-_LEVELS_COMPILED: Final = {"rows": ("few rows", "thousands of rows")}
 _SPECIAL: Final = {"zeros": 0.0, "NaN": np.nan, "infinity": np.inf, "-infinity": -np.inf}
 _TIME: Final = 600.0  # seconds for identify
 _ELEMENTS: Final = 2**20  # of y in 16 bits: a handful of them are not the nearest number after float32 arithmetic
@@ -81,11 +80,12 @@ def decide(
     except Exception as error:  # of the layer's class, which may do anything when it is inherited from
         raise Unproven(f"it cannot be replaced ({type(error).__name__}: {error})") from None
     in_kit = _is_asked_in_kit(target, norm)
-    types = _DTYPES[:1] if target.bridge.compiles else (("float32", "float64") if in_kit else _DTYPES)
+    narrow = norm.known.rounding == "input_dtype"  # in 16 bits its sums are not exact enough for the kit's bounds
     proven, reasons = [], []
     for shape in norm.shapes:
         try:
-            for dtype in types if shape is norm.shapes[-1] else types[:1]:
+            every = not target.bridge.compiles or shape is norm.shapes[-1]  # compilers take seconds
+            for dtype in _DTYPES if every else _DTYPES[:1]:
                 _compare(target, ours, norm, shape, [("", dtype)])
             proven.append(shape)
         except Unproven as error:
@@ -98,39 +98,40 @@ def decide(
     unlike = tuple(len(shape) for shape in norm.shapes if shape not in proven)
     norm = replace(norm, shapes=tuple(proven), unlike=unlike)
     if in_kit:
-        _require_golden(target, ours, norm)
+        _require_golden(target, ours, norm, _TYPES[-1:] if narrow else _TYPES)
     return Proof(norm, identity, _roundings(target, ours, norm, *own))
 
 
 def _is_asked_in_kit(target: Target, norm: Norm) -> bool:
-    """Whether the norm is along the last axes, with a gain and a bias along the same ones: the kit asks no other."""
+    """Whether the kit asks it: a norm of PyTorch along the last axes, with a gain and a bias along the same ones.
+
+    Other libraries compile each shape, which takes minutes.
+    """
     shape = norm.shapes[-1]
     last = tuple(range(-len(norm.axes), 0))
     sizes = shape[len(shape) - len(last) :]
     fits = all(target.shape_of(name, shape) == sizes for name in ("scale", "bias") if name in target.arguments)
-    return norm.axes == norm.gain_axes == last and fits
+    return target.framework == "torch" and norm.axes == norm.gain_axes == last and fits
 
 
-def _require_golden(theirs: Target, ours: Target, norm: Norm) -> None:
+def _require_golden(theirs: Target, ours: Target, norm: Norm, types: Sequence[str]) -> None:
     """The layer and its replacement must agree with the golden in the kit's circumstances, by the kit's bounds.
+
+    Asked are pairs of circumstances at the layer's own width and the numbers of axes at which both agree, with x of
+    these types.
 
     Raises:
         Unproven: one of them does not, and where, in the words of ``check``.
     """
     arguments = tuple(name for name in theirs.arguments if name in ("scale", "bias", "gate"))
-    gate = frozenset({"gate"} if norm.gate else ())
-    theirs, ours = (replace(each, arguments=arguments, required=gate) for each in (theirs, ours))
-    if norm.scale or norm.width:
-        width = norm.width or theirs.width
-        theirs, ours = (replace(each, width=width, resized=None) for each in (theirs, ours))
+    theirs, ours = (replace(each, arguments=arguments, width=norm.width or each.width) for each in (theirs, ours))
     ranks = [len(shape) - len(norm.axes) + 1 for shape in norm.shapes]
     only = {**_LEVELS, "axes": [level for level, rank in AXES.items() if rank in ranks]}
-    if theirs.bridge.compiles:  # each shape, which takes seconds
-        only |= _LEVELS_COMPILED
+    if norm.gate:  # without one it runs its own code
+        only["gate"] = ["gate"]
     runs = Run(theirs.framework), Run(theirs.framework)
     for circumstance, question, answer in in_circumstances(
-        theirs, norm.known, _TYPES, gradients=theirs.differentiable, group_size=norm.group, only=only,
-        quick=theirs.bridge.compiles,
+        theirs, norm.known, types, gradients=theirs.differentiable, group_size=norm.group, only=only,
     ):  # fmt: skip
         if isinstance(answer, str):  # it does not take such a call: the replacement may
             continue
@@ -146,7 +147,7 @@ def _require_golden(theirs: Target, ours: Target, norm: Norm) -> None:
     for run, name in zip(runs, ("it", "its replacement"), strict=True):
         if run.failures:
             agrees = f"{name} agrees on the rows that identify tries, and not in {places(run)}"
-            raise Unproven(f"{agrees}: {shortened(run.failures[0], theirs.name).strip()}")
+            raise Unproven(f"{agrees}: {' '.join(shortened(run.failures[0], theirs.name).split())}")
 
 
 def _roundings(theirs: Target, ours: Target, norm: Norm, dtype: str, of_parameters: str) -> Roundings | None:
