@@ -118,6 +118,7 @@ def test_what_cannot_be_checked_is_refused() -> None:
         check(right, dtypes=[])
 
 
+@pytest.mark.usefixtures("few_circumstances")
 def test_a_function_in_bfloat16_must_have_the_right_bits() -> None:
     """One that rounds after the gain is not llama, although hardly any element is two ulps off."""
     assert check(right, "llama", dtypes="bfloat16", framework="numpy").passed
