@@ -111,7 +111,8 @@ def forms() -> None:
 # Parts from the top to the bottom, each with what it is for. A test holds the order to the table in CONTRIBUTING.md.
 LEVELS: Final = (
     {"cli": "a file for each command"},
-    {"parity": "check, vectors", "conversion": "replace", "explaining": "which code runs"},
+    {"conversion": "replace", "explaining": "which code runs"},
+    {"parity": "check, vectors"},
     {"identify": "which variant is it?", "nematus": "models of Nematus and zero"},
     {"accuracy": "how far apart, and how far it may be", "targets": "anybody's callable, called with arrays"},
     {"tf_impl": "TensorFlow, Keras"},
@@ -120,7 +121,18 @@ LEVELS: Final = (
     {"gpu": "kernels, in Triton"},
     {"specification": "what a call means"},
 )
-COLOURS: Final = ("#f8cecc", "#e1d5e7", "#e1d5e7", "#fff2cc", "#d5e8d4", "#d5e8d4", "#dae8fc", "#dae8fc", "#dae8fc")
+COLOURS: Final = (
+    "#f8cecc",
+    "#e1d5e7",
+    "#e1d5e7",
+    "#e1d5e7",
+    "#fff2cc",
+    "#d5e8d4",
+    "#d5e8d4",
+    "#dae8fc",
+    "#dae8fc",
+    "#dae8fc",
+)
 
 
 def architecture() -> None:
@@ -129,8 +141,8 @@ def architecture() -> None:
     for level, (parts, colour) in enumerate(zip(LEVELS, COLOURS, strict=True)):
         width = 96 / len(parts)
         for place, (part, purpose) in enumerate(parts.items()):
-            y = 93 - 11 * level
-            box(axis, 4 + place * width, y, width - 1.5, "", colour, 10)
+            y = 93 - 9.8 * level
+            box(axis, 4 + place * width, y, width - 1.5, "", colour, 9)
             middle = 4 + place * width + (width - 1.5) / 2
             axis.text(middle, y + 2, part, ha="center", va="center", size=8, weight="bold")
             axis.text(middle, y - 2.2, purpose, ha="center", va="center", size=7)
