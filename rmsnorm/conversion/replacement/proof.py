@@ -94,7 +94,8 @@ def decide(
         raise Unproven(f"it returns {' and '.join(sorted(target.returned))}")
     if not proven:
         raise reasons[0]
-    _compare(target, ours, norm, proven[-1], [(special, "float32") for special in _SPECIAL])
+    ways = [*_SPECIAL, "with outliers", *(["in memory"] if target.bridge.strided and not in_kit else [])]
+    _compare(target, ours, norm, proven[-1], [(way, "float32") for way in ways])
     unlike = tuple(len(shape) for shape in norm.shapes if shape not in proven)
     norm = replace(norm, shapes=tuple(proven), unlike=unlike)
     if in_kit:
@@ -257,13 +258,13 @@ def _text(value: Any) -> str:
 def _compare(
     theirs: Target, ours: Target, norm: Norm, shape: tuple[int, ...], kinds: Sequence[tuple[str, str]]
 ) -> None:
-    """The results of both in training and in evaluation, on ordinary rows or special ones, in a dtype."""
+    """The results of both in training and in evaluation must be the same, on x in each way and dtype."""
     asked = []
-    for special, dtype in kinds:
+    for way, dtype in kinds:
         x, dy, arrays = _inputs(theirs, shape, dtype)
-        views = _with_special_rows(norm, x, special) if special else [("", x)]
+        views = _in_another_way(norm, x, way) if way else [("", x)]
         asked += [(words, view, dy, arrays) for words, view in views]
-    for way, trains in ((" in training", True), (" in evaluation", False)) if theirs.training else (("", False),):
+    for mode, trains in ((" in training", True), (" in evaluation", False)) if theirs.training else (("", False),):
         wanted = []
         with theirs.in_mode(trains):
             quick = _quick(theirs)
@@ -273,7 +274,7 @@ def _compare(
         with ours.in_mode(trains):
             quick = _quick(ours)
             for words, x, dy, arrays, want in wanted:
-                where = f"{way} on {x.dtype.name}[{', '.join(map(str, x.shape))}]{words}"
+                where = f"{mode} on {x.dtype.name}[{', '.join(map(str, x.shape))}]{words}"
                 _require_results(norm, x, want, quick, dy, arrays, where)
 
 
@@ -369,12 +370,25 @@ def _inputs(target: Target, shape: tuple[int, ...], dtype: str) -> tuple[Array, 
     return x, dy, arrays
 
 
-def _with_special_rows(norm: Norm, x: Array, special: str) -> list[tuple[str, Array]]:
-    """Zeros, NaN or infinity: in the last row alone, where one element is enough but for zeros, and everywhere."""
-    layout, value = norm.layout(x.shape), _SPECIAL[special]
+def _in_another_way(norm: Norm, x: Array, way: str) -> list[tuple[str, Array]]:
+    """x with special rows or outliers, or in another order in memory.
+
+    Zeros, NaN and infinity are in the last row alone, where one element is enough but for zeros, and everywhere.
+    """
+    layout = norm.layout(x.shape)
     rows = np.array(layout.to_rows(x, x.size))
-    rows[-1, slice(None) if value == 0 else 1] = value
-    return [(f", with a row of {special}", layout.to_x(rows)), (f", of {special} alone", np.full_like(x, value))]
+    if way in _SPECIAL:
+        value = _SPECIAL[way]
+        rows[-1, slice(None) if value == 0 else 1] = value
+        return [(f", with a row of {way}", layout.to_x(rows)), (f", of {way} alone", np.full_like(x, value))]
+    if way == "with outliers":  # one in each row, of either sign: x / rho is as large as it can be
+        rows, numbers = rows / np.float32(1000), np.arange(len(rows))
+        rows[numbers, numbers % rows.shape[1]] = np.where(numbers % 2, -4, 4)
+        return [(f", {way}", layout.to_x(rows))]
+    if x.ndim < 2:
+        return []
+    return [(", not contiguous", np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)),
+            (", sliced", np.concatenate([x, x], axis=-1)[..., : x.shape[-1]])]  # fmt: skip
 
 
 def require_same(name: str, want: Array | None, got: Array | None, limit: Array | None, where: str) -> None:
