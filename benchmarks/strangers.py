@@ -1,17 +1,15 @@
-"""Norms and models of other packages: what identify says of each norm, and what replace does to each model.
+"""Models of other packages: what replace does to each. docs/results.py judges single norms.
 
-    pip install torch transformers diffusers x-transformers xlstm flax keras tensorflow equinox timm vit-pytorch \
-        denoising-diffusion-pytorch hyper-connections dm-haiku dm-sonnet 'mlx[cpu]'
+    pip install torch transformers diffusers x-transformers timm vit-pytorch denoising-diffusion-pytorch
     python benchmarks/strangers.py > benchmarks/strangers.md
 
-A package that is not installed has no row. The models are small and have random weights.
+The models are small and have random weights.
 """
 
 from __future__ import annotations
 
 import copy
 import importlib
-import importlib.metadata
 import io
 import pickle
 import warnings
@@ -21,55 +19,7 @@ from typing import Any
 import torch
 
 from rmsnorm.conversion import replace
-from rmsnorm.identify import identify
 
-NORMS: tuple[tuple[str, str, dict[str, Any], str], ...] = (  # package, target, init, and what its source computes
-    ("torch", "torch.nn:RMSNorm", {}, "RMSNorm, machine epsilon"),
-    ("torch", "torch.nn:LayerNorm", {}, "LayerNorm"),
-    ("transformers", "transformers.models.llama.modeling_llama:LlamaRMSNorm", {}, "cast before the gain"),
-    ("transformers", "transformers.models.gemma.modeling_gemma:GemmaRMSNorm", {}, "gain 1 + weight in float32"),
-    ("transformers", "transformers.models.t5.modeling_t5:T5LayerNorm", {}, "cast to the dtype of a 16-bit gain"),
-    ("transformers", "transformers.models.olmo2.modeling_olmo2:Olmo2RMSNorm", {}, "cast after the gain, eps 1e-6"),
-    ("transformers", "transformers.models.mamba2.modeling_mamba2:MambaRMSNormGated", {},
-     "RMSNorm in groups of x * silu(gate)"),
-    ("transformers", "transformers.models.cohere.modeling_cohere:CohereLayerNorm", {"hidden_size": 64},
-     "LayerNorm without a bias"),
-    ("diffusers", "diffusers.models.normalization:RMSNorm", {"eps": 1e-6}, "cast to the dtype of a 16-bit gain"),
-    ("diffusers", "diffusers.models.normalization:MochiRMSNorm", {"eps": 1e-6}, "cast after the gain, eps 1e-6"),
-    ("diffusers", "diffusers.models.autoencoders.autoencoder_kl_wan:WanRMS_norm", {"images": False},
-     "F.normalize over axis 1, times sqrt(n) * gamma of shape (n, 1, 1, 1)"),
-    ("diffusers", "diffusers.models.normalization:FP32LayerNorm", {}, "LayerNorm in float32"),
-    ("x-transformers", "x_transformers.x_transformers:RMSNorm", {}, "F.normalize times sqrt(n) * g"),
-    ("x-transformers", "x_transformers.x_transformers:SimpleRMSNorm", {}, "F.normalize times sqrt(n)"),
-    ("x-transformers", "x_transformers.x_transformers:ScaleNorm", {}, "F.normalize times sqrt(n) and one number"),
-    ("x-transformers", "x_transformers.x_transformers:LayerNorm", {}, "LayerNorm without a bias"),
-    ("xlstm", "xlstm.components.ln:LayerNorm", {"ndim": 64}, "LayerNorm with a gain 1 + weight, without a bias"),
-    ("timm", "timm.layers.norm:RmsNorm", {}, "F.rms_norm, eps 1e-6"),
-    ("timm", "timm.layers.norm:RmsNormFp32", {}, "F.rms_norm in float32"),
-    ("timm", "timm.layers.norm:RmsNorm2d", {}, "mean square over axis 1, in the dtype of x"),
-    ("timm", "timm.layers.norm:SimpleNorm", {}, "x over the root of its variance: not RMSNorm"),
-    ("timm", "timm.layers.norm:LayerNorm2d", {"num_channels": 64}, "LayerNorm over axis 1"),
-    ("vit-pytorch", "vit_pytorch.na_vit:RMSNorm", {"heads": 4, "dim": 16},
-     "F.normalize times sqrt(n) and a gain (heads, 1, n)"),
-    ("vit-pytorch", "vit_pytorch.vit_5:RMSNorm", {"dim": 64}, "F.normalize times sqrt(n) * gamma"),
-    ("vit-pytorch", "vit_pytorch.cvt:LayerNorm", {"dim": 64}, "LayerNorm over axis 1"),
-    ("denoising-diffusion-pytorch", "denoising_diffusion_pytorch.denoising_diffusion_pytorch:RMSNorm", {"dim": 64},
-     "F.normalize over axis 1, times sqrt(n) * g"),
-    ("hyper-connections", "hyper_connections.hyper_connections:RMSNorm", {}, "F.normalize times sqrt(n) * (gamma + 1)"),
-    ("dm-haiku", "haiku:RMSNorm", {}, "eps 1e-5, in the dtype of x, rsqrt(mean square + eps) * scale first"),
-    ("dm-haiku", "haiku:LayerNorm", {}, "LayerNorm"),
-    ("dm-sonnet", "sonnet:LayerNorm", {}, "LayerNorm"),
-    ("flax", "flax.nnx:RMSNorm", {}, "eps 1e-6, statistic in float32, promoted with the gain"),
-    ("flax", "flax.linen:RMSNorm", {}, "the same"),
-    ("flax", "flax.nnx:LayerNorm", {}, "LayerNorm"),
-    ("keras", "keras.layers:RMSNormalization", {}, "eps 1e-6, in float32, cast after the gain"),
-    ("keras", "keras.layers:LayerNormalization", {}, "LayerNorm"),
-    ("keras", "keras.layers:UnitNormalization", {}, "x over its norm"),
-    ("equinox", "equinox.nn:RMSNorm", {}, "eps 1e-5, gain and bias"),
-    ("equinox", "equinox.nn:LayerNorm", {}, "LayerNorm"),
-    ("mlx", "mlx.nn:RMSNorm", {}, "mx.fast.rms_norm: eps 1e-5, cast to the common dtype before the gain"),
-    ("mlx", "mlx.nn:LayerNorm", {}, "LayerNorm"),
-)  # fmt: skip
 CAUSAL = ("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "Phi3", "Olmo2", "Glm4",
           "Granite", "Mamba", "MiniMax", "Cohere2")  # fmt: skip
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -192,21 +142,12 @@ def saved(model: Any) -> Any:
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    print("# Norms and models of other packages\n\nWritten by `python benchmarks/strangers.py`.\n")
-    print("## What `rmsnorm identify` says\n\n| package | norm | its source computes | identify |\n|---|---|---|---|")
-    for package, target, init, source in NORMS:
-        try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        identity = identify(target, init=init)
-        defects = identity.defects if identity.kind == "rmsnorm" else ()
-        said = "; ".join([identity.headline.removeprefix(f"{target} "), *defects])
-        print(f"| {package} {version} | `{target.rpartition(':')[2]}` | {source} | {said} |", flush=True)
     print(
-        "\n## What `replace` does\n\nThe differences are the largest ones of an output and of a gradient, as shares of "
-        "the largest element of\neach: of a model in evaluation, and of a step in training. `state` says whether both "
-        "state dicts have the same keys and load\ninto each other, and whether the whole model is saved and loaded.\n"
+        "# Models of other packages\n\nWritten by `python benchmarks/strangers.py`: what `replace` does to each. "
+        "[Their norms](../docs/results.md) are judged by `make strangers`.\n\n"
+        "The differences are the largest ones of an output and of a gradient, as shares of the largest element of\n"
+        "each: of a model in evaluation, and of a step in training. `state` says whether both state dicts have the "
+        "same keys and load\ninto each other, and whether the whole model is saved and loaded.\n"
     )
     print("| package | model | norms | output | gradient | state |\n|---|---|---|---|---|---|")
     torch.manual_seed(0)

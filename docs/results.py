@@ -73,15 +73,11 @@ def judge(target: str, init: Mapping[str, Any], framework: str | None, call: str
         return cells | {"check": "not asked: no variant describes it"}
     if not identity.last_axes:
         return cells | {"check": "not asked: it is not along the last axis"}
-    variant = identity.variant
-    if gate := identity["gate"]:  # such as "silu, before"
-        function, position = gate.split(", ")
-        variant = variant.replace(gate_function=function, gate_position=position)
     dtypes = None if target.endswith(".onnx") else DTYPES  # a file has dtypes of its own
     try:
         report = check(
-            target, variant, init=init, framework=framework, call=call, dtypes=dtypes, limits="auto",
-            group_size=identity["group_size"],
+            target, identity.variant.replace(**identity.of_gate), init=init, framework=framework, call=call,
+            dtypes=dtypes, limits="auto", group_size=identity["group_size"],
         )  # fmt: skip
     except ValueError as error:
         return cells | {"check": f"not compared: {error}"}

@@ -90,10 +90,13 @@ class Identity:
             return {}
         observed = {name for name, value in self.values.items() if value is not None}
         values = {name: getattr(self.variant, name) for name in names.different(self.variant, wanted, observed)}
-        if isinstance(self["gate"], str):
-            gate = dict(zip(("gate_function", "gate_position"), self["gate"].split(", "), strict=False))
-            values |= {name: value for name, value in gate.items() if value != getattr(wanted, name)}
-        return values
+        return values | {name: value for name, value in self.of_gate.items() if value != getattr(wanted, name)}
+
+    @property
+    def of_gate(self) -> dict[str, Any]:
+        """What it does with its gate, as fields of a variant; empty where it has none."""
+        gate = self["gate"] if isinstance(self["gate"], str) else ""
+        return dict(zip(("gate_function", "gate_position"), gate.split(", "), strict=False)) if gate else {}
 
     def mends(self, wanted: Variant) -> list[str]:
         """How to make it this variant: a line for each defect and each field that differs, where one is known."""

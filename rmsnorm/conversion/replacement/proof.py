@@ -14,17 +14,13 @@ import numpy as np
 from rmsnorm.accuracy.bounds import of_replacement
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
+from rmsnorm.conversion.replacement.in_kit import is_asked, require_golden
 from rmsnorm.conversion.replacement.layout import Norm, find_layout, size_of_gain
 from rmsnorm.conversion.replacement.report import UNSUPPORTED, NoNorm, Roundings, Unproven, recognised
 from rmsnorm.identify import Identity, Target, TargetError
 from rmsnorm.identify.layout import parameters
 from rmsnorm.identify.solve import identify_opened
 from rmsnorm.numpy_impl import rms_norm
-from rmsnorm.parity.asking import Refused, ask, in_circumstances
-from rmsnorm.parity.circumstances import AXES, case_of
-from rmsnorm.parity.comparison import Run, labelled
-from rmsnorm.parity.fitting import adapted
-from rmsnorm.parity.lines import places, shortened
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call, Spec, resolve
 from rmsnorm.targets.arguments import argument_named
@@ -32,11 +28,6 @@ from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import random_state_kept
 
 _DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
-_TYPES: Final = ("float16", "bfloat16", "float32")  # of x in the circumstances
-_LEVELS: Final = {  # so that a kind of norm takes about two seconds
-    "rows": ("1 row", "few rows", "257 rows", "thousands of rows", "8,209 rows"),
-    "width": ("33", "768", "1024", "4096"),
-}  # fmt: skip
 _SPECIAL: Final = {"zeros": 0.0, "NaN": np.nan, "infinity": np.inf, "-infinity": -np.inf}
 _TIME: Final = 600.0  # seconds for identify
 _ELEMENTS: Final = 2**20  # of y in 16 bits: a handful of them are not the nearest number after float32 arithmetic
@@ -79,8 +70,7 @@ def decide(
         ours = replaced(norm)
     except Exception as error:  # of the layer's class, which may do anything when it is inherited from
         raise Unproven(f"it cannot be replaced ({type(error).__name__}: {error})") from None
-    in_kit = _is_asked_in_kit(target, norm)
-    narrow = norm.known.rounding == "input_dtype"  # in 16 bits its sums are not exact enough for the kit's bounds
+    in_kit = is_asked(target, norm)
     proven, reasons = [], []
     for shape in norm.shapes:
         try:
@@ -99,56 +89,8 @@ def decide(
     unlike = tuple(len(shape) for shape in norm.shapes if shape not in proven)
     norm = replace(norm, shapes=tuple(proven), unlike=unlike)
     if in_kit:
-        _require_golden(target, ours, norm, _TYPES[-1:] if narrow else _TYPES)
+        require_golden(target, ours, norm)
     return Proof(norm, identity, _roundings(target, ours, norm, *own))
-
-
-def _is_asked_in_kit(target: Target, norm: Norm) -> bool:
-    """Whether the kit asks it: a norm of PyTorch along the last axes, with a gain and a bias along the same ones.
-
-    Other libraries compile each shape, which takes minutes.
-    """
-    shape = norm.shapes[-1]
-    last = tuple(range(-len(norm.axes), 0))
-    sizes = shape[len(shape) - len(last) :]
-    fits = all(target.shape_of(name, shape) == sizes for name in ("scale", "bias") if name in target.arguments)
-    return target.framework == "torch" and norm.axes == norm.gain_axes == last and fits
-
-
-def _require_golden(theirs: Target, ours: Target, norm: Norm, types: Sequence[str]) -> None:
-    """The layer and its replacement must agree with the golden in the kit's circumstances, by the kit's bounds.
-
-    Asked are pairs of circumstances at the layer's own width and the numbers of axes at which both agree, with x of
-    these types.
-
-    Raises:
-        Unproven: one of them does not, and where, in the words of ``check``.
-    """
-    arguments = tuple(name for name in theirs.arguments if name in ("scale", "bias", "gate"))
-    theirs, ours = (replace(each, arguments=arguments, width=norm.width or each.width) for each in (theirs, ours))
-    ranks = [len(shape) - len(norm.axes) + 1 for shape in norm.shapes]
-    only = {**_LEVELS, "axes": [level for level, rank in AXES.items() if rank in ranks]}
-    if norm.gate:  # without one it runs its own code
-        only["gate"] = ["gate"]
-    runs = Run(theirs.framework), Run(theirs.framework)
-    for circumstance, question, answer in in_circumstances(
-        theirs, norm.known, types, gradients=theirs.differentiable, group_size=norm.group, only=only,
-    ):  # fmt: skip
-        if isinstance(answer, str):  # it does not take such a call: the replacement may
-            continue
-        sized, _ = adapted(ours, case_of(circumstance, norm.known), norm.group)
-        try:
-            answers = answer, ask(sized, question, norm.group)
-        except Refused as error:
-            raise Unproven(f"its replacement fails in {circumstance.name!r}: {error}") from None
-        for run, comparisons in zip(runs, answers, strict=True):
-            run.records += labelled(comparisons, norm.known.name, circumstance["x"], circumstance.name)
-    if not runs[0].records:
-        raise Unproven("it answers in none of the circumstances of a call that check tries")
-    for run, name in zip(runs, ("it", "its replacement"), strict=True):
-        if run.failures:
-            agrees = f"{name} agrees on the rows that identify tries, and not in {places(run)}"
-            raise Unproven(f"{agrees}: {' '.join(shortened(run.failures[0], theirs.name).split())}")
 
 
 def _roundings(theirs: Target, ours: Target, norm: Norm, dtype: str, of_parameters: str) -> Roundings | None:

@@ -91,7 +91,7 @@ def recognised(identity: Identity, *, gated: bool) -> Variant:
         NoNorm: it computes no RMSNorm.
         Unproven: it computes more than a variant says.
     """
-    function, _, position = str(identity["gate"] or "").partition(", ")
+    function, position = (identity.of_gate.get(name) for name in ("gate_function", "gate_position"))
     fits = identity.plain
     if gated or identity["group_size"]:
         known = function in get_args(GateFunction) and position in get_args(GatePosition)
@@ -100,7 +100,7 @@ def recognised(identity: Identity, *, gated: bool) -> Variant:
     if not fits:
         raise _reason(identity)
     variant = _named(identity)
-    return variant.replace(gate_function=function, gate_position=position) if gated else variant
+    return variant.replace(**identity.of_gate) if gated else variant
 
 
 def _reason(identity: Identity) -> Unproven:
