@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import os
 import shutil
 import struct
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +24,6 @@ from rmsnorm.parity.judge import expect, golden, judge
 from rmsnorm.parity.mutants import FAULTS
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "examples" / "rms_norm.c"
 TYPES = {"F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "F64": np.float64, "BOOL": np.bool_}
 FEW = {
     "cases": ["rows", "odd", "gain f32", "mask", "residual", "no rows", "gate of x"],
@@ -344,47 +341,6 @@ def test_only_the_quantities_asked_for_count(tmp_path):
     assert {r.quantity: r.detail.split(": ")[-1] for r in vectors.check(tmp_path).records} == {
         "y": "No such file or directory"
     }
-
-
-@pytest.fixture(scope="module")
-def compiler():
-    path = shutil.which(os.environ.get("CC", "cc"))
-    if path is None:
-        pytest.skip("no C compiler is installed")
-    return path
-
-
-def test_the_example_in_c(compiler, tmp_path):
-    """Runs the commands of its first comment; then the same with its deliberate mistake."""
-    assert len(SOURCE.read_text().splitlines()) <= 100
-    folder, program = tmp_path / "vectors", tmp_path / "rms_norm"
-    flags = ["--quantity", "y", "--quantity", "dx", "--quantity", "dscale"]
-    done = rmsnorm("vectors", "write", folder, "--variant", "gemma", "--dtype", "float32", *flags)
-    assert done.exit_code == 0, done.stderr
-    assert done.stdout.startswith("7 cases, 0.3 MB in ")
-    (folder / "outputs").mkdir()
-    for define, status, words in ((), 0, "vectors held: all 20 comparisons of 7 cases"), (
-        ("-DEPS_OUTSIDE",), 1, "x vectors gemma f32 'rows' y: parity ratio"
-    ):  # fmt: skip
-        strict = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror"]
-        subprocess.run([compiler, *strict, *define, "-o", program, SOURCE, "-lm"], check=True, timeout=60)
-        subprocess.run([program, *sorted(folder.glob("gemma.*.safetensors"))], check=True, timeout=60)
-        done = rmsnorm("vectors", "check", folder, "--junit", tmp_path / "parity.xml")
-        assert done.exit_code == status, done.stdout + done.stderr
-        assert words in done.stdout
-        assert ("<failure" in (tmp_path / "parity.xml").read_text()) == bool(status)
-
-
-def test_the_example_in_c_refuses_what_it_cannot_read(compiler, tmp_path):
-    program = tmp_path / "rms_norm"
-    subprocess.run([compiler, "-o", program, SOURCE, "-lm"], check=True, timeout=60)
-    cut = tmp_path / "cut.safetensors"
-    for content, words in ((b"\x00\x10\x00\x00\x00\x00\x00\x00{}", "cut off"), (b"\x08", "cannot be read"),
-                           (b"\x08\x00\x00\x00\x00\x00\x00\x00{}      ", "not in the metadata: n")):  # fmt: skip
-        cut.write_bytes(content)
-        done = subprocess.run([program, cut], capture_output=True, text=True, timeout=60)
-        assert done.returncode == 2
-        assert words in done.stderr
 
 
 def test_vectors_of_a_quantisation_hold_codes_and_scales_and_judge_them(tmp_path):
