@@ -46,11 +46,7 @@ def random_state_kept() -> Iterator[None]:
 
 
 class NoTarget(errors.InputValueError):
-    """There is no such target: the name is wrong, or the arguments cannot build it.
-
-    Attributes:
-        model: what was opened where that is a whole model, and no norm; else None.
-    """
+    """There is no such target: the name is wrong, the arguments cannot build it, or it is a whole ``model``."""
 
     def __init__(self, message: str, model: Any = None) -> None:
         super().__init__(message)
