@@ -10,7 +10,7 @@ TRITON := 'triton==3.9.0; sys_platform == "linux"'
 # The oldest whose kernels are used (rmsnorm/gpu/__init__.py): every branch must compile with it.
 OLDEST_TRITON := 'triton==3.4.0; sys_platform == "linux"'
 
-.PHONY: check quick test test-all slow versions times mutants native experiments strangers gpu-check gpu-rehearsal fuzz sanitize levels lint types docs docs-serve wheel format clean
+.PHONY: check quick test test-all slow versions times kernels-times mutants native experiments strangers gpu-check gpu-rehearsal fuzz sanitize levels lint types docs docs-serve wheel format clean
 
 check: $(VENV)/ready
 	$(BIN)/rmsnorm selftest --backend numpy --backend torch --backend tf --backend flax
@@ -34,6 +34,11 @@ versions:
 # The processor time of each test in times.json, and of each file on the screen.
 times: $(VENV)/ready
 	PYTHONPATH=tests $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -p times --times times.json
+
+# Nanoseconds an element of each kernel for CPUs, beside LayerNorm and a copy, for each level that this processor has, in
+# kernels.jsonl and on the screen: two minutes a level, with nothing else running.
+kernels-times: $(VENV)/ready
+	$(BIN)/python benchmarks/kernels.py --json kernels.jsonl
 
 # Puts 100 small faults into the package, one at a time, and says which of them the tests notice: 45 minutes.
 mutants: $(VENV)/ready

@@ -9,7 +9,7 @@ The kernels are in native/, which the build compiles into the module _native:
 
     call                what they know of a call
     lanes, formats      eight numbers at a time; the four formats
-    statistic           h = x + residual, and rho
+    residual, statistic h = x + residual, and rho
     forward, backward   the passes; single is the part of both in float32 arithmetic, cancelled what is computed again
     general, row, gate  rows with masks, gates or float64
     driver, threads     rows shared out among threads

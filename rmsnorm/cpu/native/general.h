@@ -6,6 +6,7 @@
 
 #include "backward.h"
 #include "gated.h"
+#include "residual.h"
 #include "row.h"
 
 namespace rmsnorm::RMSNORM_LEVEL {
@@ -91,13 +92,13 @@ constexpr std::int64_t far_exponent = 300;  // so far from 0 a product of two su
 // Where dy, `v`, or a gain of float64 is far from 1: both without the power of two of their largest number, the gain in
 // `copy`. Returns the two exponents, without which no product of these leaves the range.
 inline std::pair<int, int> take_powers(const Call& c, double* v, const double*& gain, double* copy) {
-    auto top = [&c](const double* numbers) {
-        std::int64_t result = no_exponent;
+    auto top = [&c](const double* numbers) {  // as integers, magnitudes are in the order of their sizes
+        std::int64_t largest = 0;
         for (std::int64_t j = 0; j < c.n; ++j) {
-            if (!std::isfinite(numbers[j])) return no_exponent;
-            result = std::max(result, exponent_of(numbers[j]));
+            largest = std::max(largest, bits<std::int64_t>(numbers[j]) & 0x7fffffffffffffff);
         }
-        return result;
+        double size = bits<double>(largest);
+        return std::isfinite(size) ? exponent_of(size) : no_exponent;
     };
     std::int64_t of_v = top(v), of_gain = top(gain);
     bool is_far = std::abs(of_v) > far_exponent || std::abs(of_gain) > far_exponent;

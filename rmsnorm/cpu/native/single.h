@@ -56,6 +56,19 @@ RMSNORM_INLINE Float to_bf16(Float x) {
 #endif
 }
 
+// The lower halves of words, to memory.
+RMSNORM_INLINE void store_words(std::uint16_t* to, Unsigned word) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16((__m512i)word));
+#elif defined(__AVX2__)
+    __m256i eight = (__m256i)word;
+    __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), words);
+#else
+    for (int i = 0; i < singles; ++i) to[i] = static_cast<std::uint16_t>(word[i]);
+#endif
+}
+
 template <Format F>
 RMSNORM_INLINE void store_singles(Stored<F>* to, Float x) {
     if constexpr (F == Format::f32) {
@@ -63,16 +76,8 @@ RMSNORM_INLINE void store_singles(Stored<F>* to, Float x) {
     } else {
 #if defined(__AVX512BF16__)
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh((__m512)x));
-#elif defined(__AVX512F__)
-        Unsigned word = (Unsigned)to_bf16(x) >> 16;
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16((__m512i)word));
-#elif defined(__AVX2__)
-        __m256i word = (__m256i)((Unsigned)to_bf16(x) >> 16);
-        __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(word), _mm256_extracti128_si256(word, 1));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), words);
 #else
-        Unsigned word = (Unsigned)to_bf16(x) >> 16;
-        for (int i = 0; i < singles; ++i) to[i] = static_cast<std::uint16_t>(word[i]);
+        store_words(to, (Unsigned)to_bf16(x) >> 16);
 #endif
     }
 }

@@ -1,4 +1,4 @@
-// A row: h = x + residual, and its statistic rho.
+// A row and its statistic rho.
 #pragma once
 
 #include <memory>
@@ -93,13 +93,6 @@ template <Format X>
     return sum_over(k, [=](D total, std::int64_t j, auto count) RMSNORM_BODY {
         D v = load<X>(h + j, count);
         return fma(v, v, total);
-    });
-}
-
-template <Format X>
-[[gnu::noinline]] void add_rows(const Stored<X>* x, const Stored<X>* residual, Stored<X>* h, std::int64_t n) {
-    by_eights(n, [=](std::int64_t j, auto count) RMSNORM_BODY {
-        store<X>(h + j, load<X>(x + j, count) + load<X>(residual + j, count), count);
     });
 }
 
