@@ -180,16 +180,6 @@ def test_variants_as_json_are_the_fields():
     assert not {"gemma3n_text", "llama"} & set(one["families"])
 
 
-def test_invariances_prints_the_papers_table():
-    shown = rmsnorm("invariances")
-    assert shown.exit_code == 0
-    lines = {line.split("│")[1].strip(): line for line in shown.stdout.splitlines() if line.count("│") == 8}
-    assert lines["LayerNorm"].count("holds") == 4
-    assert lines["RMSNorm"].count("holds") == 3
-    assert lines["WeightNorm"].count("- (") == 4
-    assert "1.42857" in shown.stdout, "dL/dW is divided by delta = 0.7"
-
-
 def test_a_table_in_a_pipe_is_whole_and_has_no_padding():
     """Every row is there on its own line, which is not filled with spaces to the width of the longest one."""
     file = io.StringIO()

@@ -93,7 +93,7 @@ HELP = {
     ),
     "check": (
         "--variant --eps --dtype --init --framework --group-size --compiled --no-gradients --device --json --junit "
-        "--edges --batch-invariant --exhaustive --large",
+        "--edges --batch-invariant --large",
         "rmsnorm check my_norm:norm --variant llama", "Exit status: 0 everything agrees", "rmsnorm selftest",
     ),
     "identify": (
