@@ -23,7 +23,7 @@ def variants(
 ) -> None:
     """List the variants of RMSNorm: what each name means. With NAME, one of them in full."""
     family = None if name is None or name.lower() in PRESETS else family_named(name)
-    wanted = [name] if family is None else [norm.preset for norm in families()[family]]
+    wanted = [name] if family is None else [norm.variant for norm in families()[family]]
     known = [entry for entry in wanted if entry is not None]
     chosen = choices("variant", known or None, tuple(PRESETS), "rmsnorm variants")
     presets = [PRESETS[entry] for entry in chosen]
@@ -111,7 +111,7 @@ def _families(variant: Variant) -> list[str]:
     from rmsnorm.identify.names import aliases
 
     same = {variant.name, *aliases(variant.name)}
-    return sorted(name for name, norms in families().items() if same & {norm.preset for norm in norms})
+    return sorted(name for name, norms in families().items() if same & {norm.variant for norm in norms})
 
 
 def _some(names: list[str]) -> str:

@@ -63,6 +63,11 @@ class Gate:
     position: Position
     vector: bool = False
 
+    @property
+    def function(self) -> str:
+        """Its name, as of a variant's ``gate_function``."""
+        return f"{self.activation} of gate * x" if self.vector else self.activation
+
     def __call__(self, x: Array, gate: Array) -> Array:
         return ACTIVATIONS[self.activation](gate * x if self.vector else gate)
 

@@ -165,9 +165,9 @@ def test_one_variant_is_shown_in_full(name):
     family = families().get(name.lower())
     if family is not None and name not in PRESETS:
         assert lines[0] == f"{name.lower()} is a family of models. Its norms in transformers:"
-        assert {norm.preset for norm in family} <= set(lines)
+        assert {norm.variant for norm in family} <= set(lines)
         text = " ".join(" ".join(lines).split())
-        assert all(f"- {', '.join(norm.roles)}: {norm.variant}, eps {norm.eps:g} " in text for norm in family)
+        assert all(f"- {', '.join(norm.roles)}: {norm.computes}, eps {norm.eps:g} " in text for norm in family)
 
 
 def test_variants_as_json_are_the_fields():

@@ -41,7 +41,7 @@ USAGE = [
     ),
     ("check x:y --json /no/such/folder/x.json", NO_FOLDER),
     ("check x:y --device tpu", "rmsnorm check: device is 'tpu', expected 'cpu' or 'cuda'"),
-    ("check --all", "No such option"),
+    ("check --every", "No such option"),
     ("identify no_such:norm", "rmsnorm identify: no_such cannot be imported ("),
     ("variants --json --markdown", "--json and --markdown are given, expected one of them"),
     ("identify torch.nn:RMSNor", "torch.nn has no 'RMSNor'"),
