@@ -20,6 +20,8 @@ from itertools import count, cycle, islice, product
 from pathlib import Path
 from typing import Any
 
+from rmsnorm.specification.families import computes
+
 PATH = Path(__file__).parents[1] / "rmsnorm" / "specification" / "families.json"
 LARGEST = 30_000_000  # parameters of a model that is built
 # Sizes of the small models. They differ, so that the width of a norm shows which field of the configuration it is.
@@ -285,7 +287,7 @@ def asked(name: str, **options: Any) -> list[dict[str, Any]]:
 
     model = build(name, **options)
     defaults = dict(numbers(transformers.CONFIG_MAPPING[name]()))
-    given = {value: key for key, value in numbers(model.config) if "eps" in key.split(".")[-1]}
+    fields_of_eps = {value: key for key, value in numbers(model.config) if "eps" in key.split(".")[-1]}
     gainless, roles = widths(model), defaultdict(list)
     for entry in replace(model, dry_run=True):
         if entry.variant is None and "rms" not in entry.kind.lower():
@@ -293,22 +295,25 @@ def asked(name: str, **options: Any) -> list[dict[str, Any]]:
         path = role_of(entry.name)
         module = model.get_submodule(entry.name)
         gains = [*module.parameters()]
-        variant, eps, words = re.sub(r"transformers\.\S+:", "", f"none: {entry.why}"), getattr(module, "eps", None), ""
+        eps, more = getattr(module, "eps", None), {"why_none": re.sub(r"transformers\.\S+:", "", entry.why)}
         if entry.variant is not None:
-            variant, eps = entry.variant.name.replace("torch", "standard"), entry.variant.eps
-            words = re.sub(r" of \d+", "", entry.why.partition("; ")[0].removeprefix("recognised"))
-            words += "" if gains else ", without a gain"
-        field = next((key for value, key in given.items() if eps and abs(value / eps - 1) < 0.01), None)
+            eps, more = entry.variant.eps, {}
+            if entry.gated:
+                more["gate"] = (entry.variant.gate_function, entry.variant.gate_position)
+            more |= {"in_groups": True} if entry.group else {}
+            more |= {} if gains else {"gain": False}
+        field = next((key for value, key in fields_of_eps.items() if eps and abs(value / eps - 1) < 0.01), None)
         width = gains[0].shape[-1] if gains else gainless.get(".".join(path))
         size = size_of(width, model.config, (field or "").rpartition(".")[0])
         default = defaults.get(field) if field else eps
         part = part_of(model.config, field or size, type(module))
-        roles[entry.kind, variant + words, field, default, size, part].append(path)
+        name = entry.variant and entry.variant.name
+        roles[entry.kind, name, field, default, size, part, tuple(more.items())].append(path)
     rows = []
     for row, paths in roles.items():
         others = [path for other, more in roles.items() if other != row for path in more]
-        named = dict(zip(("class", "variant", "field", "default", "size", "part"), row, strict=True))
-        rows.append({"roles": [*dict.fromkeys(shortest(path, others) for path in paths)], **named})
+        named = dict(zip(("class", "variant", "field", "default", "size", "part"), row, strict=False))
+        rows.append({"roles": [*dict.fromkeys(shortest(path, others) for path in paths)], **named, **dict(row[-1])})
     return rows
 
 
@@ -366,7 +371,7 @@ def table(document: dict[str, Any]) -> str:
             for option, (wanted, _) in row.get("options", {}).items():
                 conditions.append(f"{'with' if wanted else 'without'} `{option}`")
             size = f" ({'; '.join(conditions)})" if conditions else ""
-            cells[f"{row['variant']} | {field} | {default}"][size] += row["roles"]
+            cells[f"{computes(row)} | {field} | {default}"][size] += row["roles"]
         lines = (
             f"{what} | {'; '.join(', '.join(f'`{role}`' for role in roles) + size for size, roles in norms.items())} |"
             for what, norms in cells.items()

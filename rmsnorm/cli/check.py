@@ -65,9 +65,6 @@ def check(
     batch_invariant: Annotated[
         bool, _more("--batch-invariant", help="A row has the same bits in calls of any number of rows.")
     ] = False,
-    exhaustive: Annotated[
-        bool, _more("--exhaustive", help="Rows in which one element is every number of f16, and of bf16.")
-    ] = False,
     large: Annotated[bool, _more("--large", help="y of 2^31 elements: 16 GB or more, and minutes.")] = False,
     all_: Annotated[bool, _more("--all", help="Every case in every dtype with gradients, in JAX, too.")] = False,
     quantity: Annotated[
@@ -144,8 +141,8 @@ def check(
     except errors.InputError as error:
         raise unusable(str(error)) from None
     more: dict[str, Any] = {
-        "group_size": group_size, "edges": edges, "batch_invariant": batch_invariant, "exhaustive": exhaustive,
-        "large": large, "all_cases": all_, "call": call, "limits": limits or allowed or None, **said,
+        "group_size": group_size, "edges": edges, "batch_invariant": batch_invariant, "large": large,
+        "all_cases": all_, "call": call, "limits": limits or allowed or None, **said,
     }  # fmt: skip
     if quantisation is not None:
         other = {"variant": variant, "eps": eps, "compiled": compiled, "no_gradients": not gradients, **more}

@@ -1,4 +1,4 @@
-"""``rmsnorm variants`` and ``rmsnorm invariances``: the tables of variants and of invariances."""
+"""``rmsnorm variants``: the table of variants."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from textwrap import fill
 from typing import Annotated, Final
 
 import typer
-from rich.table import Table
 
 from rmsnorm import PRESETS, Variant
-from rmsnorm.cli.usage import DIFFERS, choices, unusable
-from rmsnorm.parity import screen
+from rmsnorm.cli.usage import choices, unusable
 from rmsnorm.specification.families import families, family_named
 
 
@@ -25,7 +23,7 @@ def variants(
 ) -> None:
     """List the variants of RMSNorm: what each name means. With NAME, one of them in full."""
     family = None if name is None or name.lower() in PRESETS else family_named(name)
-    wanted = [name] if family is None else [norm.preset for norm in families()[family]]
+    wanted = [name] if family is None else [norm.variant for norm in families()[family]]
     known = [entry for entry in wanted if entry is not None]
     chosen = choices("variant", known or None, tuple(PRESETS), "rmsnorm variants")
     presets = [PRESETS[entry] for entry in chosen]
@@ -113,7 +111,7 @@ def _families(variant: Variant) -> list[str]:
     from rmsnorm.identify.names import aliases
 
     same = {variant.name, *aliases(variant.name)}
-    return sorted(name for name, norms in families().items() if same & {norm.preset for norm in norms})
+    return sorted(name for name, norms in families().items() if same & {norm.variant for norm in norms})
 
 
 def _some(names: list[str]) -> str:
@@ -156,39 +154,3 @@ def _describe(variant: Variant) -> tuple[str, ...]:
         f"`{variant.scale_name}`",
         variant.source,
     )
-
-
-def invariances() -> None:
-    """Run the paper's table of invariances: five norms, six transformations, and what the gradients keep.
-
-    A cell says "holds" if the output does not change by more than the rounding of float64. Otherwise it has the size of
-    the change relative to the output, as this command measured it: a counter-example.
-    """
-    from rmsnorm.numpy_impl.paper.invariances import gradient_facts, table
-
-    cells = table()
-    sheet = Table(title="Unchanged under", title_justify="left")
-    properties = list(dict.fromkeys(cell.property for cell in cells))
-    sheet.add_column("norm", no_wrap=True)
-    for name in properties:
-        sheet.add_column(name, justify="center")
-    for norm in dict.fromkeys(cell.norm for cell in cells):
-        row = {cell.property: cell for cell in cells if cell.norm == norm}
-        sheet.add_row(norm, *(_outcome(row[name].holds, row[name].change, row[name].expected) for name in properties))
-    facts = Table(title="Gradients under", title_justify="left")
-    for name in ("norm", "gradient", "transformation", "times", "off by", "bound"):
-        facts.add_column(name)
-    all_facts = gradient_facts()
-    for fact in all_facts:
-        times = (
-            f"{fact.factor:.6g}" if fact.holds else f"[red]{fact.factor:.6g}, the paper says {fact.expected:.6g}[/red]"
-        )
-        facts.add_row(fact.norm, fact.gradient, fact.property, times, f"{fact.change:.1e}", f"{fact.bound:.1e}")
-    screen.console().print(sheet, facts)
-    if any(cell.holds != cell.expected for cell in cells) or not all(fact.holds for fact in all_facts):
-        raise typer.Exit(DIFFERS)
-
-
-def _outcome(holds: bool, change: float, expected: bool) -> str:
-    text = "holds" if holds else f"- ({change:.2g})"
-    return text if holds == expected else f"[red]{text}, the paper says otherwise[/red]"

@@ -39,7 +39,8 @@ class ConfigNorm(NamedTuple):
     def json(self) -> dict[str, Any]:
         row = self.norm._asdict()
         return {"part": self.part, "model_type": self.model_type, "model_type_origin": self.told} | {
-            "roles": [*row["roles"]], "class": row["norm"], "variant": row["variant"], "eps": row["eps"],
+            "roles": [*row["roles"]], "class": row["norm"], "variant": row["variant"],
+            "computes": self.norm.computes, "eps": row["eps"],
             "eps_field": row["field"], "eps_origin": self.origin, "size": row["size"],
         }  # fmt: skip
 

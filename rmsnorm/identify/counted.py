@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -38,17 +38,10 @@ _RULES: Final[Mapping[tuple[PartialRounding, bool], Callable[[int, Fraction], in
 
 
 class Counted(NamedTuple):
-    """How many elements of a row of n enter the statistic, and from which end they are counted."""
+    """How many elements of a row of n enter the statistic: all of them, or the first k."""
 
     n: int
     k: int
-    end: Literal["all", "first", "last"]
-
-    @property
-    def mask(self) -> Array:
-        """Which elements these are."""
-        order = np.arange(self.n)
-        return order >= self.n - self.k if self.end == "last" else order < self.k
 
 
 class Partial(NamedTuple):
@@ -57,7 +50,8 @@ class Partial(NamedTuple):
     Attributes:
         p: the simplest fraction that gives every k that was measured, None where none does.
         rounding: None where both give the same.
-        floating: n p was computed in floating point, and k is wrong where n p is.
+        floating: n p was computed in floating point, and k is wrong where n p is. The ``int(d * p)`` of the authors'
+            rmsnorm_torch.py, and of its copies, is 28 for d = 100 and p = 0.29.
         measured: k at the widths that were asked for.
     """
 
@@ -71,7 +65,7 @@ def find_counted(probe: Probe) -> Counted:
     """The elements of a row that enter the statistic.
 
     Raises:
-        NotRms: they are neither the first nor the last ones.
+        NotRms: they are not the first ones.
     """
     n = probe.n
     low, high = 0, n - 1
@@ -81,12 +75,12 @@ def find_counted(probe: Probe) -> Counted:
         borders = np.flatnonzero(inside[1:] != inside[:-1])
         if inside.all():
             break
-        if len(borders) != 1:
-            raise NotRms("the elements that enter the statistic are neither the first nor the last ones")
+        if len(borders) != 1 or not inside[0]:
+            raise NotRms("the elements that enter the statistic are not the first ones of a row")
         low, high = int(which[borders[0]]), int(which[borders[0] + 1])
         if high == low + 1:
-            return Counted(n, high, "first") if inside[0] else Counted(n, n - high, "last")
-    return Counted(n, n, "all")
+            return Counted(n, high)
+    return Counted(n, n)
 
 
 def with_fraction(probe: Probe, model: Model, own: Counted, known: Mapping[int, int]) -> Model:
@@ -99,9 +93,6 @@ def with_fraction(probe: Probe, model: Model, own: Counted, known: Mapping[int, 
         known: k at that width and at others.
     """
     findings, n, k = probe.findings, own.n, own.k
-    model = replace(model, last=own.end == "last")
-    if model.last:
-        findings.defect(f"the statistic is that of the last {k} elements, not of the first")
     if all(entry == width for width, entry in known.items()):
         findings.add("partial", None, f"all {n} elements of a row change the others")
         return model
@@ -127,7 +118,7 @@ def with_fraction(probe: Probe, model: Model, own: Counted, known: Mapping[int, 
         return model
     only = "; no other width could be tried: it may be another fraction, or a constant" if len(measured) == 1 else ""
     share = p or Fraction(k, n)
-    findings.add("partial", share, f"the {own.end} elements that change the others: {listed}{only}")
+    findings.add("partial", share, f"the first elements that change the others: {listed}{only}")
     if p is not None and rounding is None:
         findings.add("partial_rounding", None, f"ceil and floor give the k that was seen: {listed}")
     elif p is not None:

@@ -109,11 +109,11 @@ def _with_size(probe: Probe, measured: Denominator) -> Denominator:
     random = np.random.default_rng(8)
     rows = random.normal(size=(32, n))
     rows[8:16] += np.linspace(-3, 3, 8)[:, None]
-    rows[16:24, 0 if measured.of.end != "last" else n - 1] = 3 * math.sqrt(n) * random.uniform(0.5, 1.0, 8)
+    rows[16:24, 0] = 3 * math.sqrt(n) * random.uniform(0.5, 1.0, 8)
     rows = rows.astype(probe.wide).astype(np.float64)
     size = 2.0 ** _EXPONENTS[probe.wide][0]
     rho = 1 / probe.inverse_rms(rows * size) / size
-    part = np.where(measured.of.mask, rows, 0.0)
+    part = np.where(np.arange(n) < k, rows, 0.0)
     columns = np.stack([(part**2).sum(-1), part.sum(-1) ** 2 / k, np.max(np.abs(rows), axis=-1) ** 2], axis=1)
     if not np.all(np.isfinite(rho)) or np.any(rho <= 0):
         raise NotRms("y is 0 or not finite for large rows")
@@ -216,7 +216,7 @@ def _with_reading(probe: Probe, model: Model, measured: Sequence[Denominator]) -
     first, findings = measured[0], probe.findings
     several = len({rho.n for rho in measured}) > 1
     kinds = {(rho.kind, rho.position) for rho in measured if rho.eps}
-    differ = len(kinds) > 1 or len({rho.of.end for rho in measured} - {"all"}) > 1
+    differ = len(kinds) > 1
     true = readings(measured) if several and not differ else []
     chosen, *others = true or readings([first])
     said = chosen.sentences(first, several=bool(true))

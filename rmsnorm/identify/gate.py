@@ -53,7 +53,7 @@ def solve_gate(probe: Probe, x: Array) -> tuple[Probe, Gate | None]:
             continue
         where = "x, before the statistic" if before else "the normalised row"
         evidence = f"an input: {gate.activation}(gate) multiplies {where}, for -64 to 64"
-        probe.findings.add("gate", f"{gate.activation}, {gate.position}", evidence)
+        probe.findings.add("gate", f"{gate.function}, {gate.position}", evidence)
         return _neutral(probe, gate, optional=optional), gate
     raise NotRms(f"the gate acts in no known way: not as {', '.join(ACTIVATIONS)}, for -64 to 64")
 
@@ -98,5 +98,5 @@ def _vector(probe: Probe, x: Array) -> tuple[Probe, Gate]:
     if not _near(y, 2 * base * sigmoid(small, probe.spread(vector, len(x))), _slack(probe)):
         raise NotRms("the gate acts in no known way: not as sigmoid(gate * x) on the normalised row")
     evidence = "a parameter: sigmoid(gate * x) multiplies y"
-    probe.findings.add("gate", "sigmoid of gate * x, after", evidence)
+    probe.findings.add("gate", f"{sigmoid.function}, {sigmoid.position}", evidence)
     return replace(probe, factor=0.5), sigmoid

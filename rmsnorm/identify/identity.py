@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 from rmsnorm.identify import mending, names
 from rmsnorm.identify.findings import DEFECT, Finding
+from rmsnorm.identify.model import Gate
 from rmsnorm.specification.variants import Variant, get_variant
 
 Kind = Literal["rmsnorm", "layernorm", "rms_scaling", "l2norm", "none"]
@@ -38,7 +39,8 @@ class Identity:
         seconds: how long it took.
         last_axes: whether the normalised axes are the last ones.
         axes, rank: the normalised axes, from the first one, and the number of axes of x.
-        activation: the function of its gate, None without a gate.
+        gate: its gate, None without one.
+        library: the package that it is of.
     """
 
     target: str
@@ -54,7 +56,8 @@ class Identity:
     last_axes: bool = True
     axes: tuple[int, ...] = ()
     rank: int = 0
-    activation: str | None = None
+    gate: Gate | None = None
+    library: str = ""
 
     @property
     def values(self) -> dict[str, Any]:
@@ -95,8 +98,7 @@ class Identity:
     @property
     def of_gate(self) -> dict[str, Any]:
         """What it does with its gate, as fields of a variant; empty where it has none."""
-        gate = self["gate"] if isinstance(self["gate"], str) else ""
-        return dict(zip(("gate_function", "gate_position"), gate.split(", "), strict=False)) if gate else {}
+        return {"gate_function": self.gate.function, "gate_position": self.gate.position} if self.gate else {}
 
     def mends(self, wanted: Variant) -> list[str]:
         """How to make it this variant: a line for each defect and each field that differs, where one is known."""
@@ -108,7 +110,7 @@ class Identity:
     @property
     def named(self) -> Variant | None:
         """The preset by which it is named: the nearest one."""
-        return None if self.variant is None else names.nearest(self.variant, self.values)[0]
+        return None if self.variant is None else names.nearest(self.variant, self.values, self.library)[0]
 
     @property
     def brief(self) -> list[Finding]:
@@ -136,7 +138,7 @@ class Identity:
     @property
     def json(self) -> dict[str, Any]:
         """Everything, as values that json.dumps takes; an infinite distance is None, a fraction a text such as 1/3."""
-        return _plain(asdict(self))
+        return _plain(asdict(self) | {"variant": self.variant and json.loads(self.variant.json)})
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Identity:
@@ -148,6 +150,7 @@ class Identity:
             "findings": tuple(Finding(**finding) for finding in data["findings"]),
             "defects": tuple(data["defects"]),
             "axes": tuple(data["axes"]),
+            "gate": None if data["gate"] is None else Gate(**data["gate"]),
             "nearest": tuple((name, math.inf if d is None else d) for name, d in data["nearest"]),
         })  # fmt: skip
 
@@ -156,9 +159,10 @@ class Identity:
         """Its variant, by name or by what differs from the nearest preset; and its groups and gate."""
         assert self.variant is not None  # noqa: S101  (every RMSNorm has one)
         groups = f", in groups of {self['group_size']}" if self["group_size"] else ""
-        article = "an optional" if self.plain else "an" if str(self.activation)[0] in "aeiou" else "a"
-        gate = f", with {article} {self.activation} gate" if self.activation else ""
-        return names.described(self.variant, self.values) + groups + gate
+        function = self.gate.activation if self.gate else ""
+        article = "an optional" if self.plain else "an" if function[:1] in tuple("aeiou") else "a"
+        gate = f", with {article} {function} gate" if function else ""
+        return names.described(self.variant, self.values, self.library) + groups + gate
 
     @property
     def headline(self) -> str:
@@ -205,7 +209,9 @@ class Identity:
     def rows(self) -> list[Finding]:
         """The findings, other names of the variant, and the nearest presets where any were compared."""
         rows = list(self.findings)
-        others = names.also_known_as(self.variant, self.values) if self.recognised and self.variant else ()
+        others: Sequence[str] = ()
+        if self.recognised and self.variant:
+            others = names.also_known_as(self.variant, self.values, self.library)
         if others:
             rows.append(Finding("also known as", ", ".join(others), "presets with the same numbers"))
         if not self.nearest:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,8 +13,13 @@ import numpy as np
 
 from rmsnorm.accuracy.bounds import CHANGED
 from rmsnorm.targets.bridges import Array
+from rmsnorm.targets.open import WIDTH
 from rmsnorm.targets.target import Shape, Target, TargetError
 
+Sizes = tuple[int | None, ...]  # a shape with None for the axis that counts examples
+_OTHERS: Final = (2, 3, 5, 4, 6, 7)  # sizes of the axes of x that have nothing to do with the gain
+_OTHERS_OF_WIDE: Final = (2, 3, 2, 2)  # the same where a row is long, which costs time: a fifth of the rows
+_WIDE: Final = 512
 ROWS: Final = 80  # in one call, so that a library compiles for one shape
 ORDINARY: Final[Mapping[str, float]] = {"scale": 0.5, "bias": 0.25, "gate_vector": 0.0, "gate": 2.0}
 
@@ -30,7 +36,7 @@ class Layout:
         groups: how many of them there are at every width, None where every width has groups of the same size.
     """
 
-    sizes: tuple[int | None, ...]
+    sizes: Sizes
     axes: tuple[int, ...]
     feature_axes: tuple[int, ...]
     group: int | None = None
@@ -103,43 +109,118 @@ def find_layout(target: Target, width: int, dtype: str) -> Layout:
     Raises:
         TargetError: the target takes none of the shapes that were tried.
     """
+    sizes, axes = _first_taken(target, _candidates(target, width), dtype)
+    axes = axes or (len(sizes) - 1,)
+    if sizes == (None, width) and axes == (1,) and target.x_shape is None:  # of two, axis 1 is the last
+        three = ((None, 3, width), (None, width, 3), (None, width, width))  # the last one for a gain along axis 1
+        with contextlib.suppress(TargetError):
+            more, others = _first_taken(target, three, dtype)
+            sizes, axes = (more, others) if others and others != (2,) else (sizes, axes)
+    count = target.x_shape[0] if target.x_shape else 16 + (16 in sizes)  # no size of another axis
+    fixed = tuple(size or count for size in sizes) if any(sizes[axis] is None for axis in axes) else sizes
+    return Layout(fixed, axes, feature_axes(target, fixed, axes))
+
+
+def _first_taken(target: Target, shapes: Iterable[Sizes], dtype: str) -> tuple[Sizes, Shape]:
+    """Of these shapes of x the first one that the target takes, and the axes that it normalises there.
+
+    Raises:
+        TargetError: it takes none of them.
+    """
     failure: TargetError | None = None
-    for sizes in _candidates(target, width):
+    for sizes in shapes:
         try:
-            axes = normalised_axes(target, sizes, dtype) or (len(sizes) - 1,)
+            return sizes, normalised_axes(target, sizes, dtype)
         except TargetError as error:
             failure = failure or error
-            continue
-        sizes, axes = _with_three_axes(target, sizes, axes, dtype)
-        count = target.x_shape[0] if target.x_shape else 16 + (16 in sizes)  # no size of another axis
-        fixed = tuple(size or count for size in sizes) if any(sizes[axis] is None for axis in axes) else sizes
-        return Layout(fixed, axes, feature_axes(target, fixed, axes))
-    assert failure is not None  # noqa: S101  (there is always a candidate)
+    assert failure is not None  # noqa: S101  (there is always a shape)
     raise failure
 
 
-def _with_three_axes(
-    target: Target, sizes: tuple[int | None, ...], axes: tuple[int, ...], dtype: str
-) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
-    """Three axes of x, where the target takes so many and normalises another than the last: of two, axis 1 is last."""
-    if sizes != (None, sizes[-1]) or sizes[-1] is None or axes != (1,) or target.x_shape is not None:
-        return sizes, axes
-    width = sizes[-1]
-    for more in ((None, 3, width), (None, width, 3), (None, width, width)):  # the last for a gain along axis 1
-        try:
-            found = normalised_axes(target, more, dtype)
-        except TargetError:
-            continue
-        return (more, found) if found and found != (2,) else (sizes, axes)
-    return sizes, axes
+@dataclass(frozen=True)
+class Axes:
+    """The axes of a target that are the same for x of several numbers of axes.
+
+    Attributes:
+        axes: the normalised axes, counted from the last one or from the first one.
+        gain_axes: the axes along which gain and bias run.
+        shapes: for each number of axes that was tried a shape of x.
+    """
+
+    axes: Shape
+    gain_axes: Shape
+    shapes: tuple[Shape, ...]
+
+    def layout(self, shape: Shape) -> Layout:
+        """How the rows lie in x of a shape."""
+        axes, gain = (tuple(axis % len(shape) for axis in entry) for entry in (self.axes, self.gain_axes))
+        return Layout(shape, axes, gain)
 
 
-def _candidates(target: Target, width: int) -> list[tuple[int | None, ...]]:
+def find_axes(target: Target) -> Axes | None:
+    """The axes for x of one to five axes: those of the most of them; None where it normalises none.
+
+    Raises:
+        TargetError: it cannot be called.
+    """
+    layouts: dict[tuple[Shape, Shape], list[Shape]] = {}
+    failure, answered = None, False
+    for rank in range(1, 6):
+        for shape in _shapes(target, rank):
+            try:
+                axes = normalised_axes(target, shape, "float32")
+                gain = feature_axes(target, shape, axes)
+            except TargetError as error:
+                failure = failure or error
+                continue
+            answered = True
+            if axes and (len(axes) < rank or rank == 1):
+                for shift in (rank, 0):  # counted from the last axis, and from the first
+                    key = tuple(axis - shift for axis in axes), tuple(axis - shift for axis in gain)
+                    layouts.setdefault(key, []).append(shape)
+                break
+    if not layouts and not answered and failure is not None:
+        raise failure
+    if not layouts:
+        return None
+    (axes, gain), shapes = max(layouts.items(), key=_likely)
+    return Axes(axes, gain, tuple(shapes))
+
+
+def _likely(entry: tuple[tuple[Shape, Shape], list[Shape]]) -> tuple[Any, ...]:
+    """The gain runs along the normalised axes; then, the layout of the most shapes."""
+    (axes, gain), shapes = entry
+    return set(axes) <= set(gain), len(shapes), len(shapes[-1]), axes[0] < 0
+
+
+def size_of_gain(target: Target, shape: Shape) -> Shape:
+    """The shape of its gain, or else of its bias, for x of a shape; none if it is one number, or is not there."""
+    argument = next((entry for entry in ("scale", "bias") if entry in target.arguments), None)
+    gain = target.shape_of(argument, shape) if argument else ()
+    return gain if math.prod(gain) > 1 else ()
+
+
+def _shapes(target: Target, rank: int) -> Iterator[Shape]:
+    """Shapes of x that suit the gain: at the end of x, and along axis 1."""
+    try:
+        gain = size_of_gain(target, (*_OTHERS[: rank - 1], WIDTH)) or (target.width or WIDTH,)
+    except Exception:  # a layer may refuse a number of axes in any way
+        return
+    others = [size for size in _OTHERS if size not in gain]
+    if math.prod(gain) == max(gain) >= _WIDE:
+        others = list(_OTHERS_OF_WIDE)
+    if len(gain) <= rank:
+        yield (*others[: rank - len(gain)], *(size if size > 1 else others[-1] for size in gain))
+    if rank > 2 and sum(size > 1 for size in gain) == 1:
+        yield (others[0], max(gain), *others[1 : rank - 1])
+
+
+def _candidates(target: Target, width: int) -> list[Sizes]:
     if target.x_shape is not None:
         return [(None, *target.x_shape[1:]) if len(target.x_shape) > 1 else target.x_shape]
     shape = _parameter_shape(target, width)
     trailing = tuple(size if size > 1 else 3 + axis for axis, size in enumerate(shape)) or (width,)
-    shapes: list[tuple[int | None, ...]] = [(None, *trailing)]
+    shapes: list[Sizes] = [(None, *trailing)]
     if shape[:1] == (1,) and len(trailing) > 1:  # its first axis is that of examples
         shapes.insert(0, (None, *trailing[1:]))
     if len(trailing) == 1:
@@ -160,7 +241,7 @@ def _parameter_shape(target: Target, width: int) -> Shape:
     return ()
 
 
-def normalised_axes(target: Target, sizes: tuple[int | None, ...], dtype: str) -> tuple[int, ...]:
+def normalised_axes(target: Target, sizes: Sizes, dtype: str) -> tuple[int, ...]:
     """Along which axes y changes when the first, or the last, element of x does: none if nothing is normalised.
 
     Raises:
@@ -202,7 +283,7 @@ def parameters(target: Target, x: Array, **make: Callable[[Shape], Any]) -> dict
     return {argument: np.asarray(make[argument](shape)).astype(x.dtype) for argument, shape in shapes.items()}
 
 
-def feature_axes(target: Target, sizes: tuple[int | None, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+def feature_axes(target: Target, sizes: Sizes, axes: tuple[int, ...]) -> tuple[int, ...]:
     """The axes along which the gain, or the bias, runs: those of its sizes, normalised ones first, later ones first."""
     argument = next((argument for argument in ("scale", "bias") if argument in target.arguments), None)
     if argument is None:

@@ -54,11 +54,19 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Gate:
-    """A factor act(gate) of x or of y; the gate is an input, or for ``vector`` a parameter times x."""
+    """A factor act(gate) of x or of y; the gate is an input, or for ``vector`` a parameter times x.
+
+    The latter is the gated RMSNorm after zero's ReLA attention, which somebody who ports such a model writes again.
+    """
 
     activation: str
     position: Position
     vector: bool = False
+
+    @property
+    def function(self) -> str:
+        """Its name, as of a variant's ``gate_function``."""
+        return f"{self.activation} of gate * x" if self.vector else self.activation
 
     def __call__(self, x: Array, gate: Array) -> Array:
         return ACTIVATIONS[self.activation](gate * x if self.vector else gate)
@@ -81,8 +89,7 @@ class Model:
         variant: the choices that a Variant names.
         centred: the mean is subtracted from the numerator too, as LayerNorm does.
         size: what the sum of squares is divided by, None for k.
-        last: the counted elements are the last k.
-        eps_of_max: eps was not rescaled with x / max|x|, and is eps * max^2.
+        eps_of_max: eps was not rescaled with x / max|x|, and is eps * max^2, as in coremltools (its issue 2821).
         gain_first: the gain multiplies x before the statistic is taken.
         factor: a constant factor of y.
         eps_scale: what eps is multiplied by at this width.
@@ -94,7 +101,6 @@ class Model:
     variant: Variant
     centred: bool = False
     size: float | None = None
-    last: bool = False
     eps_of_max: bool = False
     gain_first: bool = False
     factor: float = 1.0
@@ -114,8 +120,7 @@ class Model:
 
     def counted(self, n: int) -> Array:
         """Which of n elements enter the statistic."""
-        order = np.arange(n)[::-1] if self.last else np.arange(n)
-        return order < self.variant.counted(n)
+        return np.arange(n) < self.variant.counted(n)
 
     def inverse_rms(self, x: Array, eps: float, stages: Stages | None = None) -> Array:
         """1 / rho of every row, in float64 but for the roundings of ``stages``."""

@@ -11,7 +11,7 @@ from rmsnorm.specification.variants import PRESETS, Variant
 
 FIELDS: Final = tuple(f.name for f in fields(Variant) if f.name not in ("name", "scale_name", "source"))
 SHOWN: Final = 6  # presets that are listed
-_FAMILIES: Final = ("llama", "gemma", "t5", "standard")  # the best known first: others are one with another eps
+_FAMILIES: Final = ("standard", "llama", "gemma", "t5")  # the best known first: others are one with another eps
 _MODERN: Final = ("standard", "llama", "gemma", "t5", "torch", "flax", "mlx", "onnx", "apex", "x_transformers",
                   "transformer_engine", "equinox")  # fmt: skip
 
@@ -21,42 +21,51 @@ def different(variant: Variant, wanted: Variant, observed: Collection[str]) -> l
     return [name for name in FIELDS if name in observed and getattr(variant, name) != getattr(wanted, name)]
 
 
-def named(variant: Variant, presets: Iterable[Variant], *, unlike: Collection[str], own: Collection[str]) -> Variant:
-    """The variant under the name of the first of these presets that has the same values, or under its own name.
+def named(variant: Variant, values: Mapping[str, Any], library: str) -> Variant:
+    """The variant under the name by which all of the package calls it: that of a preset, or one and what differs.
+
+    It is the first one of ``nearest``, where nothing but eps and a bias differs; its fields then count where they were
+    not observed. Else the name says what differs, as "llama but eps_position is 'outside'".
 
     Args:
         variant: what was solved.
-        presets: in the order of preference.
-        unlike: fields that may have other values; those of the preset then count, but for
-        own: fields of the variant that count.
+        values: of all findings by their names; a field that is None there was not observed.
+        library: the package that the norm is of.
     """
-    same = [name for name in FIELDS if name not in unlike]
-    for preset in presets:
-        if not different(variant, preset, same):
-            return preset.replace(**{name: getattr(variant, name) for name in (*same, *own)})
-    return variant
+    preset = nearest(variant, values, library)[0]
+    observed = _observed(values)
+    fields = different(variant, preset, observed)
+    if {*fields} <= {"eps", "bias"}:
+        return preset.replace(**{name: getattr(variant, name) for name in ("eps", "bias") if name in observed})
+    return variant.replace(name=f"{preset.name} but {_listed(variant, fields)}")
 
 
-def described(variant: Variant, values: Mapping[str, Any]) -> str:
-    """The variant by its name, or by the nearest preset and the fields that differ; then the others that fit.
-
-    values: of all findings by their names; a field that is None there was not observed.
-    """
-    observed = {name for name, value in values.items() if value is not None}
-    presets = nearest(variant, values)
-    fields = different(variant, presets[0], observed)
-    names = [preset.name for preset in presets]
-    text = f"the variant {names[0]}"
+def described(variant: Variant, values: Mapping[str, Any], library: str = "") -> str:
+    """The variant by its name; then the other presets that fit."""
+    first, *others = nearest(variant, values, library)
+    fields = different(variant, first, _observed(values))
+    text = f"the variant {first.name}"
     if fields == ["eps"]:
         text += f" with eps {variant.eps}"
+        same = next((each.name for each in _ordered() if not different(variant, each, _observed(values))), None)
+        text += f" (the same as the preset {same})" if same else ""
     elif fields:
-        text += " but " + ", ".join(f"{name} is {written(getattr(variant, name))}" for name in fields)
-    elif len(names) == 1 and variant.eps is not None:
-        family = next((name for name in _FAMILIES if different(variant, PRESETS[name], observed) == ["eps"]), None)
-        if family is not None:
-            text = f"the variant {family} with eps {variant.eps} (the same as the preset {names[0]})"
-    others = f" (or {', '.join(names[1:SHOWN])}, the same in what was asked)" if len(names) > 1 else ""
-    return text + others
+        text += f" but {_listed(variant, fields)}"
+    names = ", ".join(preset.name for preset in others[: SHOWN - 1])
+    return f"{text} (or {names}, the same in what was asked)" if names else text
+
+
+def _observed(values: Mapping[str, Any]) -> set[str]:
+    return {name for name, value in values.items() if value is not None}
+
+
+def _listed(variant: Variant, fields: Iterable[str]) -> str:
+    return ", ".join(f"{name} is {written(getattr(variant, name))}" for name in fields)
+
+
+def _ordered() -> list[Variant]:
+    """The presets, those that are in use first."""
+    return [PRESETS[name] for name in dict.fromkeys([*_MODERN, *PRESETS])]
 
 
 def aliases(name: str) -> list[str]:
@@ -68,11 +77,10 @@ def aliases(name: str) -> list[str]:
     return [other for other in PRESETS if other != name and not different(PRESETS[other], PRESETS[name], FIELDS)]
 
 
-def also_known_as(variant: Variant, values: Mapping[str, Any]) -> list[str]:
+def also_known_as(variant: Variant, values: Mapping[str, Any], library: str) -> list[str]:
     """The aliases of the preset that ``described`` names, where at most its eps differs."""
-    observed = {name for name, value in values.items() if value is not None}
-    preset = nearest(variant, values)[0]
-    return [] if set(different(variant, preset, observed)) - {"eps"} else aliases(preset.name)
+    preset = nearest(variant, values, library)[0]
+    return [] if {*different(variant, preset, _observed(values))} - {"eps"} else aliases(preset.name)
 
 
 def written(value: Any) -> str:
@@ -84,17 +92,19 @@ def written(value: Any) -> str:
     return str(value) if isinstance(value, Fraction) else repr(value)
 
 
-def nearest(variant: Variant, values: Mapping[str, Any]) -> list[Variant]:
+def nearest(variant: Variant, values: Mapping[str, Any], library: str = "") -> list[Variant]:
     """The presets that differ in the fewest observable fields: one of them unless they differ in eps at most.
 
-    An old preset is no name for what it does not describe completely.
+    The first one gives the variant its name. Where several differ in eps at most, that is the preset of the library
+    that the norm is of, by which its users know it; else a family that is widely known, as the other ones are it with
+    another eps; else the first one with that eps. An old preset is no name for what it does not describe completely.
     """
-    observed = {name for name, value in values.items() if value is not None}
+    observed = _observed(values)
     ranked: dict[tuple[int, bool], list[Variant]] = {}
-    for name in (*_MODERN, *(name for name in PRESETS if name not in _MODERN)):
-        fields = different(variant, PRESETS[name], observed)
-        if not fields or name in _MODERN:
-            ranked.setdefault((len(set(fields) - {"eps"}), "eps" in fields), []).append(PRESETS[name])
+    for preset in _ordered():
+        fields = different(variant, preset, observed)
+        if not fields or preset.name in (*_MODERN, library):
+            ranked.setdefault((len({*fields} - {"eps"}), "eps" in fields), []).append(preset)
     count, _ = best = min(ranked)
     if count:
         return ranked[best][:1]
@@ -103,6 +113,14 @@ def nearest(variant: Variant, values: Mapping[str, Any]) -> list[Variant]:
         hidden |= {"scale_offset", "rounding", "result_dtype"}  # of what it does not have
     if values.get("partial") is None:
         hidden.add("partial_rounding")
-    kinds = {tuple(getattr(preset, name) for name in FIELDS if name not in hidden): preset
-             for preset in reversed(ranked[best])}  # fmt: skip
-    return [preset for preset in ranked[best] if preset in kinds.values()]
+
+    def numbers(preset: Variant) -> tuple[Any, ...]:
+        return tuple(getattr(preset, name) for name in FIELDS if name not in hidden)
+
+    kinds = {numbers(preset): preset for preset in reversed(ranked[best])}  # the first one of each kind
+    fitting = ranked[best] + ranked.get((0, True), [])
+    known = [PRESETS[library]] if library in PRESETS else []
+    if len(kinds) == 1 and variant.eps is not None:
+        known += [PRESETS[name] for name in _FAMILIES]
+    first = next((preset for preset in known if preset in fitting), ranked[best][0])
+    return [first, *(preset for key, preset in kinds.items() if key != numbers(first))]

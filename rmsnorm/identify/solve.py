@@ -27,13 +27,12 @@ from rmsnorm.identify.probe import Probe, open_probe
 from rmsnorm.identify.rounding import Numerics, explained, solve_rounding, solve_stages
 from rmsnorm.identify.sizes import solve_sizes
 from rmsnorm.identify.sums import solve_sums
-from rmsnorm.specification.variants import PRESETS, Variant
+from rmsnorm.specification.variants import Variant
 from rmsnorm.targets.calling import with_values
 from rmsnorm.targets.open import WIDTH, open_target
 from rmsnorm.targets.target import Target, TargetError, random_state_kept
 
 TIME_LIMIT: Final = 60.0
-_SOMETIMES_HIDDEN: Final = {"scale_offset", "rounding", "result_dtype", "partial_rounding", "eps_position"}
 
 
 @random_state_kept()
@@ -168,7 +167,8 @@ def _solved(probe: Probe, *, gradients: bool) -> Identity:
         last_axes=layout.last,
         axes=layout.axes,
         rank=len(layout.sizes),
-        activation=gate.activation if gate else None,
+        gate=gate,
+        library=probe.target.library,
     )
 
 
@@ -243,11 +243,7 @@ def _ask_optional_gate(probe: Probe, model: Model, numerics: Numerics, keeps_flo
 
 
 def _variant(probe: Probe, model: Model, numerics: Numerics) -> Variant:
-    """The solved variant, under the name of the first preset that has the same values of all observable fields."""
+    """The solved variant, by its name."""
     variant = model.variant.replace(rounding=numerics.rounding or "after_scale", result_dtype=numerics.result or "x")
-    asked = {finding.name: finding.value for finding in probe.findings.answers}
-    hidden = {name for name in _SOMETIMES_HIDDEN if asked.get(name, name) is None}
-    if variant.partial is None:
-        hidden.add("partial_rounding")
-    exact = named(variant, PRESETS.values(), unlike=hidden, own=())
-    return exact if exact is not variant else named(variant, PRESETS.values(), unlike=hidden | {"bias"}, own=("bias",))
+    values = {finding.name: finding.value for finding in probe.findings.answers}
+    return named(variant, values, probe.target.library)

@@ -73,7 +73,7 @@ class Weighed(NamedTuple):
 
     @property
     def _variants(self) -> list[str]:
-        return list(dict.fromkeys(norm.norm.variant for norm in self.norms))
+        return list(dict.fromkeys(norm.norm.computes for norm in self.norms))
 
 
 def weigh(folder: str | Path, norms: Sequence[ConfigNorm]) -> list[Weighed]:
@@ -105,6 +105,6 @@ def _rows_of(kind: Kind, norms: Sequence[ConfigNorm]) -> list[ConfigNorm]:
 
 
 def _weighed(kind: Kind, norms: Sequence[ConfigNorm], in_gguf: bool) -> Weighed:
-    presets = [norm.norm.preset for norm in norms]
+    presets = [norm.norm.variant for norm in norms]
     offsets = {None if preset is None else PRESETS[preset].scale_offset for preset in presets}
     return Weighed(kind, tuple(norms), offsets.pop() if len(offsets) == 1 else None, in_gguf)

@@ -1,4 +1,4 @@
-"""What no single case can show: dependence on the number of rows, every number of 16 bits, more than 2^31 elements."""
+"""What no single case can show: dependence on the number of rows, and more than 2^31 elements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rmsnorm.identify.batches import dependences
 from rmsnorm.identify.findings import Findings
 from rmsnorm.identify.groups import grouped
 from rmsnorm.identify.probe import open_probe
-from rmsnorm.parity.cases import Case, Data, make
+from rmsnorm.parity.cases import Case, Data
 from rmsnorm.parity.comparison import Comparison, Skip
 from rmsnorm.parity.fitting import adapted_data, expect_in_groups
 from rmsnorm.parity.judge import Outcome, compare, failed
@@ -24,11 +24,7 @@ from rmsnorm.targets.open import WIDTH
 
 BATCHES: Final = "batches"
 LARGE: Final = Case("2^31 elements", (257, 64), ("standard",), "more elements than 31 bits count")
-EVERY: Final = Case("every number", (2, 6), ("standard",), "every bit pattern of 16 bits as an element of a row")
 ELEMENTS: Final = 2**31
-_SIZES: Final = (1.0, 2.0**-9, 2.0**9)  # of the other elements of the row
-_WIDEST: Final = 64  # elements of a row, of which there are 65,536: the golden takes minutes for more
-_CUBED: Final = 2.0**40  # cubes of numbers up to it are in the range of float32: automatic differentiation takes them
 _AT_ONCE: Final = 64  # repetitions of the rows that are compared together
 _TIME: Final = 600.0  # seconds
 
@@ -55,13 +51,6 @@ class Beyond:
     def batches(self) -> list[Comparison]:
         """On y, dx and dscale: whether their bits depend on the number of rows, or on the call."""
         return self._of_both(self._batches)
-
-    def every_number(self, dtype: str, *, extremes: bool) -> list[Comparison]:
-        """On y and dx of rows in which one element is every number of a dtype of 16 bits.
-
-        The others are fixed, of three sizes. Without ``extremes`` numbers whose cubes leave float32 are left out.
-        """
-        return self._of_both(lambda target: self._every_number(target, dtype, extremes=extremes))
 
     def elements(self, dtype: str) -> list[Comparison]:
         """On y of 2^31 elements and some more: 257 rows, again and again."""
@@ -95,35 +84,6 @@ class Beyond:
         wrong = {entry.quantity: failed(entry.quantity, entry.sentence) for entry in reversed(found)}
         names = ("y", "dx", *(("dscale",) if "scale" in target.arguments else ())) if self.gradients else ("y",)
         return [wrong.get(name, Comparison(name, 0.0, 0.0, 1.0, 1.0, 0.0, True, "")) for name in names]
-
-    def _every_number(self, target: Target, dtype: str, *, extremes: bool) -> list[Comparison]:
-        if target.rank not in (None, 2) or target.sizes or (target.resized is None and (target.width or 0) > _WIDEST):
-            return self._skip(EVERY.name, dtype, f"it takes no x of any number of rows and at most {_WIDEST} columns")
-        sized, few = self._posed(target, EVERY, dtype)
-        numbers = np.arange(2**16, dtype=np.uint16).view(dtype)
-        if not extremes:
-            with np.errstate(invalid="ignore"):  # of NaN that signals
-                numbers = numbers[~(np.abs(numbers.astype(np.float64)) > _CUBED)]
-        data = make(replace(few.case, shape=(len(numbers), *few.x.shape[1:])), self.variant, dtype)
-        inputs = {"scale": data.scale, "bias": data.bias, "gate": data.gate}
-        present = {name: array for name, array in inputs.items() if array is not None}
-        worst: dict[str, Comparison] = {}
-        for size in _SIZES:
-            data.x[...] = (np.random.default_rng(26).normal(size=data.x.shape[1:]) * size).astype(dtype)
-            data.x.reshape(len(numbers), -1)[:, 0] = numbers
-            expected = expect_in_groups(data, ("y", "dx") if self.gradients else ("y",), self.group_size)
-            try:
-                results = {"y": [sized.forward(data.x, **present)]}
-                if self.gradients:
-                    results["dx"] = [np.asarray(sized.all_gradients(data.dy, x=data.x, **present)["x"])]
-            except TargetError as error:
-                return [failed("y", str(error))]
-            for comparison in compare(Outcome(results), expected):
-                before = worst.setdefault(comparison.quantity, comparison)
-                worse = max(before, comparison, key=lambda entry: (not entry.passed, entry.parity_ratio))
-                share = min(before.bit_identical, comparison.bit_identical)
-                worst[comparison.quantity] = replace(worse, bit_identical=share)
-        return list(worst.values())
 
     def _elements(self, target: Target, dtype: str) -> list[Comparison]:
         if target.rank not in (None, 2) or target.sizes:

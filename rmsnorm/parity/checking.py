@@ -36,7 +36,6 @@ def check(
     init: Mapping[str, Any] | None = None,
     edges: bool = False,
     batch_invariant: bool = False,
-    exhaustive: bool = False,
     large: bool = False,
     all_cases: bool = False,
     quantities: Sequence[str] | str | None = None,
@@ -73,11 +72,9 @@ def check(
             Else a target may raise an exception, and the report says so; a wrong answer counts always.
         batch_invariant: whether a row must have the same bits, in y and dx, alone and in calls of 2 to 4,096 rows, at
             every place, and dscale the same bits in equal calls.
-        exhaustive: whether y and dx of rows in which one element is each of the 65,536 numbers of float16, and of
-            bfloat16, count; those whose cubes leave float32 only with ``extremes``.
         all_cases: whether every case counts in every dtype, with gradients, also in JAX, which compiles each operation
             for each shape, in a minute or more. Else, unless ``edges`` or ``extremes`` asks for more, JAX has the cases
-            in which the kit's mutants show, most of them in one dtype, and gradients in a few.
+            in which the wrong norms of the tests show, most of them in one dtype, and gradients in a few.
         quantities: those that count, such as ("y", "dx"); None for all.
         accept: what may differ, and why, such as "dscale: 16-bit sums"; all else is judged. That reason is confirmed by
             ``identify``, and dscale must still agree in float32; another reason is taken as it is.
@@ -88,7 +85,8 @@ def check(
         xfails: a file with the known differences, a line for each as a report has it, such as ``'many rows' bf16
             dscale: 16-bit sums``, with ``*`` for any. A line whose comparisons agree is a failure.
         on_progress: called with the run after each case.
-        large: whether y of more than 2^31 elements counts, in the first dtype: 16 GB or more, and minutes.
+        large: whether y of more than 2^31 elements counts, in the first dtype: 16 GB or more, and minutes. For kernels
+            whose offsets have 32 bits, as those of Liger-Kernel (its issue 1483) and vLLM (its issue 43390).
         call: the arguments of a function in their order, such as "out, x, weight, eps", as of ``open_target``.
 
     Raises:
@@ -125,7 +123,7 @@ def check(
     if judging.of_cases():
         judging.of_circumstances()
         judging.refusals.conclude(run, chosen.name, accepted=limits == "auto")
-        judging.of_more(batch_invariant=batch_invariant, exhaustive=exhaustive, large=large)
+        judging.of_more(batch_invariant=batch_invariant, large=large)
         judging.of_what_is_missing()
     if judging.elements:
         judging.of_parameters()

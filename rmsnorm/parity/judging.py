@@ -31,7 +31,6 @@ from rmsnorm.parity.lines import skips
 from rmsnorm.parity.refusals import Refusals, facts_of, levels_of
 from rmsnorm.parity.report import sentences
 from rmsnorm.parity.second import SECOND, of_second
-from rmsnorm.specification import dtypes as formats
 from rmsnorm.specification import errors
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import Target, TargetError
@@ -147,18 +146,13 @@ class Judging:
             self.run.records += labelled(answer, self.variant.name, dtype, name)
             self.on_progress(self.run)
 
-    def of_more(self, *, batch_invariant: bool, exhaustive: bool, large: bool) -> None:
+    def of_more(self, *, batch_invariant: bool, large: bool) -> None:
         """Ask what no single case can show."""
         run, types = self.run, self.types
         more = beyond.Beyond(
             self.target, self.variant, self.group_size, run.skipped, self.differentiated, self.compiled
         )  # fmt: skip
         answers = [(beyond.BATCHES, types[0], more.batches())] if batch_invariant else []
-        for dtype in dict.fromkeys(types) if exhaustive else ():
-            if dtype in formats.HALF:
-                answers.append((beyond.EVERY.name, dtype, more.every_number(dtype, extremes=self.extremes)))
-            else:
-                run.skipped.append(Skip(beyond.EVERY.name, dtype, "it is for x of 16 bits"))
         if large:
             answers.append((beyond.LARGE.name, types[0], more.elements(types[0])))
         for name, dtype, comparisons in answers:

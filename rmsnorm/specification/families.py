@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,33 +19,54 @@ class FamilyNorm(NamedTuple):
     Attributes:
         roles: the last words of their names in the model, such as q_a_layernorm.
         norm: their class.
-        variant: what that computes: the name of a variant, and what it does beside it.
+        variant: the name of the variant that it computes, None where no variant describes it.
         field: the name of eps in config.json, None where eps is in the code.
         eps: the default of that, or what the code has; None where no variant describes the norm.
         size: the field of config.json with the size of a row, or a product of fields; empty if it is not known.
         part: the model_type of the part of the configuration that they belong to, None if that is the whole.
         options: the fields that say whether they are there, each with what it must be (set or not) and is by default.
+        gate: the function and the position of its gate, None where it has none.
+        in_groups: whether groups of a row are normalised apart.
+        gain: whether it has one.
+        why_none: why no variant describes it.
     """
 
     roles: tuple[str, ...]
     norm: str
-    variant: str
+    variant: str | None
     field: str | None
     eps: float | None
     size: str
     part: str | None
     options: tuple[tuple[str, bool, bool], ...] = ()
+    gate: tuple[str, str] | None = None
+    in_groups: bool = False
+    gain: bool = True
+    why_none: str = ""
 
     @property
-    def preset(self) -> str | None:
-        """The variant's name alone."""
-        return None if self.variant.startswith("none:") else self.variant.split(",")[0].split(" but ")[0]
+    def computes(self) -> str:
+        """Its variant, and what it does beside it, in words."""
+        return computes(self._asdict())
 
     def sentence(self, origin: str) -> str:
         """A row of a report; origin: where eps is from."""
         eps = "" if self.eps is None else f", eps {self.eps:g} {origin}"
         rows = f"; rows of {self.size}" if self.size else ""
-        return f"{', '.join(self.roles)}: {self.variant}{eps}{rows} ({self.norm})"
+        return f"{', '.join(self.roles)}: {self.computes}{eps}{rows} ({self.norm})"
+
+
+def computes(row: Mapping[str, Any]) -> str:
+    """What norms compute, in words, from a row of families.json or the fields of a FamilyNorm.
+
+    >>> computes({"variant": "llama", "gate": ("silu", "before"), "in_groups": True})
+    'llama, with a silu gate before the norm, in groups'
+    """
+    if row["variant"] is None:
+        return f"none: {row['why_none']}"
+    gate = f", with a {row['gate'][0]} gate {row['gate'][1]} the norm" if row.get("gate") else ""
+    groups = ", in groups" if row.get("in_groups") else ""
+    return f"{row['variant']}{gate}{groups}{'' if row.get('gain', True) else ', without a gain'}"
 
 
 _NAMES = {"class": "norm", "default": "eps"}  # of a row of the file that are others here
@@ -62,6 +84,7 @@ def families() -> dict[str, tuple[FamilyNorm, ...]]:
             FamilyNorm(
                 tuple(row.pop("roles")),
                 options=tuple((field, *states) for field, states in row.pop("options", {}).items()),
+                gate=tuple(row.pop("gate")) if "gate" in row else None,
                 **{_NAMES.get(key, key): value for key, value in row.items()},
             )
             for row in rows

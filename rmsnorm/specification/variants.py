@@ -274,7 +274,7 @@ def get_variant(op: str, variant: str | Variant) -> Variant:
     if variant not in PRESETS:
         family = family_named(variant)
         if family is not None and variant.lower() not in PRESETS:
-            raise errors.family(op, variant, [(norm.variant, norm.eps) for norm in families()[family]])
+            raise errors.family(op, variant, [(norm.computes, norm.eps) for norm in families()[family]])
         near = difflib.get_close_matches(variant.lower(), PRESETS, n=1)
         raise errors.not_a_choice(op, "variant", variant, tuple(PRESETS), near[0] if near else None)
     return PRESETS[variant]

@@ -173,10 +173,16 @@ def framework_name(op: str, name: str) -> str:
 
 def _open(thing: Any, name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
     target = _opened(thing, name, width, init, call)
-    if isinstance(thing, type) or target.required:
-        return target  # of a layer that was opened here, too
-    called = next((getattr(thing, name) for name in ("forward", "call") if hasattr(thing, name)), thing)
-    return replace(target, required=required_options(called))
+    if not isinstance(thing, type) and not target.required:  # of a class, the layer was asked
+        called = next((getattr(thing, name) for name in ("forward", "call") if hasattr(thing, name)), thing)
+        target = replace(target, required=required_options(called))
+    return target if target.library else replace(target, library=library_of(thing))
+
+
+def library_of(thing: Any) -> str:
+    """The package that the class of a layer, or a function, is of."""
+    own = _plain(thing)
+    return (getattr(own, "__module__", None) or "").partition(".")[0]  # of an object that of its class
 
 
 def _opened(thing: Any, name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
@@ -274,7 +280,7 @@ def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
         return Target(
             name, candidate, opened, whole, caller.arguments, notes=caller.notes, shape_of=shape_of,
             derivatives=derivatives, asks=caller.asks, automatic=not caller.writes,
-            required=caller.required, optional=caller.optional,
+            required=caller.required, optional=caller.optional, library=library_of(function),
             given=lambda values: target_for(candidate, caller.with_values(**values)), backward=backward,
         )  # fmt: skip
 

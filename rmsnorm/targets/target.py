@@ -99,7 +99,8 @@ class Target:
 
     Attributes:
         name, framework: as in reports.
-        bridge: to the library.
+        bridge: to the library that computes it.
+        library: the package that its class or function is of.
         function: takes the library's arrays by the name of the argument: x, and some of ``arguments``.
         arguments: what the function takes beside x: some of scale, bias, factor, gate, gate_vector, mask and residual.
         width: the only size of the normalised axis that it takes, None for any.
@@ -158,6 +159,7 @@ class Target:
     named_width: int | None = None
     limits: Limits = field(default_factory=Limits)
     mode: str = ""
+    library: str = ""
     noticed: Noticed = field(default_factory=Noticed)
 
     @property

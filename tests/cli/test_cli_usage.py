@@ -41,7 +41,7 @@ USAGE = [
     ),
     ("check x:y --json /no/such/folder/x.json", NO_FOLDER),
     ("check x:y --device tpu", "rmsnorm check: device is 'tpu', expected 'cpu' or 'cuda'"),
-    ("check --all", "No such option"),
+    ("check --every", "No such option"),
     ("identify no_such:norm", "rmsnorm identify: no_such cannot be imported ("),
     ("variants --json --markdown", "--json and --markdown are given, expected one of them"),
     ("identify torch.nn:RMSNor", "torch.nn has no 'RMSNor'"),
@@ -93,7 +93,7 @@ HELP = {
     ),
     "check": (
         "--variant --eps --dtype --init --framework --group-size --compiled --no-gradients --device --json --junit "
-        "--edges --batch-invariant --exhaustive --large",
+        "--edges --batch-invariant --large",
         "rmsnorm check my_norm:norm --variant llama", "Exit status: 0 everything agrees", "rmsnorm selftest",
     ),
     "identify": (

@@ -27,8 +27,8 @@ Replaced = importlib.import_module("rmsnorm.conversion.replacement.change").Repl
 GATED = {
     "mamba2.MambaRMSNormGated": ((64, 16), "llama", "silu gate before the norm, in groups of 16"),  # dgate cancels
     "qwen3_next.Qwen3NextRMSNormGated": ((16,), "apex", "silu gate after the norm"),
-    "kimi_linear.KimiLinearRMSNormGated": ((16,), "torch", "sigmoid gate after the norm"),
-    "falcon_h1.FalconH1RMSNormGated": ((32, 1e-5, 4, False), "torch", "silu gate before the norm, in groups of 8"),
+    "kimi_linear.KimiLinearRMSNormGated": ((16,), "standard", "sigmoid gate after the norm"),
+    "falcon_h1.FalconH1RMSNormGated": ((32, 1e-5, 4, False), "standard", "silu gate before the norm, in groups of 8"),
 }
 
 

@@ -29,7 +29,7 @@ def test_eps_is_that_of_the_file_but_where_the_code_has_one(tmp_path):
     assert (eps["input_layernorm"], unknown) == ((3e-4, "file"), {})
     norms, _ = identify_config(folder(tmp_path, model_type="qwen3_next"))
     assert {row.origin for row in norms} == {"default"}
-    assert {row.norm.preset for row in norms} == {"apex", "gemma"}
+    assert {row.norm.variant for row in norms} == {"apex", "gemma"}
 
 
 def test_parts_are_followed(tmp_path):

@@ -6,12 +6,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+from mutants import FAULTS, MUTANTS
 
 from rmsnorm import Variant
 from rmsnorm.identify import Target, identify
 from rmsnorm.parity.cases import CASES, make
 from rmsnorm.parity.equations import candidate
-from rmsnorm.parity.mutants import FAULTS, MUTANTS
 from rmsnorm.specification.call import Spec, resolve
 from rmsnorm.targets.bridges import NumPy
 

@@ -7,6 +7,7 @@ import os
 
 import numpy as np
 import pytest
+from mutants import FAULTS, MUTANTS
 
 from rmsnorm import PRESETS
 from rmsnorm.accuracy.bounds import LANES, QUANTITIES, bound, error_of
@@ -18,7 +19,6 @@ from rmsnorm.parity.differences import differences
 from rmsnorm.parity.equations import EQUATIONS, Steps, candidate, lost
 from rmsnorm.parity.fitting import _unfit, has_gradients, is_quick, requested_cases
 from rmsnorm.parity.judge import Outcome, compare, expect, golden, judge
-from rmsnorm.parity.mutants import FAULTS, MUTANTS
 from rmsnorm.specification import dtypes
 from rmsnorm.targets import open_target
 

@@ -15,11 +15,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 from commands import rmsnorm
+from mutants import FAULTS
 
 from rmsnorm import Quantisation, Variant
 from rmsnorm.parity import static, static_files, static_quantised, vectors
 from rmsnorm.parity.equations import candidate
-from rmsnorm.parity.mutants import FAULTS
 from rmsnorm.parity.quantised_cases import numbers_of, quotients
 
 pytestmark = pytest.mark.needs("ml_dtypes>=0.5", "which has E2M1 and E8M0")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors
 from commands import rmsnorm
+from mutants import FAULTS
 from safetensors.numpy import save_file
 
 from rmsnorm import Variant
@@ -21,7 +22,6 @@ from rmsnorm.parity import instead, report, vectors
 from rmsnorm.parity.cases import make, recast, select
 from rmsnorm.parity.equations import candidate
 from rmsnorm.parity.judge import expect, golden, judge
-from rmsnorm.parity.mutants import FAULTS
 
 ROOT = Path(__file__).parents[2]
 TYPES = {"F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32, "F64": np.float64, "BOOL": np.bool_}

@@ -133,19 +133,6 @@ def test_a_refusal_is_an_edge() -> None:
     assert not check(lambda x, weight: right(x, weight) + (x.shape[0] == 1), framework="torch", dtypes="float32").passed
 
 
-def test_one_number_of_65536() -> None:
-    """The function is wrong for 33.25 as the first element of a row, and for its neighbours in bfloat16 right."""
-
-    def wrong(x: Any, weight: Any) -> Any:
-        y = right(x, weight)
-        return torch.where(x[..., :1] == 33.25, 1.5 * y, y) if x.shape[-1] == 6 else y
-
-    assert check(wrong, dtypes="bfloat16", gradients=False).passed
-    report = check(wrong, dtypes="bfloat16", exhaustive=True, gradients=False)
-    assert {record.case for record in report.run.failures} == {"every number"}
-    assert check(right, dtypes="bfloat16", exhaustive=True).passed
-
-
 def test_more_elements_than_an_index_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 2^16 in the place of 2^31."""
     monkeypatch.setattr(beyond, "ELEMENTS", 2**16)
@@ -159,23 +146,15 @@ def test_more_elements_than_an_index_counts(monkeypatch: pytest.MonkeyPatch) -> 
 MAMBA = Variant.get("llama").replace(gate_position="before")
 
 
-@pytest.mark.parametrize("question", ["batch_invariant", pytest.param("exhaustive", marks=pytest.mark.slow), "large"])
+@pytest.mark.parametrize("question", ["batch_invariant", "large"])
 def test_every_question_is_asked_of_groups_and_gates(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beyond, "ELEMENTS", 2**16)
-    monkeypatch.setattr(beyond, "_SIZES", (1.0,))
     options: dict[str, Any] = {"dtypes": "bfloat16", "group_size": 4, "gradients": question != "large"}
-    name = {"batch_invariant": beyond.BATCHES, "exhaustive": beyond.EVERY.name, "large": beyond.LARGE.name}[question]
+    name = {"batch_invariant": beyond.BATCHES, "large": beyond.LARGE.name}[question]
     report = check(mamba2, MAMBA, **options, **{question: True})
     assert report.passed, report.text
     assert name in {record.case for record in report.run.records}
 
-    def wrong(x: Any, weight: Any, gate: Any) -> Any:
-        y = mamba2(x, weight, gate)
-        return torch.where(x[..., :1] == 2.0**30, 1.5 * y, y)
-
-    if question == "exhaustive":
-        failures = check(wrong, MAMBA, **options, exhaustive=True).run.failures
-        assert {record.case for record in failures} == {name}
     if question == "batch_invariant":  # each group of a row has a gain of its own
         assert identify(mamba2)["batches"] == "the same"
 

@@ -98,7 +98,8 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
         differences = () if chosen is None else identity.differences(chosen)
         norm = norm if chosen is None else norm.with_variant(chosen)
         why = "; ".join(differences) or _remark(backend.others(module), norm)
-        report.append(Replacement(name, kind, norm.variant, why, not dry_run, None if differences else roundings))
+        seen, more = None if differences else roundings, (norm.gate is not None, norm.group)
+        report.append(Replacement(name, kind, norm.variant, why, not dry_run, seen, *more))
         changes.append((module, norm))
     if changes and not dry_run:
         change(changes, backend.become)

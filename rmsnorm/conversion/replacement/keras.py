@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import keras
@@ -18,6 +19,7 @@ from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.conversion.replacement.settings import Settings, settings_of
 from rmsnorm.identify import Target
 from rmsnorm.targets.layers import build, made_again, open_keras
+from rmsnorm.targets.open import library_of
 from rmsnorm.tf_impl.layers import RMSNormalization, compute
 
 
@@ -108,7 +110,7 @@ class Keras(Backend):
         if getattr(layer, "quantization_mode", None):
             raise Unproven("it is quantised; call replace before that")
         _fresh(layer)
-        target = open_keras(layer, layer.name, "cpu")
+        target = replace(open_keras(layer, layer.name, "cpu"), library=library_of(layer))
         require_gain_alone(target, self.tensors(layer))
         self._settings(layer)
 

@@ -15,10 +15,10 @@ from rmsnorm.accuracy.bounds import of_replacement
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.conversion.replacement.in_kit import is_asked, require_golden
-from rmsnorm.conversion.replacement.layout import Norm, find_layout, size_of_gain
+from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.report import UNSUPPORTED, NoNorm, Roundings, Unproven, recognised
 from rmsnorm.identify import Identity, Target, TargetError
-from rmsnorm.identify.layout import parameters
+from rmsnorm.identify.layout import find_axes, parameters, size_of_gain
 from rmsnorm.identify.solve import identify_opened
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.specification import dtypes
@@ -129,7 +129,7 @@ def _identified(target: Target, asked: Target, x: str, gate: str | None) -> tupl
 
     def ask(width: int | None) -> tuple[Norm, Identity]:
         sized, called = (replace(each, width=width, arguments=arguments) for each in (target, asked))
-        norm = find_layout(_quick(sized), x, gate)
+        norm = _placed(_quick(sized), x, gate)
         return norm, identify_opened(called, layout=norm.example, gradients=False, time_limit=_TIME)
 
     norm, identity = ask(target.width)
@@ -145,6 +145,24 @@ def _identified(target: Target, asked: Target, x: str, gate: str | None) -> tupl
         norm = replace(norm, shapes=shapes, width=width, group=group)
     offset = variant.scale_offset if norm.scale and not vector else 0.0
     return replace(norm, variant=variant, offset=offset), identity
+
+
+def _placed(target: Target, x: str, gate: str | None) -> Norm:
+    """Where a layer with these names of x and of its gate normalises; the variant is not known yet.
+
+    Raises:
+        NoNorm, Unproven: it normalises no axes, cannot be called, or returns more than y.
+    """
+    failure: Unproven = NoNorm("it computes something else")
+    try:
+        where = find_axes(target)
+    except TargetError as error:
+        where, failure = None, NoNorm(f"it cannot be called: {error}")
+    if target.returned:
+        raise (NoNorm if gate is None else Unproven)(f"it returns {' and '.join(sorted(target.returned))}")
+    if where is None:
+        raise failure
+    return Norm(**vars(where), scale=target.names.get("scale"), bias=target.names.get("bias"), x=x, gate=gate)
 
 
 def require_gain_alone(target: Target, names: list[str]) -> None:

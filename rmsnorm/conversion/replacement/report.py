@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, assert_never, get_args
 
 from rmsnorm.identify import Identity
-from rmsnorm.identify.names import named
-from rmsnorm.specification.variants import PRESETS, GateFunction, GatePosition, Variant
+from rmsnorm.specification.variants import GateFunction, Variant
 
 UNSUPPORTED: Final = "it has a gate or groups that replace does not support there"
 
@@ -60,6 +59,8 @@ class Replacement:
         why: "recognised", or what differs now; or the reason why the module was not replaced.
         done: whether the model was changed, False of a dry run.
         roundings: of a recognised module that computes in 16 bits, how y differs.
+        gated: whether it has a gate; its function and position are those of the variant.
+        group: the number of neighbours that are normalised together, None for all.
     """
 
     name: str
@@ -68,6 +69,8 @@ class Replacement:
     why: str
     done: bool = field(default=True, compare=False)
     roundings: Roundings | None = None
+    gated: bool = False
+    group: int | None = None
 
     def __str__(self) -> str:
         form = "" if self.variant is None else f"RMSNorm, variant {self.variant.name}, eps {self.variant.eps}"
@@ -91,16 +94,13 @@ def recognised(identity: Identity, *, gated: bool) -> Variant:
         NoNorm: it computes no RMSNorm.
         Unproven: it computes more than a variant says.
     """
-    function, position = (identity.of_gate.get(name) for name in ("gate_function", "gate_position"))
     fits = identity.plain
     if gated or identity["group_size"]:
-        known = function in get_args(GateFunction) and position in get_args(GatePosition)
-        known = known if gated else not function
-        fits = identity.recognised and identity.last_axes and known
-    if not fits:
+        known = identity.gate and identity.gate.function in get_args(GateFunction) if gated else not identity.gate
+        fits = identity.recognised and identity.last_axes and bool(known)
+    if not fits or identity.variant is None:
         raise _reason(identity)
-    variant = _named(identity)
-    return variant.replace(**identity.of_gate) if gated else variant
+    return identity.variant.replace(**identity.of_gate) if gated else identity.variant
 
 
 def _reason(identity: Identity) -> Unproven:
@@ -121,11 +121,3 @@ def _reason(identity: Identity) -> Unproven:
             evidence = next((finding.evidence for finding in identity.findings if finding.name == "kind"), "")
             return NoNorm(defects or f"it computes something else: {evidence}")
     assert_never(identity.kind)  # so that a kind without a reason fails the check of types
-
-
-def _named(identity: Identity) -> Variant:
-    """The variant with the name of a preset that differs at most in eps, "torch" first; or named by the nearest one."""
-    variant = identity.variant
-    assert variant is not None  # noqa: S101  (of every RMSNorm)
-    preset = named(variant, (PRESETS["torch"], *PRESETS.values()), unlike=("eps", "bias"), own=("eps",))
-    return preset if preset is not variant else variant.replace(name=identity.described.removeprefix("the variant "))
