@@ -1,22 +1,24 @@
 """What every test shares: settings of the frameworks before any import, compiled code on disk, and which tests run.
 
-``make test`` leaves out the tests with the mark ``slow``. Of a test with many cases it runs a sample: three for each
-framework, or as many as the mark ``sample(n)`` says. ``make test-all`` (``pytest --all``) runs everything. A sample
-depends on RMSNORM_TEST_SEED alone, by default the week, as in 2026-W48; the first lines of a run say it. Every case
-runs of a file that git shows as different from the branch main.
+``make test`` leaves out the tests with the mark ``slow``. Which cases of the others run depends on what changed since
+the branch main (`tests/changes.py`): of a part that changed all of them, and the tests with the mark ``costly``; of a
+part that stands on it three for each framework, or as many as the mark ``sample(n)`` says; of any other test one.
+Where git does not know what changed, every part gets the three. ``make test-all`` (``pytest --all``) runs everything.
+The sample depends on RMSNORM_TEST_SEED alone, by default the commit, without git the date; the first lines of a run
+say it.
 """
 
 from __future__ import annotations
 
 import os
 import random
-import subprocess
 import sys
 from collections import defaultdict
 from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
 
+import changes
 import pytest
 
 from rmsnorm.parity.run import keep_what_jax_compiles
@@ -34,7 +36,8 @@ if os.environ.get("RMSNORM_TEST_BYTECODE") != "0" and os.environ.pop("PYTHONDONT
     sys.dont_write_bytecode = False
 _TESTS = Path(__file__).with_name("tests")
 CASES = 3
-SEED = os.environ.setdefault("RMSNORM_TEST_SEED", f"{date.today():%G-W%V}")  # workers and other processes inherit it
+# Workers and other processes inherit it.
+SEED = os.environ.setdefault("RMSNORM_TEST_SEED", (changes.commit() or f"{date.today()}")[:12])
 _HAS_KERNELS = bool(find_spec("rmsnorm.cpu._native"))
 if not _HAS_KERNELS:
     os.environ.setdefault("RMSNORM_CPU_KERNELS", "0")  # the warning that they are missing would be an error
@@ -68,27 +71,34 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also the slow tests, and every case of those that are sampled")
+    parser.addoption(
+        "--changed",
+        action="append",
+        metavar="PATHS",
+        help="which files or folders count as changed, as rmsnorm/cpu,docs; by default what git shows since main",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--all"):
         os.environ["RMSNORM_TEST_ALL"] = "1"  # for tests that run pytest, and workers
+    paths = config.getoption("--changed")
+    try:
+        config._rmsnorm_change = changes.since_main() if paths is None else changes.of(paths)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     if "RMSNORM_TEST_ALL" in os.environ:
         return "every test and every case"
-    return f"without slow tests; samples of RMSNORM_TEST_SEED={SEED}; --all runs everything"
-
-
-def _changed() -> set[Path]:
-    """The files that differ from the branch main; none where git, the repository or the branch is missing."""
-    command = ["git", "-C", str(_TESTS), "diff", "--name-only", "--relative", "main", "--", "."]
-    try:
-        names = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
-    except (OSError, subprocess.SubprocessError):
-        return set()
-    return {_TESTS / name for name in names.splitlines()}
+    change = config._rmsnorm_change
+    if change is None:
+        which = f"{CASES} cases of each test"
+    else:
+        names = [", ".join(parts) or "no part" for parts in (change.touched, change.above)]
+        which = f"all cases for what changed ({names[0]}), {CASES} for what stands on it ({names[1]}), 1 for the rest"
+    return f"{which}; no slow test; RMSNORM_TEST_SEED={SEED}; --all runs everything"
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
@@ -96,18 +106,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leaves out slow tests, and all but some cases of a test. One that is named by its id runs whole."""
     if "RMSNORM_TEST_ALL" in os.environ or any("::" in argument for argument in config.args):
         return
-    groups: defaultdict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
-    left = [item for item in items if item.get_closest_marker("slow")]
-    changed = _changed()
+    groups: defaultdict[tuple[str, str, int], list[pytest.Item]] = defaultdict(list)
+    left = []
     for item in items:
-        callspec = getattr(item, "callspec", None)
-        if callspec and item.path not in changed and not item.get_closest_marker("slow"):
-            groups[item.nodeid.partition("[")[0], str(callspec.params.get("framework"))].append(item)
-    for (name, framework), cases in groups.items():
-        mark = cases[0].get_closest_marker("sample")
-        count = mark.args[0] if mark else CASES
-        kept = random.Random(f"{SEED} {name} {framework}").sample(range(len(cases)), min(count, len(cases)))
-        left += [case for number, case in enumerate(cases) if number not in kept]
+        callspec, mark = getattr(item, "callspec", None), item.get_closest_marker("sample")
+        framework = callspec.params.get("framework") if callspec else None
+        framework = framework if isinstance(framework, str) else ""
+        path = item.path.relative_to(_TESTS.parent).as_posix()
+        cases = config._rmsnorm_change.cases(path, framework) if config._rmsnorm_change else "some"
+        if item.get_closest_marker("slow") or (cases != "all" and item.get_closest_marker("costly")):
+            left.append(item)
+        elif callspec and cases != "all":
+            count = 1 if cases == "one" else mark.args[0] if mark else CASES
+            groups[item.nodeid.partition("[")[0], "" if cases == "one" else framework, count].append(item)
+    for (name, framework, count), group in groups.items():
+        kept = random.Random(f"{SEED} {name} {framework}").sample(range(len(group)), min(count, len(group)))
+        left += [item for number, item in enumerate(group) if number not in kept]
     if left:
         config.hook.pytest_deselected(items=left)
         gone = set(left)

@@ -28,37 +28,9 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
+from changes import ALLOWED, TESTS, part_of
+
 ROOT = Path(__file__).parents[1]
-OF_EVERY_FRAMEWORK = ["tests/test_interface.py", "tests/test_numbers.py", "tests/test_gate.py"]
-# The tests of each part, those that are likely to notice most first. A file belongs to the first part it starts with.
-TESTS = {
-    "rmsnorm/numpy_impl": ["tests/numpy_impl", "tests/test_gate.py"],
-    "rmsnorm/torch_impl": ["tests/torch_impl", *OF_EVERY_FRAMEWORK],
-    "rmsnorm/tf_impl": ["tests/tf_impl", *OF_EVERY_FRAMEWORK],
-    "rmsnorm/flax_impl": ["tests/flax_impl", *OF_EVERY_FRAMEWORK],
-    "rmsnorm/cpu": [
-        "tests/cpu",
-        "tests/torch_impl/test_torch.py",
-        "tests/torch_impl/test_torch_rows.py",
-        *OF_EVERY_FRAMEWORK[1:],
-    ],
-    "rmsnorm/accuracy": ["tests/parity", "tests/identify"],
-    "rmsnorm/targets": ["tests/targets", "tests/identify"],
-    "rmsnorm/identify": ["tests/identify"],
-    "rmsnorm/parity": ["tests/parity"],
-    "rmsnorm/conversion": ["tests/conversion"],
-    "rmsnorm/nematus": ["tests/nematus"],
-    "rmsnorm/explaining.py": ["tests/test_explain.py"],
-    "rmsnorm/cli": ["tests/cli", "tests/test_readme.py"],
-    "rmsnorm/files/tensors.py": ["tests/identify/test_checkpoint.py", "tests/nematus/test_hostile_files.py"],
-    "rmsnorm/": [
-        "tests/specification",
-        "tests/test_interface.py",
-        "tests/test_imports.py",
-        "tests/targets",
-        "tests/cli",
-    ],
-}
 SKIPPED = ("rmsnorm/gpu/",)  # interpreted kernels: their tests take minutes
 _OTHER_WAY = {
     ast.Lt: ">=", ast.LtE: ">", ast.Gt: "<=", ast.GtE: "<", ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not",
@@ -67,8 +39,8 @@ _OTHER_WAY = {
 _OTHER_OPERATION = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*"}
 
 
-def part(path: str) -> str:
-    return next(start for start in TESTS if path.startswith(start))
+def tests_of(path: str) -> list[str]:
+    return TESTS[part_of(path)]
 
 
 def _changed(line: str, start: int, end: int, text: str) -> str:
@@ -125,7 +97,7 @@ def _is_text(node: ast.AST) -> bool:
 
 def choose(count: int, seed: int) -> list[dict[str, Any]]:
     """The mutants: at least two of each part, the rest where most of the code is."""
-    every: dict[str, list[dict[str, Any]]] = {start: [] for start in TESTS}
+    every: dict[str, list[dict[str, Any]]] = {name: [] for name in ALLOWED}
     for path in sorted((ROOT / "rmsnorm").rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
         if name.startswith(SKIPPED):
@@ -140,13 +112,13 @@ def choose(count: int, seed: int) -> list[dict[str, Any]]:
                 ast.parse("\n".join(changed))
             except SyntaxError:
                 continue
-            every[part(name)].append({"file": name, "line": number, "kind": kind, "new": line})
+            every[part_of(name)].append({"file": name, "line": number, "kind": kind, "new": line})
     draw = random.Random(seed)
     total = sum(map(len, every.values()))
     chosen = []
-    for start in TESTS:
-        wanted = max(2, round(count * len(every[start]) / total))
-        chosen += draw.sample(every[start], min(wanted, len(every[start])))
+    for mutants in every.values():
+        wanted = max(2, round(count * len(mutants) / total))
+        chosen += draw.sample(mutants, min(wanted, len(mutants)))
     draw.shuffle(chosen)
     return chosen[:count]
 
@@ -159,8 +131,7 @@ def _run(folder: Path, mutant: dict[str, Any], every: bool, limit: float) -> dic
     old, lines[mutant["line"] - 1] = lines[mutant["line"] - 1], mutant["new"]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider"]
-    tests = TESTS[part(mutant["file"])] if mutant["file"] else []
-    command += [*(["--all"] if every else []), *tests, mutant["file"]]
+    command += [*(["--all"] if every else ["--changed", mutant["file"]]), *tests_of(mutant["file"]), mutant["file"]]
     start = time.monotonic()
     environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "RMSNORM_TEST_BYTECODE": "0"}
     process = subprocess.Popen(

@@ -8,17 +8,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from changes import ALLOWED, PART
 from imports import circles, imports_of
 
 ROOT = Path(__file__).parents[1]
-ROW = re.compile(r"^\| (?P<names>`[^|]+`) \|[^|]+\|(?P<allowed>[^|]*)\|$", re.MULTILINE)
-ROWS = [
-    (re.findall(r"`(\w+)`", row["names"]), set(re.findall(r"`(\w+)`", row["allowed"])))
-    for row in ROW.finditer((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
-]
-ALLOWED = {names[0]: allowed for names, allowed in ROWS}  # by part, lowest first
-PART = {name: names[0] for names, _ in ROWS for name in names}  # by file or folder
-
 # Modules that load others by a name put together at run time: what the name can be. Packages load what users ask
 # for, which is no import of theirs.
 BY_NAME = {

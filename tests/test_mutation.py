@@ -38,7 +38,8 @@ def test_a_fault_is_put_in_judged_and_taken_out(new, verdict, tmp_path, monkeypa
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "half.py").write_text("HALF = 1\n")
     (tmp_path / "test_half.py").write_text("from package.half import HALF\n\ndef test_half():\n    assert HALF == 1\n")
-    monkeypatch.setattr(mutation, "TESTS", {"package/": ["test_half.py"]})
+    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser): parser.addoption('--changed')\n")
+    monkeypatch.setattr(mutation, "tests_of", lambda path: ["test_half.py"])
     result = mutation._run(tmp_path, {"file": "package/half.py", "line": 1, "new": new}, every=False, limit=60.0)
     assert (result["verdict"], result["old"]) == (verdict, "HALF = 1")
     assert Path(tmp_path / "package" / "half.py").read_text() == "HALF = 1\n"
