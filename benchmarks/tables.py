@@ -2,6 +2,7 @@
 
 python benchmarks/tables.py model     # a Transformer with each norm
 python benchmarks/tables.py readme    # the layers in two sentences; short: in a few cells; all-layers: in every mode
+python benchmarks/tables.py kernels   # each kernel for CPUs on every processor that was measured
 """
 
 from __future__ import annotations
@@ -132,6 +133,25 @@ def model(path: Path) -> str:
     return markdown(lines)
 
 
+def kernels() -> str:
+    """A line for each kernel and dtype, a column for each processor and level: ours and LayerNorm, in L2 and memory."""
+    columns: dict[str, dict[tuple[str, str, str], dict[str, float]]] = {}
+    for path in sorted(RESULTS.glob("kernels-*.jsonl")):
+        machine, *found = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        name = path.stem.removeprefix("kernels-").removesuffix(f"-{machine['date'][:10]}")
+        for r in found:
+            column = columns.setdefault(f"{name}, {r['level']}, {machine['date'][:10]}", {})
+            column[r["kernel"], r["dtype"], r["place"]] = r["ns"]
+    lines = [["", *columns], ["---"] * (len(columns) + 1)]
+    for kernel, dtype in dict.fromkeys(key[:2] for column in columns.values() for key in column):
+        texts = []
+        for column in columns.values():
+            both = [column[kernel, dtype, place] for place in ("L2", "memory")]
+            texts.append("; ".join(" / ".join(numbers([ns[n]]) for n in ("ours", "LayerNorm") if n in ns) for ns in both))
+        lines.append([f"{kernel}, {dtype}", *texts])
+    return markdown(lines)
+
+
 def markdown(lines: Iterable[Iterable[str]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines).replace("|  |", "| |")
 
@@ -141,6 +161,8 @@ def table(name: str) -> str:
         return model(MODEL)
     if name == "short":
         return short(LAYERS)
+    if name == "kernels":
+        return kernels()
     if name == "readme":
         return readme(LAYERS)
     return layers([(shape, dtype) for dtype in DTYPES for shape in SHAPES], LAYERS, ROWS)

@@ -106,12 +106,13 @@ def table(page, command):
     ("page", "command"),
     [
         ("docs/which.md", "docs/families.py"), ("docs/performance.md", "benchmarks/tables.py short"),
+        ("docs/performance.md", "benchmarks/tables.py kernels"),
         ("docs/versions.md", "tests/versions/run.py --table"), ("README.md", "benchmarks/tables.py readme"),
         ("benchmarks/README.md", "benchmarks/tables.py model"),
         ("benchmarks/README.md", "benchmarks/tables.py all-layers"),
     ],
 )  # fmt: skip
-@pytest.mark.sample(6)
+@pytest.mark.sample(7)
 def test_tables_are_generated(page, command):
     wanted = printed(*command.split(), cwd=ROOT, timeout=60)
     assert table(page, f"python {command}") == wanted, f"put the output of `python {command}` into {page}"
