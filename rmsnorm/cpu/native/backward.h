@@ -21,6 +21,10 @@ constexpr double is_parallel = 0x1p-8, cancels_below = 0x1p-24;
 
 // In 2^-24 of the terms: h / rho and its factor, three products and a difference, 1 / rho, the ends of the interval.
 constexpr float backward_units = 12 * 0x1p-24f;
+// The same for float16, where so many elements are in doubt that each unit counts. A term has the roundings of a factor and of
+// a product, the difference has one, the product with 1 / rho two, an end one. The tenth is for products of errors. If the
+// exact result is 0, or next to nothing beside its terms, the ends have two signs, and so are not equal.
+constexpr double half_backward_units = 6.1 * 0x1p-24;
 
 // Elements `from` to `to` of a row of dx. Returns whether one of them is a small difference of large terms.
 template <Format X, Format Y>
@@ -41,31 +45,55 @@ inline bool fill_gradient(
     });
 }
 
-// dx = (dy gain - h / rho share) / rho in float32 arithmetic, from bfloat16 to bfloat16; see single.h.
+// Whether a row of dx in a format of 16 bits may be computed in float32 arithmetic; see single.h.
+template <Format F>
+inline bool is_single_gradient(double factor, double share) {
+    double size = std::fabs(share);
+    // The least number of float16 is 2^-24. So its terms are 0 or above 2^-104, and none is out of range.
+    if (F == Format::f16 && 0 < size && size < 0x1p-40) return false;
+    return 0x1p-20 < factor && factor < 0x1p20 && size < 0x1p20;
+}
+
+// dx = (dy gain - h / rho share) / rho in float32 arithmetic, from 16 bits to 16 bits of the same format.
+template <Format F>
 inline bool fill_gradient_single(
     const std::uint16_t* h, const std::uint16_t* dy, const double* gain, const float* gain32, double factor,
     double share, double step, std::uint16_t* dx, std::int64_t n) {
-    Float inverse = all_singles(static_cast<float>(factor)), part = all_singles(static_cast<float>(share));
-    Float units = all_singles(backward_units);
-    Word none = all_singles(share == 0) != 0.0f;
+    Float inverse = all_singles(static_cast<float>(factor));
     bool cancels = false;
     auto again = [=, &cancels](std::int64_t from, std::int64_t to) {
-        cancels |= fill_gradient<Format::bf16, Format::bf16>(h, dy, nullptr, gain, factor, step, dx, from, to);
+        cancels |= fill_gradient<F, F>(h, dy, nullptr, gain, factor, step, dx, from, to);
     };
-    auto compute = [=](std::int64_t j) RMSNORM_BODY {
+    Float along = all_singles(static_cast<float>(step)), bound = all_singles(static_cast<float>(factor * half_backward_units));
+    auto compute_f16 = [=](std::int64_t j) RMSNORM_BODY {
         Float g;
         std::memcpy(&g, gain32 + j, sizeof g);
-        Float dy_j = load_singles<Format::bf16>(dy + j), h_j = load_singles<Format::bf16>(h + j);
+        Float first = load_singles<F>(dy + j) * g, second = load_singles<F>(h + j) * along;
+        Float gradient = fma(inverse, first - second, Float{}), size = magnitude(first) + magnitude(second);  // a zero is +0
+        Ends ends(fma(-bound, size, gradient), fma(bound, size, gradient));
+        std::memcpy(dx + j, &ends.one, sizeof ends.one);
+        if (any(ends.differ())) [[unlikely]] call_rarely(again, j, j + singles);
+    };
+    Float part = all_singles(static_cast<float>(share)), units = all_singles(backward_units);
+    Word none = all_singles(share == 0) != 0.0f;
+    auto compute_bf16 = [=](std::int64_t j) RMSNORM_BODY {
+        Float g;
+        std::memcpy(&g, gain32 + j, sizeof g);
+        Float dy_j = load_singles<F>(dy + j), h_j = load_singles<F>(h + j);
         Float first = dy_j * g, second = (h_j * inverse) * part;
         Float gradient = inverse * (first - second), size = inverse * (magnitude(first) + magnitude(second));
-        store_singles<Format::bf16>(dx + j, gradient + Float{});  // a zero becomes +0
+        store_singles<F>(dx + j, gradient + Float{});  // a zero becomes +0
         Word doubt = is_split(gradient, size * units) | is_far_out(size);
         if (any(doubt)) [[unlikely]] {  // of zeros there is none: no product underflowed
             Word zero = ((dy_j == 0.0f) | (g == 0.0f)) & ((h_j == 0.0f) | none);
             if (any(doubt & ~zero)) call_rarely(again, j, j + singles);
         }
     };
-    by_registers(n, compute, again);
+    if constexpr (F == Format::f16) {
+        by_registers(n, compute_f16, again);
+    } else {
+        by_registers(n, compute_bf16, again);
+    }
     return cancels;
 }
 

@@ -104,6 +104,39 @@ RMSNORM_INLINE HalfPart to_single(Part wide) {
 #endif
 }
 
+// Eight numbers from memory, as float32.
+template <Format F>
+RMSNORM_INLINE void load_narrow(HalfPart (&single)[parts], const Stored<F>* from) {
+    if constexpr (F == Format::f32) {
+        load_parts(single, from);
+    } else {
+#if defined(__AVX2__)
+#if !defined(__AVX512F__)
+        if constexpr (F == Format::f16) {  // four and four, which is faster than to divide eight
+            for (int i = 0; i < parts; ++i) {
+                single[i] = _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i * native)));
+            }
+            return;
+        }
+#endif
+        __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+        __m256 eight = F == Format::f16 ? _mm256_cvtph_ps(words)
+                                        : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
+        split(eight, single);
+#else
+        float eight[lanes];
+        for (int i = 0; i < lanes; ++i) {
+            if constexpr (F == Format::f16) {
+                eight[i] = static_cast<float>(bits<Half>(from[i]));
+            } else {
+                eight[i] = bits<float>(static_cast<std::uint32_t>(from[i]) << 16);
+            }
+        }
+        std::memcpy(single, eight, sizeof single);
+#endif
+    }
+}
+
 // Eight numbers from memory, as float64.
 template <Format F>
 RMSNORM_INLINE D load(const Stored<F>* from) {
@@ -111,26 +144,7 @@ RMSNORM_INLINE D load(const Stored<F>* from) {
         return load_plain(from);
     } else {
         HalfPart single[parts];
-        if constexpr (F == Format::f32) {
-            load_parts(single, from);
-        } else {
-#if defined(__AVX2__)
-            __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-            __m256 eight = F == Format::f16 ? _mm256_cvtph_ps(words)
-                                            : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
-            split(eight, single);
-#else
-            float eight[lanes];
-            for (int i = 0; i < lanes; ++i) {
-                if constexpr (F == Format::f16) {
-                    eight[i] = static_cast<float>(bits<Half>(from[i]));
-                } else {
-                    eight[i] = bits<float>(static_cast<std::uint32_t>(from[i]) << 16);
-                }
-            }
-            std::memcpy(single, eight, sizeof single);
-#endif
-        }
+        load_narrow<F>(single, from);
         return widened(single);
     }
 }

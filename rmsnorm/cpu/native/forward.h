@@ -71,18 +71,35 @@ template <Format X, Format Y>
     }
 }
 
-// A row of y in float32 arithmetic; see single.h. With BEFORE h / rho is rounded to bfloat16 first.
-template <Format X, Format Y, bool BEFORE>
+// A row of y in float32 arithmetic; see single.h. h / rho is rounded to the format NORM first, if that is not `none`.
+template <Format X, Format Y, Format NORM>
 inline void fill_single(
     const Call& c, const Stored<X>* h, const double* gain, const float* gain32, Quotient q, Stored<Y>* y) {
+    constexpr bool before = NORM != Format::none;
+    double around = (before ? half_units_before : half_units) * 0x1p-24;
     Float inverse = all_singles(static_cast<float>(1 / q.rho));
-    bool cuts = BEFORE && Y != Format::bf16 && c.product == Format::bf16;
+    Float less = all_singles(static_cast<float>((1 - around) / q.rho)), more = all_singles(static_cast<float>((1 + around) / q.rho));
+    bool cuts = before && Y != NORM && c.product == NORM;
     auto again = [=, &c](std::int64_t from, std::int64_t to) { fill<X, Y>(c, h, gain, nullptr, q, y, from, to); };
-    auto compute = [=](std::int64_t j) RMSNORM_BODY {
+    auto compute_f16 = [=](std::int64_t j) RMSNORM_BODY {
+        Float g, v = load_singles<X>(h + j);
+        std::memcpy(&g, gain32 + j, sizeof g);
+        if constexpr (!before) v *= g;
+        Ends ends(v * less, v * more);
+        if constexpr (before) {
+            v = of_f16(ends.one) * g;  // exact, or rounded as the variant says
+            if (cuts) v = of_f16(to_f16(v));
+            store_singles<Y>(y + j, v);
+        } else {
+            std::memcpy(y + j, &ends.one, sizeof ends.one);
+        }
+        if (any(ends.differ())) [[unlikely]] call_rarely(again, j, j + singles);
+    };
+    auto compute_bf16 = [=](std::int64_t j) RMSNORM_BODY {
         Float g, v = load_singles<X>(h + j) * inverse;
         std::memcpy(&g, gain32 + j, sizeof g);
         Word doubt = is_near(v, forward_units) | is_tiny(v);
-        if constexpr (BEFORE) {
+        if constexpr (before) {
             v = to_bf16(v) * g;  // exact, or rounded as the variant says
             doubt |= is_tiny(v);
             if (cuts) v = to_bf16(v);
@@ -93,11 +110,12 @@ inline void fill_single(
         store_singles<Y>(y + j, v);
         if (any(doubt)) [[unlikely]] call_rarely(again, j, j + singles);
     };
-    by_registers(c.n, compute, again);
+    if constexpr ((before ? NORM : Y) == Format::f16) {
+        by_registers(c.n, compute_f16, again);
+    } else {
+        by_registers(c.n, compute_bf16, again);
+    }
 }
-
-template <Format X, Format Y>
-constexpr bool may_be_single = (X == Format::bf16 || X == Format::f32) && (Y == Format::bf16 || Y == Format::f32);
 
 // Whether the elements from `first` on are finite and below 2^60.
 template <Format X>
@@ -112,16 +130,15 @@ inline void row_of_y(
     const Call& c, const Group& p, bool are_moderate, const Stored<X>* h, double rho, Stored<Y>* y) {
     Quotient q(rho, c.scale != Format::f64);
     if constexpr (may_be_single<X, Y>) {
-        Format decides = c.norm == Format::none ? Y : c.norm;
-        bool is_exact = c.product != Format::f64;  // else bfloat16 times the gain is rounded after float64, not float32
-        if (decides == Format::bf16 && is_exact && !p.bias && are_moderate && 0x1p-20 < rho && rho < 0x1p20 &&
+        bool is_exact = c.product != Format::f64;  // else 16 bits times the gain are rounded after float64, not float32
+        if (is_exact && !p.bias && are_moderate && 0x1p-20 < rho && rho < 0x1p20 &&
             (c.k == c.n || are_small<X>(h, c.k, c.n))) {
-            if (c.norm != Format::none) {
-                fill_single<X, Y, true>(c, h, p.gain, p.single, q, y);
-            } else {
-                fill_single<X, Y, false>(c, h, p.gain, p.single, q, y);
+            if constexpr (is_short(Y)) {
+                if (c.norm == Format::none) return fill_single<X, Y, Format::none>(c, h, p.gain, p.single, q, y);
             }
-            return;
+            if constexpr (is_short(X)) {
+                if (c.norm == X) return fill_single<X, Y, X>(c, h, p.gain, p.single, q, y);
+            }
         }
     }
     fill<X, Y>(c, h, p.gain, p.bias, q, y, 0, c.n);

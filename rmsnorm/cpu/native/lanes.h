@@ -127,6 +127,7 @@ struct Sum {
 typedef float Float __attribute__((vector_size(8 * native)));
 typedef std::int32_t Word __attribute__((vector_size(8 * native)));
 typedef std::uint32_t Unsigned __attribute__((vector_size(8 * native)));
+typedef std::uint16_t Words __attribute__((vector_size(4 * native)));
 constexpr int singles = 2 * native;  // lanes of float32 in a register
 
 RMSNORM_INLINE Float all_singles(float number) { return number - Float{}; }
@@ -157,6 +158,16 @@ RMSNORM_INLINE bool any(Word marks) {
     std::int32_t all = 0;
     for (int i = 0; i < singles; ++i) all |= marks[i];
     return all != 0;
+#endif
+}
+
+RMSNORM_INLINE bool any(Words marks) {
+#if defined(__AVX512F__)
+    return !_mm256_testz_si256((__m256i)marks, (__m256i)marks);
+#elif defined(__AVX2__)
+    return !_mm_testz_si128((__m128i)marks, (__m128i)marks);
+#else
+    return (std::uint64_t)marks != 0;
 #endif
 }
 

@@ -20,12 +20,20 @@ struct Parameters {
           are_moderate(from[2 * c.features] != 0) {}
 };
 
-// Whether y or dx may be computed in float32 arithmetic (see single.h), or products with the gain are of float32.
+constexpr bool is_short(Format format) { return format == Format::f16 || format == Format::bf16; }
+
+// The formats of rows that may be computed in float32 arithmetic (see single.h): not float64, and not both of 16 bits.
+constexpr bool are_single(Format x, Format y) {
+    bool is_mixed = is_short(x) && is_short(y) && x != y;
+    return !is_mixed && (is_short(x) || x == Format::f32) && (is_short(y) || y == Format::f32);
+}
+template <Format X, Format Y>
+constexpr bool may_be_single = are_single(X, Y);
+
+// Whether y or dx may be computed so.
 inline bool needs_singles(const Call& c, bool is_backward) {
-    auto is_one = [](Format format) { return format == Format::bf16 || format == Format::f32; };
-    if (is_backward) return c.x == Format::bf16 && c.y == Format::bf16;
-    Format decides = c.norm == Format::none ? c.y : c.norm;
-    return is_one(c.x) && is_one(c.y) && (decides == Format::bf16 || (c.norm == Format::f32 && c.product == Format::f32));
+    if (is_backward) return is_short(c.x) && c.x == c.y;
+    return are_single(c.x, c.y) && is_short(c.norm == Format::none ? c.y : c.norm);
 }
 
 inline void prepare(

@@ -80,7 +80,7 @@ inline bool gradients_of_row(
     D f = all_lanes(factor);
     auto sum_of_products = [=](auto adds) RMSNORM_BODY {
         return sum_over(n, [=](D total, std::int64_t j, auto count) RMSNORM_BODY {
-            D product = load<Y>(dy + j, count) * load<X>(h + j, count);  // is exact
+            D product = exact_product<X, Y>(h + j, dy + j, count);
             if constexpr (decltype(adds)::value) {
                 store<Format::f64>(dscale + j, fma(product, f, load<Format::f64>(dscale + j, count)), count);
             }
@@ -101,10 +101,10 @@ inline bool gradients_of_row(
     if constexpr (X != Format::f64) {
         if (along && refine<X, Y>(c, h, dy, dh, gain, factor, inner, dx)) return true;
     }
-    bool single = X == Format::bf16 && Y == Format::bf16 && are_moderate && !dh && k == n && 0x1p-20 < factor &&
-                  factor < 0x1p20 && std::fabs(share) < 0x1p20;
-    if constexpr (X == Format::bf16 && Y == Format::bf16) {
-        if (single) again |= fill_gradient_single(h, dy, gain, group.single, factor, share, step, dx, n);
+    bool single = false;
+    if constexpr (is_short(X) && X == Y) {
+        single = are_moderate && !dh && k == n && is_single_gradient<X>(factor, share);
+        if (single) again |= fill_gradient_single<X>(h, dy, gain, group.single, factor, share, step, dx, n);
     }
     if (!single) {
         again |= fill_gradient<X, Y>(h, dy, dh, gain, factor, step, dx, 0, k);

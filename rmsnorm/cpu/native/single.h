@@ -1,11 +1,19 @@
-// bfloat16 rows in float32 arithmetic, which is several times as fast, with the bits of float64 arithmetic.
+// Rows of 16 bits in float32 arithmetic, which is several times as fast, with the bits of float64 arithmetic.
 //
 // The sums were computed in float64 before. What is left has so few roundings that their errors are bounded by a few
-// 2^-24 of the terms: if both ends of that interval round to the same bfloat16, so does the exact result. Else, which
-// happens to one element in some thousands, or if an element is out of range, a register is computed again in float64.
+// 2^-24 of the terms: if both ends of that interval round to the same number of 16 bits, so does the exact result. Else,
+// or if an element is out of range, a register is computed again in float64. That happens to one element of bfloat16 in
+// some thousands. float16 has three bits more, so to eight times as many.
+//
 // 1 / rho and share must be between 2^-20 and 2^20, the size of a gain between 2^-40 and 2^16, or 0: then no result
 // shows that a product underflowed on the way. An element of h must be below 2^60; where all elements are counted, rho
 // is a bound for them.
+//
+// A bfloat16 is the first half of a float32, so the distance to the next tie is in the second half. The ties of float16
+// are in other places: every 2^-24 below 2^-14, and from 65520 on numbers are infinite. There both ends are rounded by
+// the processor's own conversion, which knows all that. Rounding keeps the order of numbers, so what is between two ends
+// that become the same float16 becomes it, too: a zero with its sign, a subnormal number, or infinity. A number that
+// underflows in float32 is a zero in float16, with the sign of the exact one.
 #pragma once
 
 #include "statistic.h"
@@ -14,8 +22,33 @@ namespace rmsnorm::RMSNORM_LEVEL {
 
 // Roundings of 1 / rho, the gain and two products: each is half a unit in the last place, or one beside a power of two.
 constexpr int forward_units = 5;
+// Of float16 the two ends are computed, with 1 / rho a little smaller and a little larger, in 2^-24: for the roundings of the
+// gain, of its product with h, of the changed 1 / rho and the product with it. Before the gain there are the last two. The
+// tenth is for products of errors.
+constexpr double half_units = 4.1, half_units_before = 2.1;
 // With a gate also five units of f(z) (see gate.h), its product, and one for products of errors.
 constexpr int gated_units = 12;
+
+RMSNORM_INLINE Float of_f16(Words words) {
+#if defined(__AVX512F__)
+    return _mm512_cvtph_ps((__m256i)words);
+#elif defined(__AVX2__)
+    return _mm256_cvtph_ps((__m128i)words);
+#else
+    return vcvt_f32_f16((float16x4_t)words);
+#endif
+}
+
+// The nearest float16, to even, with its subnormal numbers; infinite from 65520 on.
+RMSNORM_INLINE Words to_f16(Float x) {
+#if defined(__AVX512F__)
+    return (Words)_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__AVX2__)
+    return (Words)_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
+#else
+    return (Words)vcvt_f16_f32(x);
+#endif
+}
 
 template <Format F>
 RMSNORM_INLINE Float load_singles(const Stored<F>* from) {
@@ -23,13 +56,9 @@ RMSNORM_INLINE Float load_singles(const Stored<F>* from) {
     if constexpr (F == Format::f32) {
         std::memcpy(&r, from, sizeof r);
     } else if constexpr (F == Format::f16) {
-#if defined(__AVX512F__)
-        r = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-#elif defined(__AVX2__)
-        r = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-#else
-        for (int i = 0; i < singles; ++i) r[i] = static_cast<float>(bits<Half>(from[i]));
-#endif
+        Words words;
+        std::memcpy(&words, from, sizeof words);
+        r = of_f16(words);
     } else {
 #if defined(__AVX512F__)
         __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -73,6 +102,9 @@ template <Format F>
 RMSNORM_INLINE void store_singles(Stored<F>* to, Float x) {
     if constexpr (F == Format::f32) {
         std::memcpy(to, &x, sizeof x);
+    } else if constexpr (F == Format::f16) {
+        Words words = to_f16(x);
+        std::memcpy(to, &words, sizeof words);
     } else {
 #if defined(__AVX512BF16__)
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh((__m512)x));
@@ -81,6 +113,14 @@ RMSNORM_INLINE void store_singles(Stored<F>* to, Float x) {
 #endif
     }
 }
+
+// The ends of an interval as float16. They are the result if they are equal.
+struct Ends {
+    Words one, other;
+
+    RMSNORM_INLINE Ends(Float one, Float other) : one(to_f16(one)), other(to_f16(other)) {}
+    Words differ() const { return one ^ other; }
+};
 
 // Whether the part that rounding to bfloat16 cuts off is within so many units of one half.
 RMSNORM_INLINE Word is_near(Float x, int units) {

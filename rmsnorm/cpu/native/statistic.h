@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <new>
+#include <type_traits>
 
 #include "formats.h"
 
@@ -59,6 +60,20 @@ RMSNORM_INLINE D load(const Stored<F>* from, Eight) { return load<F>(from); }
 template <Format F>
 RMSNORM_INLINE D load(const Stored<F>* from, int count) {
     return count == lanes ? load<F>(from) : load_first<F>(from, count);
+}
+
+// Eight products, which are exact: of float16 they are numbers of float32.
+template <Format X, Format Y, class Count>
+RMSNORM_INLINE D exact_product(const Stored<X>* x, const Stored<Y>* y, Count count) {
+    if constexpr (X == Format::f16 && Y == Format::f16 && std::is_same_v<Count, Eight>) {
+        HalfPart a[parts], b[parts];
+        load_narrow<X>(a, x);
+        load_narrow<Y>(b, y);
+        for (int i = 0; i < parts; ++i) a[i] *= b[i];
+        return widened(a);
+    } else {
+        return load<X>(x, count) * load<Y>(y, count);
+    }
 }
 
 template <Format F>
