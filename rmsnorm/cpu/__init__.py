@@ -1,5 +1,6 @@
 """RMSNorm on the CPU by kernels in C++, for rows in the memory of any framework.
 
+    rows                the order of axes, and steps through a mask, for every framework
     prepared            a call that is checked and planned once, for every framework, and why no kernel computes one
     launch              a checked call becomes a plan, which computes arrays
     openmp, threads     how many threads, and who starts them

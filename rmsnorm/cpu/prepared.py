@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from rmsnorm import cpu, gpu
+from rmsnorm.cpu.rows import Order, axes_last, order_of
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call, Spec, resolve
 from rmsnorm.specification.variants import derive
@@ -52,7 +53,7 @@ class Prepared(NamedTuple):
 
     Attributes:
         call: the checked call.
-        order: the axes of x in the order in which kernels take them; None if it is the order of x.
+        order: the axes of x in the order in which kernels take them, as in rows.py.
         rows: the call with its axes in that order.
         planned: the same for which kernels are planned: with ``dy`` y has the dtype of dy.
         formats: dtypes of scale, bias and gate, or None.
@@ -60,7 +61,7 @@ class Prepared(NamedTuple):
     """
 
     call: Call
-    order: tuple[int, ...] | None
+    order: Order
     rows: Call
     planned: Call
     formats: tuple[str | None, ...]
@@ -131,33 +132,6 @@ def _prepared(
     planned = rows if dy is None else replace(rows, result=dy.dtype)
     formats = tuple(None if spec is None else spec.dtype for spec in (scale, bias, gate))
     return Prepared(call, order, rows, planned, formats, {})
-
-
-def order_of(call: Call) -> tuple[int, ...] | None:
-    """The axes of x in the order in which kernels take them; None if it is the order of x.
-
-    First come axes that are shared by all, then those of the parameters, then others that are normalised.
-    """
-    if call.has_last_axes and call.has_neighbours:
-        return None
-    others = tuple(axis for axis in call.axes if axis not in call.feature_axes)
-    if others and call.variant.partial is not None:  # which counts the elements in the order of x
-        return None
-    return (*(axis for axis in call.shared_axes if axis not in others), *call.feature_axes, *others)
-
-
-def axes_last(call: Call) -> Call:
-    """The call on x with its axes in that order."""
-    order = order_of(call)
-    if order is None:
-        return call
-    axes, feature_axes = (tuple(sorted(map(order.index, part))) for part in (call.axes, call.feature_axes))
-    return replace(call, shape=tuple(call.shape[axis] for axis in order), axes=axes, feature_axes=feature_axes)
-
-
-def back(order: tuple[int, ...]) -> tuple[int, ...]:
-    """The order that leads back to that of x."""
-    return tuple(map(order.index, range(len(order))))
 
 
 def _spec(shape: Any, dtype: Any) -> Spec:

@@ -36,7 +36,7 @@ from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
 from rmsnorm.numpy_impl.gate import factor, slope
 from rmsnorm.specification import errors
 from rmsnorm.specification.call import Axis, Call, Spec, resolve, three_of
-from rmsnorm.specification.interface import forward_of, gradients_of, unknown_argument
+from rmsnorm.specification.interface import dy_and_dh, forward_of, gradients_of, unknown_argument
 from rmsnorm.specification.variants import Preset, Variant, derive
 
 ArrayLike: TypeAlias = Any  # what np.asarray takes
@@ -169,7 +169,7 @@ def rms_norm_vjp(
     """
     if unknown:
         raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
-    dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
+    dy, dh = dy_and_dh(dy, residual)
     x, scale, bias, mask, residual, gate, dy, dh = _arrays(
         "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dy=dy, dh=dh
     )

@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 
-from rmsnorm.cpu.prepared import Prepared, back
+from rmsnorm.cpu.prepared import Prepared
+from rmsnorm.cpu.rows import mask_steps, moved, moved_back, with_all_axes
 from rmsnorm.cpu.threads import own_threads
 from rmsnorm.specification.call import Call
 
@@ -20,9 +21,7 @@ def forward(
 ) -> tuple[Array, Array | None, Array | None]:  # fmt: skip
     """y, h = x + residual (None without one), and 1 / rho in float64 if asked for."""
     (plan, _), order, call = prepared.in_memory(), prepared.order, prepared.rows
-    if order is not None:
-        mask = None if mask is None else np.broadcast_to(mask, prepared.call.shape)
-        x, mask, residual, gate = _moved(order, x, mask, residual, gate)
+    x, mask, residual, gate = moved(order, _transposed, x, mask, residual, gate)
     h = None
     if residual is not None:
         x, residual = x.astype(call.x, copy=False), np.ascontiguousarray(residual, call.x)
@@ -32,10 +31,11 @@ def forward(
     x, x_step = _rows(plan.n, x)
     gate, gate_step = _rows(plan.n, gate)
     plan.run_forward(
-        own_threads, x, x_step, residual, _native(scale), _native(bias), *_masked(call, plan.n, mask), y, h,
+        own_threads, x, x_step, residual, _native(scale), _native(bias), *_masked(call, mask), y, h,
         inverse_rms, gate, gate_step,
     )  # fmt: skip
-    return (y, h, inverse_rms) if order is None else _moved(back(order), y, h, inverse_rms, own=True)
+    y, h, inverse_rms = moved_back(order, _own_transposed, y, h, inverse_rms)
+    return y, h, inverse_rms
 
 
 def backward(
@@ -44,9 +44,7 @@ def backward(
 ) -> tuple[Array, Array | None, Array | None, Array | None]:  # fmt: skip
     """dx + dh, dscale, dbias and dgate, each in the dtype of its argument. dh has the dtype of h."""
     (plan, _), order, call = prepared.in_memory(), prepared.order, prepared.rows
-    if order is not None:
-        mask = None if mask is None else np.broadcast_to(mask, prepared.call.shape)
-        dy, h, mask, dh, gate = _moved(order, dy, h, mask, dh, gate)
+    dy, h, mask, dh, gate = moved(order, _transposed, dy, h, mask, dh, gate)
     dx = np.empty(call.shape, call.x)
     scale, bias = _native(scale), _native(bias)
     dscale, dbias = (None if primal is None else np.empty(primal.shape, primal.dtype) for primal in (scale, bias))
@@ -55,18 +53,19 @@ def backward(
     gate, gate_step = _rows(plan.n, gate)
     dh = None if dh is None else np.ascontiguousarray(dh, dtype=call.x)
     plan.run_backward(
-        own_threads, h, h_step, scale, *_masked(call, plan.n, mask), None, _native(dy), dh, dx, dscale, dbias,
+        own_threads, h, h_step, scale, *_masked(call, mask), None, _native(dy), dh, dx, dscale, dbias,
         gate, gate_step, dgate, None if gate is None else bias,
     )  # fmt: skip
-    if order is not None:
-        dx, dgate = _moved(back(order), dx, dgate, own=True)
+    dx, dgate = moved_back(order, _own_transposed, dx, dgate)
     return dx, dscale, dbias, dgate
 
 
-def _moved(order: tuple[int, ...], *arrays: Array | None, own: bool = False) -> Any:
-    """The arrays with their axes in that order: views, or if ``own`` arrays without gaps."""
-    views = (None if array is None else array.transpose(order) for array in arrays)
-    return tuple(np.ascontiguousarray(view) if own and view is not None else view for view in views)
+def _transposed(array: Array, order: tuple[int, ...]) -> Array:
+    return array.reshape(with_all_axes(array.shape, len(order))).transpose(order)
+
+
+def _own_transposed(array: Array, order: tuple[int, ...]) -> Array:
+    return np.ascontiguousarray(array.transpose(order))
 
 
 def _native(array: Array | None) -> Any:
@@ -88,11 +87,9 @@ def _rows(n: int, x: Any) -> tuple[Any, int]:
     return x, n * x.itemsize
 
 
-def _masked(call: Call, n: int, mask: Array | None) -> tuple[Array | None, int, int]:
-    """The mask in rows, and the steps to the next row and element."""
+def _masked(call: Call, mask: Array | None) -> tuple[Array | None, int, int]:
+    """The mask without gaps, and the steps to the next row and element."""
     if mask is None:
         return None, 0, 0
-    matrix = np.broadcast_to(mask, call.shape).reshape(-1, n)
-    if matrix.strides[1] < 0:  # a negative step would mean that there is no mask
-        matrix = matrix.copy()
-    return matrix, matrix.strides[0], matrix.strides[1]
+    shape, row_step, step = mask_steps(mask.shape, call.shape, call.first_of_row)
+    return np.ascontiguousarray(np.broadcast_to(mask, shape)), row_step, step

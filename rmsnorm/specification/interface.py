@@ -121,6 +121,20 @@ def gradients_of(array: type[Out]) -> Callable[[Callable[Concatenate[Any, In, ..
     return typed
 
 
+def dy_and_dh(dy: Any, residual: Any) -> tuple[Any, Any]:
+    """dy and dh of ``rms_norm_vjp``, where with a residual ``dy`` may be a pair of both; dh is None if it is not given.
+
+    Raises:
+        TypeError: ``dy`` is a tuple of another length.
+    """
+    if residual is None or not isinstance(dy, tuple):
+        return dy, None
+    if len(dy) != 2:
+        fix = "pass the gradients with respect to y and to x + residual"
+        raise errors.wrong_type("rms_norm_vjp", "dy", dy, "an array or a pair (dy, dh)", fix)
+    return dy
+
+
 def unknown_argument(op: str, function: Any, names: Iterable[str]) -> TypeError:
     """The error for arguments that a function does not have."""
     return errors.unknown_argument(op, next(iter(names)), _arguments(function))

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from rmsnorm.cpu.prepared import Prepared, back
+from rmsnorm.cpu.prepared import Prepared
+from rmsnorm.cpu.rows import mask_steps, moved, moved_back, with_all_axes
 from rmsnorm.cpu.threads import own_threads
-from rmsnorm.specification.call import filled, without_none
+from rmsnorm.specification.call import Call, filled, without_none
 from rmsnorm.tf_impl.private import numbers
 
 
@@ -25,14 +26,14 @@ def forward(
 ) -> tuple[tf.Tensor, tf.Tensor | None]:  # fmt: skip
     """y, and 1 / rho in float64 if it is asked for."""
     (plan, _), call = prepared.in_memory(), prepared.rows
-    h, mask, gate = _permuted(prepared.order, h, _whole(prepared, mask), gate)
+    h, mask, gate = moved(prepared.order, _transposed, h, mask, gate)
     y, *others = _empty((call.shape, call.result), *([(plan.reduced, "float64")] if with_inverse_rms else []))
     inverse_rms = others[0] if others else None
     plan.run_forward(
-        own_threads, _array(h), plan.x_bytes, None, _array(scale), _array(bias), *_mask(plan.n, mask),
+        own_threads, _array(h), plan.x_bytes, None, _array(scale), _array(bias), *_mask(call, mask),
         _array(y), None, _array(inverse_rms), _array(gate), _step(plan.n, gate),
     )  # fmt: skip
-    y, inverse_rms = _permuted(_back(prepared.order), y, inverse_rms)
+    y, inverse_rms = moved_back(prepared.order, tf.transpose, y, inverse_rms)
     return y, inverse_rms
 
 
@@ -41,32 +42,22 @@ def backward(
     mask: tf.Tensor | None, gate: tf.Tensor | None, inverse_rms: tf.Tensor | None, dh: tf.Tensor | None,
 ) -> list[tf.Tensor | None]:  # fmt: skip
     """dx + dh, dscale, dbias and dgate, each in the dtype of its primal; without 1 / rho it is computed once more."""
-    plan, _ = prepared.in_memory()
-    dy, h, mask, inverse_rms, dh, gate = _permuted(prepared.order, dy, h, _whole(prepared, mask), inverse_rms, dh, gate)
+    (plan, _), call = prepared.in_memory(), prepared.rows
+    dy, h, mask, inverse_rms, dh, gate = moved(prepared.order, _transposed, dy, h, mask, inverse_rms, dh, gate)
     primals = (h, scale, bias, gate)
     results = filled(_empty(*((tuple(t.shape), t.dtype.name) for t in without_none(primals))), primals)
     dx, dscale, dbias, dgate = results
     plan.run_backward(
-        own_threads, _array(h), plan.x_bytes, _array(scale), *_mask(plan.n, mask), _array(inverse_rms), _array(dy),
+        own_threads, _array(h), plan.x_bytes, _array(scale), *_mask(call, mask), _array(inverse_rms), _array(dy),
         _array(dh), _array(dx), _array(dscale), _array(dbias), _array(gate), _step(plan.n, gate), _array(dgate),
         None if gate is None else _array(bias),
     )  # fmt: skip
-    dx, dgate = _permuted(_back(prepared.order), dx, dgate)
+    dx, dgate = moved_back(prepared.order, tf.transpose, dx, dgate)
     return [dx, dscale, dbias, dgate]
 
 
-def _permuted(order: tuple[int, ...] | None, *tensors: tf.Tensor | None) -> Any:
-    """The tensors, each shaped as x but for sizes of 1, with their axes in that order; None is the one they have."""
-    return tensors if order is None else [None if t is None else tf.transpose(t, order) for t in tensors]
-
-
-def _back(order: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    return None if order is None else back(order)
-
-
-def _whole(prepared: Prepared, mask: tf.Tensor | None) -> tf.Tensor | None:
-    """The mask in the shape of x, as kernels read it."""
-    return None if mask is None else tf.broadcast_to(mask, prepared.call.shape)
+def _transposed(tensor: tf.Tensor, order: tuple[int, ...]) -> tf.Tensor:
+    return tf.transpose(tf.reshape(tensor, with_all_axes(tensor.shape, len(order))), order)
 
 
 def _step(n: int, gate: tf.Tensor | None) -> int:
@@ -94,6 +85,9 @@ def _array(tensor: tf.Tensor | None) -> Any:
     return None if tensor is None or numbers is None else numbers(tensor)
 
 
-def _mask(n: int, mask: tf.Tensor | None) -> tuple[Any, int, int]:
-    """The mask, and its steps to the next row and element."""
-    return (None, 0, 0) if mask is None else (_array(mask), n, 1)
+def _mask(call: Call, mask: tf.Tensor | None) -> tuple[Any, int, int]:
+    """The mask without gaps, and its steps to the next row and element."""
+    if mask is None:
+        return None, 0, 0
+    shape, row_step, step = mask_steps(tuple(mask.shape), call.shape, call.first_of_row)
+    return _array(tf.broadcast_to(mask, shape)), row_step, step

@@ -16,6 +16,7 @@ from torch import Tensor
 from rmsnorm.cpu.prepared import Options, Prepared, prepare
 from rmsnorm.specification import errors
 from rmsnorm.specification.call import Call
+from rmsnorm.specification.interface import dy_and_dh
 from rmsnorm.torch_impl import kernels, onnx, operations, operators
 from rmsnorm.torch_impl.autograd import compute, keep
 from rmsnorm.torch_impl.kernels import Results
@@ -117,7 +118,7 @@ def rms_norm_vjp(
     mask: Tensor | None, gate: Tensor | None,
 ) -> Any:  # fmt: skip
     """The gradients that the public function returns."""
-    dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
+    dy, dh = dy_and_dh(dy, residual)
     prepared = check("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy=dy, dh=dh)
     call, kept = prepared.call, None
     if (

@@ -199,7 +199,7 @@ def _parts(plan: Plan, tile: Tiles, x: Tensor, mask: Tensor | None) -> Tensor:
 def _rows(plan: Plan, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Sizes]:
     """x and the mask in rows, sizes and steps."""
     matrix = rows_of(x, plan.n * plan.groups)
-    masks, *steps = mask_rows(mask, x, plan.n)
+    masks, *steps = mask_rows(mask, plan.call, min(plan.call.axes))
     return matrix, None if masks is None else masks.view(torch.uint8), sizes_of(plan, matrix.stride(0), *steps)
 
 

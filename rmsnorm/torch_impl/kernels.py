@@ -100,7 +100,7 @@ class Kept(NamedTuple):
             h, dtype = empty_strided(*self.dx), self.dx[2]
             x, residual = x.to(dtype), residual.to(dtype).contiguous()
         if mask is not None:
-            masks, mask_step, mask_stride = mask_rows(mask, x, plan.n)
+            masks, mask_step, mask_stride = mask_rows(mask, self.rows, self.rows.first_of_row)
         if gate is not None:
             gate, gate_step = _rows(gate, plan.n)
         x, x_step = (x, plan.x_bytes) if x.is_contiguous() else _rows(x, plan.n)
@@ -129,7 +129,7 @@ class Kept(NamedTuple):
         dgate = empty_strided(*self.dgate) if self.dgate is not None and needed[3] else None
         masks, mask_step, mask_stride, gate_step = None, 0, 0, 0
         if mask is not None:
-            masks, mask_step, mask_stride = mask_rows(mask, h, plan.n)
+            masks, mask_step, mask_stride = mask_rows(mask, self.rows, self.rows.first_of_row)
         if gate is None:
             bias = None  # which only dgate needs
         else:

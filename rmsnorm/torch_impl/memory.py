@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
-from rmsnorm.cpu.prepared import back, order_of
+from rmsnorm.cpu import rows
 from rmsnorm.gpu import is_switched_off
 from rmsnorm.specification import errors
 from rmsnorm.specification.call import Call
@@ -84,12 +84,12 @@ def rows_of(x: Tensor, n: int) -> Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-def mask_rows(mask: Tensor | None, x: Tensor, n: int) -> tuple[Tensor | None, int, int]:
-    """The mask in rows, and the steps to the next row and the next element."""
+def mask_rows(mask: Tensor | None, call: Call, first: int) -> tuple[Tensor | None, int, int]:
+    """The mask without gaps, and the steps to the next row, which has the axes from ``first`` on, and element."""
     if mask is None:
         return None, 0, 0
-    mask = mask.expand(x.shape).reshape(-1, n)
-    return mask, mask.stride(0), mask.stride(1)
+    shape, row_step, step = rows.mask_steps(mask.shape, call.shape, first)
+    return mask.expand(shape).contiguous(), row_step, step
 
 
 def laid_out(result: Any, x: Any) -> Any:
@@ -106,16 +106,14 @@ def gapless(tensor: Tensor | None) -> Tensor | None:
 
 
 def moved(call: Call, *tensors: Tensor | None) -> list[Any]:
-    """The tensors, each of the shape of x or to broadcast to it, with the axes in that order."""
-    order = order_of(call)
-    if order is None:
-        return list(tensors)
-    return [None if t is None else t.expand(call.shape).permute(order) for t in tensors]
+    """The tensors, each of the shape of x or to broadcast to it, with the axes in the order of kernels."""
+    return rows.moved(rows.order_of(call), _transposed, *tensors)
 
 
 def moved_back(call: Call, *tensors: Tensor | None) -> list[Any]:
     """Such tensors with the axes in the order of x."""
-    order = order_of(call)
-    if order is None:
-        return list(tensors)
-    return [None if t is None else t.permute(back(order)) for t in tensors]
+    return rows.moved_back(rows.order_of(call), Tensor.permute, *tensors)
+
+
+def _transposed(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
+    return tensor.expand(rows.with_all_axes(tensor.shape, len(order))).permute(order)

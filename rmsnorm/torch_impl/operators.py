@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from rmsnorm.cpu.prepared import KERNELS, axes_last, refusal
+from rmsnorm.cpu.prepared import KERNELS, refusal
+from rmsnorm.cpu.rows import axes_last
 from rmsnorm.specification.call import Call, fields_of, text_of
 from rmsnorm.torch_impl import gpu, inductor, kernels, operations, private
 from rmsnorm.torch_impl.memory import is_plain, moved, moved_back

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from rmsnorm import cpu
-from rmsnorm.cpu.prepared import _prepared, axes_last, back, order_of, prepare
+from rmsnorm.cpu.prepared import _prepared, prepare
+from rmsnorm.cpu.rows import axes_last, mask_steps, moved, moved_back, order_of
 
 X, G = np.ones((4, 6), "float32"), np.ones(6, "float32")
 
@@ -48,7 +49,7 @@ def test_an_option_that_no_cache_can_look_up() -> None:
 def test_every_order_of_axes_is_one_that_kernels_take_or_the_order_of_x() -> None:
     shape = (2, 3, 4, 5)
     every = [axes for count in (1, 2, 3) for axes in itertools.combinations(range(4), count)]
-    moved = 0
+    count = 0
     for axes, features, partial in itertools.product(every, every, (None, 0.5)):
         x, scale = np.ones(shape, "float32"), np.ones([shape[i] for i in features])
         prepared = prepare("rms_norm", options(axes, features, partial), x, scale)
@@ -57,17 +58,33 @@ def test_every_order_of_axes_is_one_that_kernels_take_or_the_order_of_x() -> Non
         if order is None:
             assert prepared.rows is call
             continue
-        moved += 1
+        count += 1
         rows = axes_last(call)
         assert sorted(order) == list(range(4))
         assert rows.shape == tuple(shape[axis] for axis in order)
-        assert (x.transpose(order).transpose(back(order))).shape == shape
+        (there,) = moved(order, np.transpose, x)
+        assert there.shape == rows.shape
+        assert moved_back(order, np.transpose, there, None)[0].shape == shape
         # the parameters keep their order, and neither a part of a row nor a parameter is torn apart
         assert [order[axis] for axis in rows.feature_axes] == list(call.feature_axes)
         assert {order[axis] for axis in rows.axes} == set(call.axes)
         assert rows.has_neighbours
         assert partial is None or set(call.axes) <= set(call.feature_axes)
-    assert moved > 50
+    assert count > 50
+
+
+def test_the_steps_through_a_mask_reach_the_elements_of_a_broadcast() -> None:
+    shape, forms = (2, 3, 4), set()
+    for sizes in itertools.product(*((1, size) for size in shape)):
+        for mask_shape, first in itertools.product((sizes, sizes[1:], sizes[2:], ()), range(3)):
+            mask = np.arange(np.prod(mask_shape)).reshape(mask_shape)
+            stored, row_step, step = mask_steps(mask_shape, shape, first)
+            n = int(np.prod(shape[first:]))
+            flat = np.broadcast_to(mask, stored).reshape(-1)
+            got = [[flat[row * row_step + i * step] for i in range(n)] for row in range(24 // n)]
+            assert np.array_equal(got, np.broadcast_to(mask, shape).reshape(-1, n))
+            forms.add((min(row_step, 1), step))
+    assert forms == {(0, 1), (1, 0), (1, 1)}
 
 
 @pytest.mark.parametrize("framework", ["torch", "tf", "flax"])
