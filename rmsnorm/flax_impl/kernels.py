@@ -107,34 +107,29 @@ def _named(operands: Sequence[Any], present: Present) -> Operands:
     return Operands(*filled(operands, present))
 
 
-@with_x64
-def _forward(*operands: Any, call: Call, present: Present) -> Any:
-    of = _named(operands, present)
+def _forward(of: Operands, call: Call) -> Any:
     return plain.forward(call, of.h, of.scale, of.bias, of.mask, of.gate)
 
 
-def _forward_types(*operands: Any, call: Call, present: Present = ()) -> Any:
+def _forward_types(of: Operands, call: Call) -> Any:
     reduced = tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape))
-    return _types(_named(operands, present).h, (call.shape, call.result), (reduced, "float64"))
+    return _types(of.h, (call.shape, call.result), (reduced, "float64"))
 
 
-def _forward_kernel(*operands: Any, call: Call, present: Present) -> Any:
+def _forward_kernel(of: Operands, call: Call) -> Any:
     from rmsnorm.cpu import xla
 
-    of = _named(operands, present)
     mask, steps = _masked(call, of.mask, call.first_of_row)
     attribute = xla.forward(call, _name(of.scale), _name(of.bias), _name(of.gate), steps)
-    return _call_kernel(attribute, _forward_types(call=call), of.h, of.scale, of.bias, mask, of.gate)
+    return _call_kernel(attribute, _forward_types(Operands(), call), of.h, of.scale, of.bias, mask, of.gate)
 
 
-def _forward_on_gpu(*operands: Any, call: Call, present: Present) -> Any:
-    of = _named(operands, present)
+def _forward_on_gpu(of: Operands, call: Call) -> Any:
     return gpu.forward(call, of.h, of.scale, of.bias, *_masked(call, of.mask, min(call.axes)))
 
 
-@with_x64
-def _tangent(*operands: Any, call: Call, present: Present) -> Any:
-    return plain.tangent(call, normalise, _named(operands, present))
+def _tangent(of: Operands, call: Call) -> Any:
+    return plain.tangent(call, normalise, of)
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, present: Present) -> Any:
@@ -160,14 +155,12 @@ def _transposed(call: Call, wanted: Wanted, of: Operands, *cotangents: Any, as_y
         operands = of._replace(dh=dh, dscale=dscale, dbias=dbias, dgate=dgate)
         return plain.tangent(call, normalise, operands, as_y=as_y)[: len(cotangents)]
 
-    types = _gradient_types(private.typeof(of.h), call=call, present=(None, True), wanted=wanted)
+    types = _gradient_types(Operands(h=private.typeof(of.h)), call, wanted)
     return jax.linear_transpose(push_forward, *types)(cotangents)
 
 
-@with_x64
-def _gradients(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
+def _gradients(of: Operands, call: Call, wanted: Wanted) -> Any:
     """Where the forward pass left 1 / rho, as JAX differentiates: by the transpose. Without it by ``_by_formula``."""
-    of = _named(operands, present)
     if of.inverse_rms is not None:
         return _transposed(call, wanted, of, of.dy)
     results = zip(_by_formula(call, of, wanted), wanted, strict=True)
@@ -196,30 +189,27 @@ def _by_formula(call: Call, of: Operands, wanted: Wanted) -> list[Any]:
     return [dx if dh is None else dx + convert(dh, wide), dscale, dbias, dgate]
 
 
-def _gradient_types(*operands: Any, call: Call, present: Present = (), wanted: Wanted) -> Any:
+def _gradient_types(of: Operands, call: Call, wanted: Wanted) -> Any:
     features = tuple(call.shape[axis] for axis in call.feature_axes)
     shapes = (call.shape, features, features, call.shape)
     results = [(shape, name) for shape, name in zip(shapes, wanted, strict=True) if name is not None]
-    return _types(_named(operands, present).h, *results)
+    return _types(of.h, *results)
 
 
-def _gradients_kernel(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
+def _gradients_kernel(of: Operands, call: Call, wanted: Wanted) -> Any:
     from rmsnorm.cpu import xla
 
-    of = _named(operands, present)
     mask, steps = _masked(call, of.mask, call.first_of_row)
     attribute = xla.backward(
         replace(call, result=of.dy.dtype.name), _name(of.scale), _name(of.bias) or wanted[2], _name(of.gate), steps,
         tuple(name is not None for name in wanted), has_inverse_rms=of.inverse_rms is not None,
         has_bias=of.bias is not None, has_dh=of.dh is not None,
     )  # fmt: skip
-    types = _gradient_types(call=call, wanted=wanted)
+    types = _gradient_types(Operands(), call, wanted)
     return _call_kernel(attribute, types, of.dy, of.h, of.inverse_rms, of.scale, of.bias, mask, of.dh, of.gate)
 
 
-@with_x64
-def _gradients_on_gpu(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
-    of = _named(operands, present)
+def _gradients_on_gpu(of: Operands, call: Call, wanted: Wanted) -> Any:
     inverse_rms = statistic(call, of.h, of.mask).inverse_rms if of.inverse_rms is None else of.inverse_rms
     masked = _masked(call, of.mask, min(call.axes))
     return gpu.backward(call, wanted, of.dy, of.h, inverse_rms, of.dh, of.scale, *masked)
@@ -241,27 +231,31 @@ def _masked(call: Call, mask: Any, first: int) -> tuple[Any, tuple[int, int] | N
     return jnp.broadcast_to(mask, shape), (row_step, step)
 
 
-@with_x64
 def _call_kernel(attribute: np.ndarray, types: Any, *operands: Any) -> Any:
     return ffi.ffi_call("rmsnorm", types)(*without_none(operands), attribute=attribute)
 
 
 def _primitive(
-    name: str, plain: Callable[..., Any], types: Callable[..., Any], kernels: dict[str, Callable[..., Any]],
+    name: str, function: Callable[..., Any], types: Callable[..., Any], kernels: dict[str, Callable[..., Any]],
     summed: Collection[str] = (),
 ) -> Primitive:  # fmt: skip
-    """A primitive that computes ``plain``, on a platform of ``kernels`` in a kernel.
+    """A primitive that computes the function, on a platform of ``kernels`` in a kernel.
 
-    Its operands are those of ``Operands`` that are not None. ``summed`` are those whose transpose would be a sum over
-    the parts of a vmap that does not map them.
+    All of these get ``Operands``. ``summed`` are those whose transpose would be a sum over the parts of a vmap by which
+    they are not mapped.
     """
-    primitive = Primitive(name)
+
+    def of_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
+        """As JAX calls a function: with the arrays that there are."""
+        return with_x64(lambda *arrays, present, **params: function(_named(arrays, present), **params))
+
+    plain, primitive = of_arrays(function), Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(plain)
-    primitive.def_abstract_eval(types)
+    primitive.def_abstract_eval(of_arrays(types))
     mlir.register_lowering(primitive, mlir.lower_fun(plain, multiple_results=True))
     for platform, kernel in kernels.items():
-        mlir.register_lowering(primitive, bind(_lower, plain, kernel, platform), platform=platform)
+        mlir.register_lowering(primitive, bind(_lower, plain, of_arrays(kernel), platform), platform=platform)
     ad.primitive_jvps[primitive] = bind(_differentiate, plain)
     batching.primitive_batchers[primitive] = bind(_batch, primitive, plain, summed)
     private.check_for_nan(primitive)
@@ -270,23 +264,18 @@ def _primitive(
 
 @with_x64  # the lowering itself traces float64, too
 def _lower(
-    plain: Callable[..., Any], kernel: Callable[..., Any], platform: str, context: Any, *operands: Any, **params: Any
+    plain: Callable[..., Any], kernel: Callable[..., Any], platform: str, context: Any, *arrays: Any, **params: Any
 ) -> Any:
     """The program of a primitive for a platform: a kernel, or else operations, which XLA divides among devices."""
+    of = _named(context.avals_in, params["present"])._replace(mask=None, inverse_rms=None)
     where = Context(
         platform=platform if private.is_for_one_device(context.module_context) else "",
-        formats=_formats(context.avals_in, **params),
+        formats=(*map(_name, without_none(of)), *params.get("wanted", ())),
     )
     if engine_of(params["call"], where)[0] is Engine.OPERATIONS:
-        return mlir.lower_fun(plain, multiple_results=True)(context, *operands, **params)
+        return mlir.lower_fun(plain, multiple_results=True)(context, *arrays, **params)
     plain_types = [jax.core.ShapedArray(x.shape, x.dtype) for x in context.avals_in]
-    return mlir.lower_fun(kernel, multiple_results=True)(context.replace(avals_in=plain_types), *operands, **params)
-
-
-def _formats(types: Sequence[Any], *, call: Call, present: Present, wanted: Wanted = ()) -> tuple[str | None, ...]:
-    """The dtypes of the operands but mask and 1 / rho, and those of the gradients."""
-    of = _named(types, present)._replace(mask=None, inverse_rms=None)
-    return *map(_name, without_none(of)), *wanted
+    return mlir.lower_fun(kernel, multiple_results=True)(context.replace(avals_in=plain_types), *arrays, **params)
 
 
 def _differentiate(plain: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
@@ -294,23 +283,19 @@ def _differentiate(plain: Callable[..., Any], primals: Sequence[Any], tangents: 
 
 
 def _batch(
-    primitive: Primitive, plain: Callable[..., Any], summed: Collection[str], operands: Sequence[Any],
+    primitive: Primitive, plain: Callable[..., Any], summed: Collection[str], arrays: Sequence[Any],
     axes: Sequence[int | None], **params: Any,
 ) -> tuple[Any, list[int]]:  # fmt: skip
     """A vmap of 5 calls on 7 rows is one call on 35 rows; but operations, if the parts have different parameters or a
     gradient of the parameters each, or if a transpose would be a sum over parts."""
-    call, names = (
-        params["call"],
-        [name for name, is_present in zip(Operands._fields, params["present"], strict=True) if is_present],
-    )
-    entries = [*zip(names, operands, axes, strict=True)]
-    is_mapped = any(params.get("wanted", ())[1:3]) or any(
-        n in _PARAMETERS and axis is not None for n, _, axis in entries
-    )
-    if is_mapped or any(name in summed and axis is None for name, _, axis in entries):
-        results = jax.vmap(bind(plain, **params), tuple(axes))(*operands)
+    call, present = params["call"], params["present"]
+    names = [name for name, is_present in zip(Operands._fields, present, strict=True) if is_present]
+    entries = [*zip(names, arrays, axes, strict=True)]
+    mapped = {name for name, _, axis in entries if axis is not None}
+    if any(params.get("wanted", ())[1:3]) or mapped & _PARAMETERS or not mapped.issuperset({*summed} & {*names}):
+        results = jax.vmap(bind(plain, **params), tuple(axes))(*arrays)
     else:
-        size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
+        size = next(x.shape[axis] for x, axis in zip(arrays, axes, strict=True) if axis is not None)
         rows = [
             x if name in _PARAMETERS
             else jnp.broadcast_to(x, (1 if name == "mask" else size, *x.shape)) if axis is None

@@ -26,6 +26,7 @@ from rmsnorm.tf_impl.rounding import (
     straight_through,
     two_to,
     uncontracted,
+    zero_outside,
 )
 
 # Before two tensors are compared, they go through tf.stop_gradient, so that they have no tangents. In a graph, a
@@ -70,9 +71,7 @@ def statistic(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
     if empty is not None:
         rho = tf.where(~empty, rho, 1.0)  # for eps = 0: no 0 / 0 for a derivative to meet
     inverse_rms = inverse_power / rho
-    if empty is not None:
-        inverse_rms = tf.where(~empty, inverse_rms, 0.0)
-    return Statistic(empty, inverse_power, rho, inverse_rms)
+    return Statistic(empty, inverse_power, rho, inverse_rms if empty is None else zero_outside(~empty, inverse_rms))
 
 
 def forward(
@@ -88,7 +87,8 @@ def gated(
     bias: tf.Tensor | None, mask: tf.Tensor | None, gate: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:  # fmt: skip
     """y and 1 / rho of a call with a gate, if ``norm`` computes those of the call without it."""
-    h, gate = _zero_in_empty(call, h, mask, h, gate)
+    shown = None if mask is None else ~count(call, h, mask)[2]
+    h, gate = zero_outside(shown, h), zero_outside(shown, gate)  # which may be NaN in a row without counted elements
     f = factor(call, _constant_under(mask, gate))
     if call.is_gated_before:
         return norm(call.without_gate, tf.cast(_constant_under(mask, h), f.dtype) * f, scale, bias, mask)
@@ -96,20 +96,9 @@ def gated(
     return _constant_under(mask, cast(y * f, call.result)), inverse_rms
 
 
-def _zero_in_empty(call: Call, h: tf.Tensor, mask: tf.Tensor | None, *tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """The tensors, and 0 in rows without counted elements, where the gate and x may be NaN."""
-    empty = None if mask is None else count(call, h, mask)[2]
-    return tensors if empty is None else tuple(tf.where(~empty, t, tf.zeros_like(t)) for t in tensors)
-
-
 def _constant_under(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
     """The values, of which derivatives take those under the mask as constants."""
     return values if mask is None else tf.where(mask, values, tf.stop_gradient(values))
-
-
-def _zero_under(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
-    """The values, and 0 under the mask."""
-    return values if mask is None else tf.where(mask, values, tf.zeros_like(values))
 
 
 def _norm(
@@ -119,11 +108,9 @@ def _norm(
     row = statistic(call, h, mask)
     y = _scaled(call, h, row, scale, bias)
     if mask is not None and not tf.executing_eagerly():  # in graphs, forward mode derives what is inside the function
-        smooth = _scaled(call, tf.where(mask, h, 0.0), row, scale, bias)
+        smooth = _scaled(call, zero_outside(mask, h), row, scale, bias)
         y = tf.where(mask, smooth, tf.stop_gradient(y))
-    if row.empty is not None:
-        y = tf.where(~row.empty, y, tf.zeros_like(y))
-    return y, row.inverse_rms
+    return y if row.empty is None else zero_outside(~row.empty, y), row.inverse_rms
 
 
 def _scaled(call: Call, h: tf.Tensor, row: Statistic, scale: tf.Tensor | None, bias: tf.Tensor | None) -> tf.Tensor:
@@ -174,19 +161,19 @@ def gradients(
     if gate is None:
         dx, dscale, dbias = without_gate(call, dy, h)
     else:
-        dy, h, gate = _zero_in_empty(call, h, mask, dy, h, gate)
-        h, gate = (_zero_under(mask, t) for t in (h, gate))  # may be NaN there, and so may products with them
+        live = None if mask is None else mask & ~count(call, h, mask)[2]  # y has no derivatives elsewhere
+        dy, h, gate = (zero_outside(live, t) for t in (dy, h, gate))  # NaN there would be NaN in products with 0, too
         f, norm = factor(call, gate), call.without_gate
         if call.is_gated_before:
             h = tf.cast(h, f.dtype)
             dx, dscale, dbias = without_gate(norm, dy, h * f)
             dx = tf.cast(dx, f.dtype)
-            dgate, dx = dx * h, _zero_under(mask, dx * f)
+            dgate, dx = dx * h, zero_outside(live, dx * f)
         else:
             dy = tf.cast(dy, f.dtype)
             dx, dscale, dbias = without_gate(norm, dy * f, h)
             dgate = dy * _norm(norm, h, scale, bias, mask)[0]
-        dgate = _zero_under(mask, dgate * slope(call, gate))
+        dgate = zero_outside(live, dgate * slope(call, gate))
     if dh is not None:
         dx = tf.cast(dx, tf.float64) + tf.cast(dh, tf.float64)
     pairs = zip((dx, dscale, dbias, dgate), primals, strict=True)
@@ -199,9 +186,8 @@ def backward(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """dx, dscale and dbias, not yet rounded, from x and 1 / rho alone."""
     counted, k, empty = count(call, h, mask)
-    v, valid = tf.cast(dy, h.dtype), None if mask is None or empty is None else mask & ~empty
-    if valid is not None:
-        v, h = tf.where(valid, v, 0.0), tf.where(valid, h, 0.0)
+    live = None if mask is None else mask & ~empty  # y has no derivatives elsewhere
+    v, h = zero_outside(live, tf.cast(dy, h.dtype)), zero_outside(live, h)
     normalised = _over_rho(h, inverse_rms)
     gain, exponents = None if scale is None else _gain(call, scale, v), []
     u = v
@@ -217,22 +203,23 @@ def backward(
     u = u if gain is None else u * gain
     projection = _slope(call, h, counted, k, inverse_rms) * _sum(u * normalised, call.axes, keepdims=True) / k
     along = _centred(call, normalised, counted, k) * tf.cast(projection, h.dtype)
-    along = along if counted is None else tf.where(counted, along, 0.0)  # not 0 times infinity
+    along = zero_outside(counted, along)  # not 0 times infinity
     if not exponents:
         dx = _over_rho(u - along, inverse_rms)
     else:
         power: Any = sum(exponents)
         half = power // 2
         dx = (u - along) * (inverse_rms * two_to(-exponents[0])) * two_to(half) * two_to(power - half)
-    along_scale = v * normalised
-    if valid is not None:  # once more, as 1 / rho may be infinite
-        dx, along_scale = tf.where(valid, dx, 0.0), tf.where(valid, along_scale, 0.0)
+    dx, along_scale = (
+        zero_outside(live, dx),
+        zero_outside(live, v * normalised),
+    )  # once more, as 1 / rho may be infinite
     return dx, _over_rows(call, along_scale), _over_rows(call, v)
 
 
 def count(
     call: Call, h: tf.Tensor, mask: tf.Tensor | None, dtype: tf.DType = tf.float64
-) -> tuple[tf.Tensor | None, Any, tf.Tensor | None]:
+) -> tuple[tf.Tensor | None, Any, Any]:
     """Elements that enter the statistic (None for all), how many, and rows without any (None where there are none)."""
     if mask is None and call.k == call.n and call.n:
         return None, call.k, None
@@ -272,12 +259,10 @@ def _centred(call: Call, h: tf.Tensor, counted: tf.Tensor | None, k: Any) -> tf.
     """The numbers that the statistic squares: h, or for a variance h minus its mean; 0 where not counted."""
     if call.variant.statistic == "variance":
         h = uncontracted(h)  # a product less its own mean would be the error of the product, and no 0
-    if counted is not None:
-        h = tf.where(counted, h, 0.0)
+    h = zero_outside(counted, h)
     if call.variant.statistic == "variance":
         for _ in range(2 if _may_leave_range(call) else 1):  # in float64 the mean is slightly off, and what is left too
-            h = h - tf.cast(_sum(h, call.axes, keepdims=True) / k, h.dtype)
-            h = h if counted is None else tf.where(counted, h, 0.0)
+            h = zero_outside(counted, h - tf.cast(_sum(h, call.axes, keepdims=True) / k, h.dtype))
     return h
 
 

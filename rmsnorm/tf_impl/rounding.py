@@ -39,6 +39,11 @@ def straight_through(value: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.math.is_finite(tf.stop_gradient(value)), with_constant(x, value - x), value)
 
 
+def zero_outside(mask: tf.Tensor | None, x: tf.Tensor) -> tf.Tensor:
+    """x, with 0 where a mask is False."""
+    return x if mask is None else tf.where(mask, x, 0.0)
+
+
 def uncontracted(product: tf.Tensor) -> tf.Tensor:
     """The product as it is, which a compiler is not to contract with a sum that follows."""
     return tf.where(tf.math.is_finite(tf.stop_gradient(product)), product, product + product)

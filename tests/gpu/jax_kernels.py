@@ -80,12 +80,11 @@ def test_values_and_gradients_are_the_goldens(
     masks = None if mask is None else jax.numpy.asarray(mask)
 
     def forward() -> Any:
-        operands = Operands(h=x, mask=masks, scale=scale, bias=bias)
-        return kernels._run(kernels._forward_on_gpu, operands, call=call)
+        return kernels._forward_on_gpu(Operands(h=x, mask=masks, scale=scale, bias=bias), call)
 
     def backward(dh: Any, wanted: Any) -> Any:
         operands = Operands(dy=dy, h=x, inverse_rms=inverse_rms, dh=dh, mask=masks, scale=scale)
-        return kernels._run(kernels._gradients_on_gpu, operands, call=call, wanted=(*wanted, None))
+        return kernels._gradients_on_gpu(operands, call, (*wanted, None))
 
     y, inverse_rms = forward()
     np.testing.assert_array_equal(y, numpy_impl.rms_norm(x, scale, bias, **options))
