@@ -24,7 +24,7 @@ from torch.nn.functional import rms_norm
 from rmsnorm.parity import screen
 from rmsnorm.specification.call import Spec, resolve
 from rmsnorm.specification.variants import derive
-from rmsnorm.torch_impl import gpu
+from rmsnorm.torch_impl import gpu, kernels
 
 SHAPES = (
     (16384, 8192, "bfloat16"), (16384, 8192, "float32"), (8192, 8192, "bfloat16"), (8192, 16384, "bfloat16"),
@@ -37,22 +37,22 @@ CALLS, REPLAYS, EPS = 12, 6, 1e-6
 
 
 def ours(variant: str, x: Tensor, gain: Tensor, residual: Tensor | None) -> tuple[Any, Callable[[Tensor], Any]]:
-    """The plan, and the forward pass with 1 / rho."""
+    """The call as the kernels compute it, and the forward pass with 1 / rho."""
     dtype = str(x.dtype).removeprefix("torch.")
     chosen = derive("rms_norm", variant, EPS, None)
     call = resolve("rms_norm", Spec(tuple(x.shape), dtype), Spec(tuple(gain.shape), dtype), None, variant=chosen)
-    plan = gpu.plan(call, dtype, None)
-    return plan, lambda x: gpu.forward(plan, x, residual, gain, None, None)
+    kept = kernels.kept_on(x.device, call, gpu.launch_of(call, dtype, None), dtype)
+    return kept, lambda x: kept.forward(True, x, residual, gain, None, None, None)
 
 
 def candidates(x: Tensor, gain: Tensor) -> Iterator[tuple[str, str, Callable[[Tensor], Any]]]:
     """Name, pass, and a function of x, or of dy where it is the backward pass."""
     out, n = torch.empty_like(x), x.shape[1]
     yield "copy", "forward", out.copy_
-    plan, forward = ours("torch", x, gain, None)
+    kept, forward = ours("torch", x, gain, None)
     inverse_rms = forward(x)[2]
     yield "ours", "forward", forward
-    yield "ours", "backward", lambda dy: gpu.backward(plan, dy, x, gain, gain.dtype, None, None, inverse_rms, None)
+    yield "ours", "backward", lambda dy: kept.backward(kernels.ALL, dy, None, x, gain, None, None, None, inverse_rms)
     for variant in OTHERS:
         is_sum = variant == "with a residual"
         yield variant, "forward", ours("torch" if is_sum else variant, x, gain, x if is_sum else None)[1]

@@ -56,9 +56,16 @@ def _kernels(x: np.ndarray, dtype: str) -> dict[Any, Callable[[], Any]]:
 
     def call(share: float | None) -> Callable[[], Any]:
         variant = Variant.get("standard").replace(partial=share)
-        plan = launch.plan(resolve("rms_norm", Spec(x.shape, dtype), variant=variant), None, None)
-        arguments = (stored, plan.x_bytes, 0, 0, 0, 0, 0, 0, y, 0, 0)
-        return lambda: (plan.run_forward(threads.own_threads, *arguments), stored, y)  # which keeps their memory
+        made = launch.launch_of(resolve("rms_norm", Spec(x.shape, dtype), variant=variant), None, None)
+
+        def run() -> Any:
+            count, gomp_parallel = made.forward_threads(threads.own_threads)
+            return made.native.forward(
+                threads=count, gomp_parallel=gomp_parallel, x=stored, x_step=made.row_bytes, residual=None, scale=None,
+                bias=None, mask=None, mask_step=0, mask_stride=0, y=y, h=None, inverse_rms=None,
+            )  # fmt: skip
+
+        return run
 
     return _warm({share: call(share) for share in SHARES})
 

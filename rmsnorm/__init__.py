@@ -4,11 +4,11 @@ The way of one call, in PyTorch on a CPU; the other frameworks have the same fil
 
     torch_impl/functional.py    rms_norm(x, scale, ...)
     torch_impl/engines.py       what computes the call, and why
-    cpu/prepared.py             the checked call and the plan of its kernels, kept for the next such call
+    cpu/prepared.py             the checked call and what its kernels need, kept for the next such call
     specification/call.py       checks every argument and decides every choice: a Call
     cpu/__init__.py             may a kernel compute it, and why not? rmsnorm.explain asks the same
     torch_impl/kernels.py       the memory of the results, and where the rows of each tensor are
-    cpu/launch.py               the plan of the kernels for these formats and options
+    cpu/launch.py               what the kernels need for these formats and options
     cpu/native/forward.h        the kernel: float64 inside, rounded wherever the variant rounds
 
 If a gradient is wanted, torch_impl/autograd.py calls kernels.py, and the gradient comes back by cpu/native/backward.h.

@@ -1,10 +1,10 @@
 """RMSNorm on the CPU by kernels in C++, for rows in the memory of any framework.
 
     rows                the order of axes, and steps through a mask, for every framework
-    prepared            a call that is checked and planned once, for every framework, and why no kernel computes one
-    launch              a checked call becomes a plan, which computes arrays
+    prepared            a call that is checked once, for every framework, and why no kernel computes one
+    launch              what the kernels need for a checked call
     openmp, threads     how many threads, and who starts them
-    xla                 a plan as XLA calls it
+    xla                 a launch as XLA makes it
 
 The kernels are in native/, which the build compiles into the module _native:
 
@@ -28,7 +28,7 @@ from rmsnorm.specification import environment
 
 @lru_cache(maxsize=1)
 def is_switched_off() -> bool:
-    """Whether RMSNORM_CPU_KERNELS=0 was set when this was first asked. Plans are kept, so the answer may not change."""
+    """Whether RMSNORM_CPU_KERNELS=0 was set when this was first asked, as launches are kept."""
     return environment.read("RMSNORM_CPU_KERNELS") == "0"
 
 

@@ -1,4 +1,4 @@
-"""From a checked call to the kernels: a plan, which is kept, and how many threads compute a call."""
+"""From a checked call to the kernels: its launch, which is kept, and how many threads compute it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,56 +22,46 @@ Threads: TypeAlias = Callable[[], tuple[int, int]]
 _noted: list[list[str]] = []  # what ``noted`` gave out
 
 
-class Plan(NamedTuple):
+class Launch(NamedTuple):
     """What the kernels need for a call, apart from its arrays.
 
-    An array is given as an object with a buffer, as NumPy's arrays are, or as its address; None or 0 if there is no
-    such array. The caller keeps the memory alive. Rows of all arrays but x, h, mask and gate follow each other without
-    a gap.
+    ``native.forward`` and ``native.backward`` take each array by its name: an object with a buffer, as NumPy's arrays
+    are, or an address; None or 0 if there is no such array. The caller keeps the memory alive. Rows of all arrays but
+    x, h, mask and gate follow each other without a gap; ``x_step``, ``h_step``, ``mask_step`` and ``gate_step`` are the
+    bytes from a row to the next, and ``mask_stride`` those to the next element. The backward pass computes the
+    gradients that have an address, dscale and dbias in the formats of the parameters.
     """
 
-    key: Any  # the arguments of ``plan``
-    native: Any  # a _native.Plan
+    native: _native.Plan
     name: str
     rows: int
     n: int  # elements of a row, which has all that is normalised together and all parameters
-    x_bytes: int  # of a row
+    row_bytes: int  # of x
     reduced: tuple[int, ...]  # shape of 1 / rho
     small: bool  # one thread computes it
     chunked: bool  # whether the backward pass has several tasks
 
-    def __reduce__(self) -> Any:
-        return plan, self.key
-
-    def run_forward(self, threads: Threads, *arguments: Any) -> None:
-        """Computes y, h and 1 / rho.
-
-        ``arguments`` are the arrays, and their steps in bytes: x, x_step, residual, scale, bias, mask, mask_step,
-        mask_stride, y, h, inverse_rms and, with a gate, gate and gate_step.
-        """
+    def forward_threads(self, threads: Threads) -> tuple[int, int]:
+        """``threads`` and ``gomp_parallel`` of ``native.forward``, of which ``noted`` hears."""
         if _noted:
             note("forward", self)
-        self.native.forward(*((1, 0) if self.small else self._threads(threads)), *arguments)
+        return (1, 0) if self.small else self._threads(threads)
 
-    def run_backward(self, threads: Threads, *arguments: Any) -> None:
-        """Computes dx; and dscale and dbias in the formats of the parameters, unless their addresses are 0.
-
-        ``arguments`` are likewise h, h_step, scale, mask, mask_step, mask_stride, inverse_rms, dy, dh, dx, dscale,
-        dbias and, with a gate, gate, gate_step, dgate and bias.
-        """
+    def backward_threads(self, threads: Threads) -> tuple[int, int]:
+        """The same for ``native.backward``."""
         if _noted:
             note("backward", self)
-        self.native.backward(*(self._threads(threads) if self.chunked else (1, 0)), *arguments)
+        return self._threads(threads) if self.chunked else (1, 0)
 
     def _threads(self, threads: Threads) -> tuple[int, int]:
         count, gomp_parallel = threads()
         return (1, 0) if self.rows * self.n < _POOL and not gomp_parallel else (count, gomp_parallel)
 
 
-def note(kind: str, plan: Plan) -> None:
-    """Says to ``noted`` that a kernel, forward or backward, computes a plan."""
+def note(kind: str, launch: Launch) -> None:
+    """Says to ``noted`` that a kernel, forward or backward, computes a call."""
     for names in _noted:
-        names.append(f"{kind}-{plan.name}")
+        names.append(f"{kind}-{launch.name}")
 
 
 @contextmanager
@@ -86,31 +76,30 @@ def noted() -> Iterator[list[str]]:
 
 
 @lru_cache(maxsize=1024)
-def plan(call: Call, scale: str | None, bias: str | None, gate: str | None = None) -> Plan:
-    """The plan of a call for which there are kernels, with parameters and a gate of these dtypes."""
+def launch_of(call: Call, scale: str | None, bias: str | None, gate: str | None = None) -> Launch:
+    """The launch of a call for which there are kernels, with parameters and a gate of these dtypes. It is kept."""
     n = math.prod(call.shape[call.first_of_row :])
     rows = math.prod(call.shape) // n
-    # it depends on the shape alone, and so does the order of the gradients' sums
-    chunk = max(-(-2 * _CHUNK // n), -(-rows // 64), min(rows, 16))
+    # rows of a task depend on the shape alone, and so does the order of the gradients' sums
+    task_rows = max(-(-2 * _CHUNK // n), -(-rows // 64), min(rows, 16))
     variant = call.variant
     native = _native.Plan(
         rows=rows, n=call.n, k=call.k, groups=n // call.n,
         features=math.prod(call.shape[axis] for axis in call.feature_axes),
-        spread=math.prod(call.shape[call.feature_axes[-1] + 1 :]), step=chunk, eps=call.eps,
+        spread=math.prod(call.shape[call.feature_axes[-1] + 1 :]), step=task_rows, eps=call.eps,
         offset=variant.scale_offset, position=variant.eps_position, variance=variant.statistic == "variance", x=call.x,
         y=call.result, norm=call.norm, product=call.product if call.norm else None, scale=scale, bias=bias, gate=gate,
         function=variant.gate_function if gate else None, gate_before=gate is not None and call.is_gated_before,
     )  # fmt: skip
-    return Plan(
-        key=(call, scale, bias, gate),
+    return Launch(
         native=native,
         name=_name_of(call, gate),
         rows=rows,
         n=n,
-        x_bytes=n * np.dtype(call.x if call.x != "bfloat16" else "float16").itemsize,
+        row_bytes=n * np.dtype(call.x if call.x != "bfloat16" else "float16").itemsize,
         reduced=tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape)),
         small=rows * n < _CHUNK,
-        chunked=rows > chunk,
+        chunked=rows > task_rows,
     )
 
 

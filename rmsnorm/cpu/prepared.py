@@ -1,4 +1,4 @@
-"""A call that is checked and planned once: everything about it that does not depend on the values. No array library."""
+"""A call that is checked once: everything about it that does not depend on the values. No array library."""
 
 from __future__ import annotations
 
@@ -49,34 +49,34 @@ def refusal(call: Call, platform: str | None, formats: Iterable[str | None] = ()
 
 
 class Prepared(NamedTuple):
-    """A call that is checked, and planned for the CPU when that is first asked for.
+    """A call that is checked; how kernels compute it is found out when that is first asked for.
 
     Attributes:
         call: the checked call.
         order: the axes of x in the order in which kernels take them, as in rows.py.
         rows: the call with its axes in that order.
-        planned: the same for which kernels are planned: with ``dy`` y has the dtype of dy.
+        kernel_call: the same as kernels compute it: with ``dy`` y has the dtype of dy.
         formats: dtypes of scale, bias and gate, or None.
-        kept: what is kept of it, by the device, as its plans are. No array is in it.
+        kept: how kernels compute it, by the device. No array is in it.
     """
 
     call: Call
     order: Order
     rows: Call
-    planned: Call
+    kernel_call: Call
     formats: tuple[str | None, ...]
     kept: dict[Any, Any]
 
     def in_memory(self) -> tuple[Any, str | None]:
-        """The ``cpu.launch.Plan`` for arrays in the memory of a CPU and None; or None and why no kernel computes it."""
-        known: tuple[Any, str | None] | None = self.kept.get("plan")
+        """The ``launch.Launch`` for arrays in the memory of a CPU, and None; or None, and why no kernel computes it."""
+        known: tuple[Any, str | None] | None = self.kept.get("launch")
         if known is None:
-            known = None, why_not(self.planned)
+            known = None, why_not(self.kernel_call)
             if known[1] is None:
-                from rmsnorm.cpu import launch
+                from rmsnorm.cpu.launch import launch_of
 
-                known = launch.plan(self.planned, *self.formats), None
-            self.kept["plan"] = known
+                known = launch_of(self.kernel_call, *self.formats), None
+            self.kept["launch"] = known
         return known
 
 
@@ -86,7 +86,7 @@ def prepare(
 ) -> Prepared:  # fmt: skip
     """The prepared call named ``op`` on arrays of any library, of which only shape and dtype are read.
 
-    A call with the same options, shapes and dtypes is prepared once. With ``dy`` the plan is that of the gradients.
+    A call with the same options, shapes and dtypes is prepared once. With ``dy`` it is the call of the gradients.
 
     Raises:
         TypeError, ValueError: as ``resolve``.
@@ -129,9 +129,9 @@ def _prepared(
         **({} if dy is None else {"dy": dy, "dh": dh}),
     )  # fmt: skip
     order, rows = order_of(call), axes_last(call)
-    planned = rows if dy is None else replace(rows, result=dy.dtype)
+    kernel_call = rows if dy is None else replace(rows, result=dy.dtype)
     formats = tuple(None if spec is None else spec.dtype for spec in (scale, bias, gate))
-    return Prepared(call, order, rows, planned, formats, {})
+    return Prepared(call, order, rows, kernel_call, formats, {})
 
 
 def _spec(shape: Any, dtype: Any) -> Spec:

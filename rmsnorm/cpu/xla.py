@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from rmsnorm.cpu import _native
-from rmsnorm.cpu.launch import Plan, note, plan
+from rmsnorm.cpu.launch import Launch, launch_of, note
 from rmsnorm.cpu.threads import available
 from rmsnorm.specification.call import Call
 
@@ -22,9 +22,9 @@ def forward(
 
     ``mask`` is the mask's steps to the next row and element.
     """
-    launched = plan(call, scale, bias, gate)
-    note("forward", launched)
-    return np.frombuffer(launched.native.xla_forward(_threads(launched), mask), np.int64)
+    launch = launch_of(call, scale, bias, gate)
+    note("forward", launch)
+    return np.frombuffer(launch.native.xla_forward(_threads(launch), mask), np.int64)
 
 
 def backward(
@@ -36,14 +36,14 @@ def backward(
     There may be no 1 / rho, scale, bias, mask, dh and gate. ``wanted`` says which of dx, dscale, dbias and dgate there
     are.
     """
-    launched = plan(call, scale, bias, gate)
-    note("backward", launched)
-    attribute = launched.native.xla_backward(_threads(launched), mask, has_inverse_rms, has_bias, has_dh, *wanted)
+    launch = launch_of(call, scale, bias, gate)
+    note("backward", launch)
+    attribute = launch.native.xla_backward(_threads(launch), mask, has_inverse_rms, has_bias, has_dh, *wanted)
     return np.frombuffer(attribute, np.int64)
 
 
-def _threads(launched: Plan) -> int:
-    return available() if launched.rows * launched.n >= _PARALLEL else 1
+def _threads(launch: Launch) -> int:
+    return available() if launch.rows * launch.n >= _PARALLEL else 1
 
 
 def handler() -> Any:

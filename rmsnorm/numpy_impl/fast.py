@@ -25,7 +25,7 @@ from rmsnorm import cpu
 from rmsnorm.cpu.prepared import Prepared, prepare
 from rmsnorm.numpy_impl import functional as golden
 from rmsnorm.numpy_impl import kernels
-from rmsnorm.numpy_impl.functional import ArrayLike, _arrays
+from rmsnorm.numpy_impl.functional import ArrayLike, arrays
 from rmsnorm.specification.call import Axis
 from rmsnorm.specification.interface import dy_and_dh, forward_of, gradients_of, unknown_argument
 from rmsnorm.specification.variants import Preset, Variant
@@ -58,13 +58,13 @@ def rms_norm(
     """
     if unknown:
         raise unknown_argument("rms_norm", rms_norm, unknown)
-    x, scale, bias, mask, residual, gate = _arrays(
+    x, scale, bias, mask, residual, gate = arrays(
         "rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate
     )
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
     prepared = prepare("rms_norm", options, x, scale, bias, mask, residual, gate)
     call = prepared.call
-    if call.exact_sum or not _has_plan(prepared):  # the kernels normalise a rounded sum
+    if call.exact_sum or not _has_kernels(prepared):  # the kernels normalise a rounded sum
         return golden.rms_norm(
             x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis, mask=mask, residual=residual,
             gate=gate, out_dtype=out_dtype, return_inverse_rms=return_inverse_rms,
@@ -108,14 +108,14 @@ def rms_norm_vjp(
     if unknown:
         raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
     dy, dh = dy_and_dh(dy, residual)
-    x, scale, bias, mask, residual, gate, dy, dh = _arrays(
+    x, scale, bias, mask, residual, gate, dy, dh = arrays(
         "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dy=dy, dh=dh
     )
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
     prepared = prepare("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy, dh)
     call = prepared.call
     one_dtype = {array.dtype.name for array in (x, residual, dh) if array is not None} == {call.x}
-    if call.exact_sum or not one_dtype or not _has_plan(prepared):
+    if call.exact_sum or not one_dtype or not _has_kernels(prepared):
         return golden.rms_norm_vjp(
             dy if dh is None else (dy, dh), x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis,
             mask=mask, residual=residual, gate=gate, out_dtype=out_dtype,
@@ -126,7 +126,7 @@ def rms_norm_vjp(
     return dx, dscale, dbias, *(() if residual is None else (dx.copy(),)), *(() if gate is None else (dgate,))
 
 
-def _has_plan(prepared: Prepared) -> bool:
+def _has_kernels(prepared: Prepared) -> bool:
     """Whether kernels compute a call. Without any, the one warning is that of this module."""
     return _say_what_is_missing() is None and prepared.in_memory()[1] is None
 

@@ -101,10 +101,10 @@ def rms_norm(
     """
     if unknown:
         raise unknown_argument("rms_norm", rms_norm, unknown)
-    x, scale, bias, mask, residual, gate = _arrays(
+    x, scale, bias, mask, residual, gate = arrays(
         "rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate
     )
-    call = _resolve(
+    call = resolved(
         "rms_norm", x, scale, bias, mask, residual, gate, out_dtype,
         variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
     )  # fmt: skip
@@ -170,10 +170,10 @@ def rms_norm_vjp(
     if unknown:
         raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
     dy, dh = dy_and_dh(dy, residual)
-    x, scale, bias, mask, residual, gate, dy, dh = _arrays(
+    x, scale, bias, mask, residual, gate, dy, dh = arrays(
         "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dy=dy, dh=dh
     )
-    call = _resolve(
+    call = resolved(
         "rms_norm_vjp", x, scale, bias, mask, residual, gate, out_dtype,
         variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         dy=_spec(dy), dh=_spec(dh),
@@ -257,11 +257,11 @@ def rms_norm_jvp(
         raise unknown_argument("rms_norm_jvp", rms_norm_jvp, unknown)
     x, scale, bias = three_of("primals", primals)
     dx, dscale, dbias = three_of("tangents", tangents)
-    x, scale, bias, mask, residual, gate, dx, dscale, dbias = _arrays(
+    x, scale, bias, mask, residual, gate, dx, dscale, dbias = arrays(
         "rms_norm_jvp",
         x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dx=dx, dscale=dscale, dbias=dbias,
     )  # fmt: skip
-    call = _resolve(
+    call = resolved(
         "rms_norm_jvp", x, scale, bias, mask, residual, gate, out_dtype,
         variant=derive("rms_norm_jvp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         dx=_spec(dx), dscale=_spec(dscale), dbias=_spec(dbias),
@@ -314,7 +314,8 @@ def _empty(rows: Rows) -> Scaled:
     return DoubleDouble(hi, lo), np.zeros((rows.count, rows.n), np.int64)
 
 
-def _arrays(op: str, **values: Any) -> list[Any]:
+def arrays(op: str, **values: Any) -> list[Any]:
+    """The arguments as arrays of NumPy, None where there is none."""
     for name, value in values.items():
         if value is None and name == "x":
             raise errors.wrong_type(op, name, value, "an array", "convert it with np.asarray")
@@ -328,7 +329,7 @@ def _spec(array: Array | None) -> Spec | None:
     return None if array is None else Spec(array.shape, array.dtype.name)
 
 
-def _resolve(
+def resolved(
     op: str,
     x: Array,
     scale: Array | None,
@@ -339,6 +340,7 @@ def _resolve(
     out_dtype: Any,
     **options: Any,
 ) -> Call:
+    """The checked call of these arrays."""
     return resolve(
         op,
         Spec(x.shape, x.dtype.name),

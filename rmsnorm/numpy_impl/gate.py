@@ -18,16 +18,16 @@ from rmsnorm.specification.call import Call
 
 def factor(call: Call, gate: Array) -> Scaled:
     z = gate.astype(np.float64)
-    share, _ = _sigmoids(z)
-    return product_of(scaled(z), share) if call.variant.gate_function == "silu" else share
+    sigmoid, _ = _sigmoids(z)
+    return product_of(scaled(z), sigmoid) if call.variant.gate_function == "silu" else sigmoid
 
 
 def slope(call: Call, gate: Array) -> Scaled:
     z = gate.astype(np.float64)
-    share, rest = _sigmoids(z)
+    sigmoid, other = _sigmoids(z)
     if call.variant.gate_function == "silu":
-        rest = sum_of(scaled(np.ones_like(z)), product_of(scaled(z), rest))
-    return product_of(share, rest)
+        other = sum_of(scaled(np.ones_like(z)), product_of(scaled(z), other))
+    return product_of(sigmoid, other)
 
 
 def _sigmoids(z: Array) -> tuple[Scaled, Scaled]:

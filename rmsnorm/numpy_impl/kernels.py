@@ -20,21 +20,24 @@ def forward(
     residual: Array | None, gate: Array | None, with_inverse_rms: bool,
 ) -> tuple[Array, Array | None, Array | None]:  # fmt: skip
     """y, h = x + residual (None without one), and 1 / rho in float64 if asked for."""
-    (plan, _), order, call = prepared.in_memory(), prepared.order, prepared.rows
+    (launch, _), order, call = prepared.in_memory(), prepared.order, prepared.rows
     x, mask, residual, gate = moved(order, _transposed, x, mask, residual, gate)
     h = None
     if residual is not None:
         x, residual = x.astype(call.x, copy=False), np.ascontiguousarray(residual, call.x)
         h = np.empty(call.shape, call.x)
     y = np.empty(call.shape, call.result)
-    inverse_rms = np.empty(plan.reduced) if with_inverse_rms else None
-    x, x_step = _rows(plan.n, x)
-    gate, gate_step = _rows(plan.n, gate)
-    plan.run_forward(
-        own_threads, x, x_step, residual, _native(scale), _native(bias), *_masked(call, mask), y, h,
-        inverse_rms, gate, gate_step,
+    inverse_rms = np.empty(launch.reduced) if with_inverse_rms else None
+    x, x_step = _rows(launch.n, x)
+    gate, gate_step = _rows(launch.n, gate)
+    mask, mask_step, mask_stride = _mask(call, mask)
+    threads, gomp_parallel = launch.forward_threads(own_threads)
+    launch.native.forward(
+        threads=threads, gomp_parallel=gomp_parallel, x=x, x_step=x_step, residual=residual, scale=_native(scale),
+        bias=_native(bias), mask=mask, mask_step=mask_step, mask_stride=mask_stride, y=y, h=h, inverse_rms=inverse_rms,
+        gate=gate, gate_step=gate_step,
     )  # fmt: skip
-    y, h, inverse_rms = moved_back(order, _own_transposed, y, h, inverse_rms)
+    y, h, inverse_rms = moved_back(order, _transposed_copy, y, h, inverse_rms)
     return y, h, inverse_rms
 
 
@@ -43,20 +46,23 @@ def backward(
     dh: Array | None, gate: Array | None,
 ) -> tuple[Array, Array | None, Array | None, Array | None]:  # fmt: skip
     """dx + dh, dscale, dbias and dgate, each in the dtype of its argument. dh has the dtype of h."""
-    (plan, _), order, call = prepared.in_memory(), prepared.order, prepared.rows
+    (launch, _), order, call = prepared.in_memory(), prepared.order, prepared.rows
     dy, h, mask, dh, gate = moved(order, _transposed, dy, h, mask, dh, gate)
     dx = np.empty(call.shape, call.x)
     scale, bias = _native(scale), _native(bias)
     dscale, dbias = (None if primal is None else np.empty(primal.shape, primal.dtype) for primal in (scale, bias))
     dgate = None if gate is None else np.empty(call.shape, gate.dtype.newbyteorder("="))
-    h, h_step = _rows(plan.n, h)
-    gate, gate_step = _rows(plan.n, gate)
+    h, h_step = _rows(launch.n, h)
+    gate, gate_step = _rows(launch.n, gate)
     dh = None if dh is None else np.ascontiguousarray(dh, dtype=call.x)
-    plan.run_backward(
-        own_threads, h, h_step, scale, *_masked(call, mask), None, _native(dy), dh, dx, dscale, dbias,
-        gate, gate_step, dgate, None if gate is None else bias,
+    mask, mask_step, mask_stride = _mask(call, mask)
+    threads, gomp_parallel = launch.backward_threads(own_threads)
+    launch.native.backward(
+        threads=threads, gomp_parallel=gomp_parallel, h=h, h_step=h_step, scale=scale, mask=mask, mask_step=mask_step,
+        mask_stride=mask_stride, inverse_rms=None, dy=_native(dy), dh=dh, dx=dx, dscale=dscale, dbias=dbias, gate=gate,
+        gate_step=gate_step, dgate=dgate, bias=None if gate is None else bias,
     )  # fmt: skip
-    dx, dgate = moved_back(order, _own_transposed, dx, dgate)
+    dx, dgate = moved_back(order, _transposed_copy, dx, dgate)
     return dx, dscale, dbias, dgate
 
 
@@ -64,7 +70,7 @@ def _transposed(array: Array, order: tuple[int, ...]) -> Array:
     return array.reshape(with_all_axes(array.shape, len(order))).transpose(order)
 
 
-def _own_transposed(array: Array, order: tuple[int, ...]) -> Array:
+def _transposed_copy(array: Array, order: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(array.transpose(order))
 
 
@@ -87,7 +93,7 @@ def _rows(n: int, x: Any) -> tuple[Any, int]:
     return x, n * x.itemsize
 
 
-def _masked(call: Call, mask: Array | None) -> tuple[Array | None, int, int]:
+def _mask(call: Call, mask: Array | None) -> tuple[Array | None, int, int]:
     """The mask without gaps, and the steps to the next row and element."""
     if mask is None:
         return None, 0, 0

@@ -9,7 +9,7 @@ import numpy as np
 
 from rmsnorm.numpy_impl.arithmetic import Rows, affine, blocks, forward, product_of, scaled, sum_of
 from rmsnorm.numpy_impl.double_double import Array
-from rmsnorm.numpy_impl.functional import ArrayLike, _arrays, _resolve
+from rmsnorm.numpy_impl.functional import ArrayLike, arrays, resolved
 from rmsnorm.specification.variants import Preset, Variant, derive
 
 
@@ -64,10 +64,10 @@ def steps(
         product       1.94386019     1.94335938 float16   1.94386019
         y             1.94386019     1.94335938 float16   1.94386019        1.94433594 float16
     """
-    x, scale, bias = _arrays("steps", x=x, scale=scale, bias=bias)
+    x, scale, bias = arrays("steps", x=x, scale=scale, bias=bias)
     if x.ndim > 1:
         raise ValueError(f"steps: x has shape {x.shape}, expected one row; pass one of them, such as x[0]")
-    call = _resolve("steps", x, scale, bias, None, None, None, None, variant=derive("steps", variant, eps, None))
+    call = resolved("steps", x, scale, bias, None, None, None, None, variant=derive("steps", variant, eps, None))
     with np.errstate(all="ignore"):
         ((_, data),) = blocks(Rows(call), call, scaled(x), scale, bias, None)
         root, gain, normalised = (data.root, data.size), data.gain.fraction(), data.quotient()

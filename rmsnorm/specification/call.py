@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from functools import lru_cache
 from numbers import Integral
 from operator import index
 from typing import Any, NamedTuple, TypeAlias
 
 from rmsnorm.specification import dtypes, errors
 from rmsnorm.specification.variants import Variant
-from rmsnorm.specification.version import VERSION
 
 Axis: TypeAlias = int | Sequence[int]
 Shape: TypeAlias = tuple[Any, ...]  # of int, None for an unknown size, or symbols of a compiler
-_FIELDS = (  # of a call's text
-    "eps", "eps_position", "statistic", "scale_offset", "norm", "product", "result", "gate", "gate_function",
-    "gate_position",
-)  # fmt: skip
 
 
 class Roundings(NamedTuple):
@@ -121,36 +112,6 @@ class Call:
         return self.axes == tuple(range(len(self.shape) - len(self.axes), len(self.shape)))
 
     @property
-    def text(self) -> str:
-        """All of a call whose axes are in the order of kernels, but shape, dtype of x, and k.
-
-        Programs of other frameworks hold it, so it has no double quotes, which a language may want to escape.
-        """
-        variant = self.variant
-        return text_of(
-            len(self.axes), len(self.feature_axes), len(self.shape) - 1 - self.feature_axes[-1], self.eps,
-            variant.eps_position, variant.statistic, variant.scale_offset, self.norm, self.product, self.result,
-            self.gate, variant.gate_function, variant.gate_position,
-        )  # fmt: skip
-
-    @staticmethod
-    def from_text(text: str, shape: Shape, dtype: str, k: Any = None) -> Call:
-        """The call that has this text, on x of that shape and dtype; k as a number if it is not n."""
-        fields, rank = fields_of(text), len(shape)
-        axes, end = tuple(range(rank - fields["axes"], rank)), rank - fields["after"]
-        n = math.prod(shape[axis] for axis in axes)
-        return Call(
-            variant=Variant(
-                name="", eps=fields["eps"], eps_position=fields["eps_position"], statistic=fields["statistic"],
-                scale_offset=fields["scale_offset"], partial=None if k is None else Fraction(int(k), int(n)),
-                gate_function=fields["gate_function"], gate_position=fields["gate_position"],
-            ),
-            shape=tuple(shape), axes=axes, feature_axes=tuple(range(end - fields["features"], end)), eps=fields["eps"],
-            x=dtype, sum=dtype, norm=fields["norm"], product=fields["product"], result=fields["result"],
-            inverse_rms=dtypes.arithmetic(dtype), gate=fields["gate"],
-        )  # fmt: skip
-
-    @property
     def has_neighbours(self) -> bool:
         """Whether no axis is between those of the parameters."""
         first, last = self.feature_axes[0], self.feature_axes[-1]
@@ -170,20 +131,6 @@ class Call:
     def shared_axes(self) -> tuple[int, ...]:
         """Axes over which the gradients of the parameters are summed."""
         return tuple(axis for axis in range(len(self.shape)) if axis not in self.feature_axes)
-
-
-def text_of(axes: int, features: int, after: int, *values: Any) -> str:
-    """The text of a call with these fields."""
-    fields = {"axes": axes, "features": features, "after": after, **dict(zip(_FIELDS, values, strict=True))}
-    # a compiler keeps its programs on disk, and finds them by what is in them
-    return json.dumps({**fields, "version": VERSION}).replace('"', "'")
-
-
-@lru_cache(maxsize=1024)
-def fields_of(text: str) -> dict[str, Any]:
-    """The fields of such a text: ``axes`` are how many, ``after`` how many follow those of the parameters."""
-    fields: dict[str, Any] = json.loads(text.replace("'", '"'))
-    return fields
 
 
 def resolve(

@@ -25,13 +25,16 @@ def forward(
     gate: tf.Tensor | None, with_inverse_rms: bool,
 ) -> tuple[tf.Tensor, tf.Tensor | None]:  # fmt: skip
     """y, and 1 / rho in float64 if it is asked for."""
-    (plan, _), call = prepared.in_memory(), prepared.rows
+    (launch, _), call = prepared.in_memory(), prepared.rows
     h, mask, gate = moved(prepared.order, _transposed, h, mask, gate)
-    y, *others = _empty((call.shape, call.result), *([(plan.reduced, "float64")] if with_inverse_rms else []))
+    y, *others = _empty((call.shape, call.result), *([(launch.reduced, "float64")] if with_inverse_rms else []))
     inverse_rms = others[0] if others else None
-    plan.run_forward(
-        own_threads, _array(h), plan.x_bytes, None, _array(scale), _array(bias), *_mask(call, mask),
-        _array(y), None, _array(inverse_rms), _array(gate), _step(plan.n, gate),
+    mask, mask_step, mask_stride = _mask(call, mask)
+    threads, gomp_parallel = launch.forward_threads(own_threads)
+    launch.native.forward(
+        threads=threads, gomp_parallel=gomp_parallel, x=_array(h), x_step=launch.row_bytes, residual=None,
+        scale=_array(scale), bias=_array(bias), mask=mask, mask_step=mask_step, mask_stride=mask_stride, y=_array(y),
+        h=None, inverse_rms=_array(inverse_rms), gate=_array(gate), gate_step=_step(launch.n, gate),
     )  # fmt: skip
     y, inverse_rms = moved_back(prepared.order, tf.transpose, y, inverse_rms)
     return y, inverse_rms
@@ -42,15 +45,18 @@ def backward(
     mask: tf.Tensor | None, gate: tf.Tensor | None, inverse_rms: tf.Tensor | None, dh: tf.Tensor | None,
 ) -> list[tf.Tensor | None]:  # fmt: skip
     """dx + dh, dscale, dbias and dgate, each in the dtype of its primal; without 1 / rho it is computed once more."""
-    (plan, _), call = prepared.in_memory(), prepared.rows
+    (launch, _), call = prepared.in_memory(), prepared.rows
     dy, h, mask, inverse_rms, dh, gate = moved(prepared.order, _transposed, dy, h, mask, inverse_rms, dh, gate)
     primals = (h, scale, bias, gate)
     results = filled(_empty(*((tuple(t.shape), t.dtype.name) for t in without_none(primals))), primals)
     dx, dscale, dbias, dgate = results
-    plan.run_backward(
-        own_threads, _array(h), plan.x_bytes, _array(scale), *_mask(call, mask), _array(inverse_rms), _array(dy),
-        _array(dh), _array(dx), _array(dscale), _array(dbias), _array(gate), _step(plan.n, gate), _array(dgate),
-        None if gate is None else _array(bias),
+    mask, mask_step, mask_stride = _mask(call, mask)
+    threads, gomp_parallel = launch.backward_threads(own_threads)
+    launch.native.backward(
+        threads=threads, gomp_parallel=gomp_parallel, h=_array(h), h_step=launch.row_bytes, scale=_array(scale),
+        mask=mask, mask_step=mask_step, mask_stride=mask_stride, inverse_rms=_array(inverse_rms), dy=_array(dy),
+        dh=_array(dh), dx=_array(dx), dscale=_array(dscale), dbias=_array(dbias), gate=_array(gate),
+        gate_step=_step(launch.n, gate), dgate=_array(dgate), bias=None if gate is None else _array(bias),
     )  # fmt: skip
     dx, dgate = moved_back(prepared.order, tf.transpose, dx, dgate)
     return [dx, dscale, dbias, dgate]

@@ -20,7 +20,7 @@ from rmsnorm.torch_impl.rounding import add, cast, dtype_name
 
 _FEW: Final = 4  # calls that a layer keeps: lengths of prompts alternate with single tokens, say
 Run: TypeAlias = Kept | Plain | operators.Node  # a call whose axes are in order, and what computes it
-Known: TypeAlias = tuple[tuple[Any, Kept], ...]  # calls that a layer made, each with the settings that it had then
+Known: TypeAlias = tuple[tuple[Any, Kept], ...]  # calls that a layer made, each with the attributes that it had then
 
 
 class RMSNormFunction(torch.autograd.Function):
@@ -106,18 +106,18 @@ def _gradients(
 
     ``one_dtype``: that of the residual, if there is one, is that of x.
     """
-    call = run.rows
     if isinstance(run, operators.Node) or (
         one_dtype
-        and call.has_last_axes
+        and run.rows.has_last_axes
         and is_watched()
-        and operators.can_compute(call, h, None, dy, dh, scale, mask, gate)
+        and operators.can_compute(run.rows, h, None, dy, dh, scale, mask, gate)
     ):
-        dx, *others = operators.backward(call, dy, h, scale, bias, mask, inverse_rms, dh, gate)
+        arguments = run.arguments if isinstance(run, operators.Node) else operators.arguments_of(run.rows)
+        dx, *others = operators.backward(arguments, dy, h, scale, bias, mask, inverse_rms, dh, gate)
     elif is_transformed() or is_differentiated(dy, dh, h, scale, gate) or not one_dtype or not run.is_readable(dy, dh):
         # a second derivative goes through 1 / rho
         known = None if is_differentiated(h, gate) else inverse_rms
-        dx, *others = operations.gradients(call, dy, h, scale, bias, mask, dh, gate, known)
+        dx, *others = operations.gradients(run.rows, dy, h, scale, bias, mask, dh, gate, known)
     else:
         dx, *others = run.backward(needed, dy, dh, h, scale, bias, mask, gate, inverse_rms)
     return laid_out(dx, h), *others
@@ -137,12 +137,12 @@ def compute(run: Kept | Plain, with_inverse_rms: bool, *tensors: Any) -> Results
 
 @untraced
 def repeat(
-    known: Known, settings: Any, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
+    known: Known, attributes: Any, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
     gate: Tensor | None,
 ) -> Any:  # fmt: skip
     """y, or y and h, of a call that a layer made before, where nothing watches it; None if it is another one."""
     for then, kept in known:
-        if kept.matches(x, residual, scale, bias, gate) and then == settings:
+        if kept.matches(x, residual, scale, bias, gate) and then == attributes:
             if residual is gate is None:  # written out, as in this case a microsecond counts
                 if is_differentiated(x, scale, bias):
                     return _apply(kept, x, scale, bias)
@@ -152,12 +152,12 @@ def repeat(
     return None
 
 
-def keep(layer: Any, settings: Any, kept: Kept, x: Tensor) -> None:
+def keep(layer: Any, attributes: Any, kept: Kept, x: Tensor) -> None:
     """Let a layer keep a call, so that ``repeat`` finds it. Threads may do so at once: a new tuple replaces the old."""
     known: Known = layer.__dict__.get("_kept", ())
     is_simple = kept.order is None and kept.rows.x == kept.rows.sum and x.is_contiguous()
-    if is_simple and all(call is not kept or then != settings for then, call in known):
-        layer.__dict__["_kept"] = ((settings, kept), *known[: _FEW - 1])
+    if is_simple and all(call is not kept or then != attributes for then, call in known):
+        layer.__dict__["_kept"] = ((attributes, kept), *known[: _FEW - 1])
 
 
 def own_copy(x: Tensor, *parameters: Tensor | None) -> Tensor:
@@ -172,7 +172,7 @@ def _savable(x: Tensor | None) -> Tensor | None:
 
 
 def _forward_of_operator(x: Tensor, residual: Any, scale: Any, bias: Any, mask: Any, gate: Any, *text: Any) -> Any:
-    run = operators.Node(operators.call_of(x, *text))
+    run = operators.Node(text, x.shape, dtype_name(x.dtype))
     return operators.present(x, *RMSNormFunction.apply(run, x, scale, bias, residual, mask, gate, True))
 
 

@@ -45,14 +45,14 @@ class Context(NamedTuple):
         is_transformed: a compiler, torch.func or a tracer sees the operations.
         joins_gate: one of these or a mode does, and there is a gate.
         has_operator: one of these or a mode does, and the operators of this package can compute the call.
-        has_plan: kernels can compute it, and can read these tensors.
+        has_kernels: kernels can compute it, and can read these tensors.
     """
 
     is_exported: bool
     is_transformed: bool
     joins_gate: bool
     has_operator: bool
-    has_plan: bool
+    has_kernels: bool
 
 
 @lru_cache
@@ -66,7 +66,7 @@ def engine_of(context: Context) -> tuple[Engine, str]:
         return Engine.GATE_BESIDE, "kernels for GPUs have no gate, and the norm may have an operator"
     if context.is_transformed:
         return Engine.OPERATIONS, "a compiler or torch.func takes the operations apart"
-    if context.has_plan:
+    if context.has_kernels:
         return Engine.KERNELS, "the tensors are in memory as they are"
     return Engine.OPERATIONS, "no kernel can compute the call, or read the numbers of the tensors"
 
@@ -74,7 +74,7 @@ def engine_of(context: Context) -> tuple[Engine, str]:
 def why_not(prepared: Prepared, tensors: Iterable[Any]) -> str | None:
     """Why no kernel computes a call with these tensors, the first of which is x; None if one does."""
     x, *others = (tensor for tensor in tensors if tensor is not None)
-    if (reason := kernels.refusal(x.device, prepared.planned, *prepared.formats[:2])) is not None:
+    if (reason := kernels.refusal(x.device, prepared.kernel_call, *prepared.formats[:2])) is not None:
         return reason
     if kernels.are_readable(x, *others):
         return None
@@ -95,12 +95,14 @@ _ELSEWHERE: Final = Context(False, False, False, False, False)
 
 
 @untraced
-def rms_norm(options: Options, return_inverse_rms: bool, *tensors: Any, layer: Any = None, settings: Any = None) -> Any:
+def rms_norm(
+    options: Options, return_inverse_rms: bool, *tensors: Any, layer: Any = None, attributes: Any = None
+) -> Any:
     """What the public function returns: y, then h and 1 / rho where they are there or asked for.
 
-    A ``layer`` keeps the call for the next one with these settings.
+    A ``layer`` keeps the call for the next one with these attributes.
     """
-    call, (y, h, inverse_rms) = _forward(options, tensors, return_inverse_rms, layer, settings)
+    call, (y, h, inverse_rms) = _forward(options, tensors, return_inverse_rms, layer, attributes)
     x, residual, *_ = tensors
     y = laid_out(y, x)
     if residual is None and not return_inverse_rms:
@@ -169,7 +171,7 @@ def kept_for(options: Options, tensors: Tensors) -> kernels.Kept | None:
 
 
 def _forward(
-    options: Options, tensors: Tensors, with_inverse_rms: bool, layer: Any, settings: Any
+    options: Options, tensors: Tensors, with_inverse_rms: bool, layer: Any, attributes: Any
 ) -> tuple[Call, Results]:
     x, residual, scale, bias, mask, gate = tensors
     if is_watched():  # sizes may be symbols, for which nothing can be looked up
@@ -180,7 +182,7 @@ def _forward(
         call = check("rms_norm", options, x, scale, bias, mask, residual, gate).call
         return call, _run(call, None, _ELSEWHERE, tensors, with_inverse_rms)
     if layer is not None:
-        keep(layer, settings, kept, x)
+        keep(layer, attributes, kept, x)
     if kept.order is None:
         return kept.call, _run(kept.call, kept, _IN_MEMORY, tensors, with_inverse_rms)
     x, residual, mask, gate = moved(kept.call, x, residual, mask, gate)

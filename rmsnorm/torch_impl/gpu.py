@@ -18,14 +18,14 @@ from torch import Tensor
 from rmsnorm import gpu
 from rmsnorm.gpu.plan import Tiles, has_fast_float64, settings, sum_tiles, tiles
 from rmsnorm.specification.call import Call
-from rmsnorm.torch_impl.memory import gapless, mask_rows, rows_of
-from rmsnorm.torch_impl.private import allocator, current_device, starter
+from rmsnorm.torch_impl.memory import mask_rows, rows_of
+from rmsnorm.torch_impl.private import allocator, starter
 from rmsnorm.torch_impl.rounding import dtype_name
 
 Sizes: TypeAlias = tuple[Any, ...]
 
 
-class Plan(NamedTuple):
+class Launch(NamedTuple):
     """What the kernels need of a call beside the tensors."""
 
     n: int
@@ -37,19 +37,18 @@ class Plan(NamedTuple):
     call: Call
     formats: tuple[str | None, str | None]  # of scale and bias
     reduced: tuple[int, ...]  # the shape of 1 / rho
-    sizes: tuple[int, ...]  # of the parameters
     started: dict[Any, Callable[..., None]]  # the kernels that were started, and the calls that are repeated
 
 
 @lru_cache(maxsize=4096)
-def plan(call: Call, scale: str | None, bias: str | None) -> Plan:
-    """The plan of a call that the kernels can compute. It is kept, as it keeps the kernels that were started."""
+def launch_of(call: Call, scale: str | None, bias: str | None) -> Launch:
+    """The launch of a call that the kernels can compute. It is kept, as it keeps the kernels that were started."""
     n, k = call.n, call.k
     first, shared = (len(call.shape) - len(axes) for axes in (call.axes, call.feature_axes))
     rows, groups = math.prod(call.shape[:shared]), math.prod(call.shape[shared:first])
-    return Plan(
+    return Launch(
         n, None if k == n else k, rows, groups, tiles("forward", rows, n, groups), tiles("backward", rows, n, groups),
-        call, (scale, bias), (*call.shape[:first], *(1 for _ in call.axes)), call.shape[shared:], {},
+        call, (scale, bias), (*call.shape[:first], *(1 for _ in call.axes)), {},
     )  # fmt: skip
 
 
@@ -75,61 +74,26 @@ def card_of(device: torch.device) -> int | str | None:
 
 
 def forward(
-    plan: Plan, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
-    with_inverse_rms: bool = True,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """y, h = x + residual (None without one) and, if asked for, 1 / rho in float64."""
-    dtype = getattr(torch, plan.call.x)
-    y = torch.empty(x.shape, dtype=getattr(torch, plan.call.result), device=x.device)
-    inverse_rms = torch.empty(plan.reduced, dtype=torch.float64, device=x.device) if with_inverse_rms else None
-    h = None
-    if residual is not None:
-        h, x, residual = torch.empty(x.shape, dtype=dtype, device=x.device), x.to(dtype), residual.to(dtype)
-        residual = residual.contiguous()
-    matrix, masks, sizes = _rows(plan, x, mask)
-    with current_device(x):
-        run_forward(plan, sizes, matrix, residual, gapless(scale), gapless(bias), masks, y, h, inverse_rms)
-    return y, h, inverse_rms
-
-
-def run_forward(
-    plan: Plan, sizes: Sizes, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
+    launch: Launch, sizes: Sizes, *, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
     mask: Tensor | None, y: Tensor, h: Tensor | None, inverse_rms: Tensor | None,
 ) -> None:  # fmt: skip
-    """The same into tensors, of tensors as kernels read them, on the current device."""
+    """Writes y and, where they are tensors, h = x + residual and 1 / rho; of tensors on the current device, in rows."""
     parts = None
-    if plan.forward.chunks > 1:
-        parts = _parts(plan, plan.forward, x, mask)
-        _start(plan, "forward", "sum_parts", sizes, x, residual, mask, parts)
-    _start(plan, "forward", "forward", sizes, x, residual, scale, bias, mask, parts, y, h, inverse_rms)
+    if launch.forward.chunks > 1:
+        parts = _parts(launch, launch.forward, x, mask)
+        _start(launch, "forward", "sum_parts", sizes, x, residual, mask, parts)
+    _start(launch, "forward", "forward", sizes, x, residual, scale, bias, mask, parts, y, h, inverse_rms)
 
 
 def backward(
-    plan: Plan, dy: Tensor, h: Tensor, scale: Tensor | None, dscale_dtype: torch.dtype | None,
-    dbias_dtype: torch.dtype | None, mask: Tensor | None, inverse_rms: Tensor, dh: Tensor | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """dx + dh in T, dscale and dbias, each of which may have no dtype and is None then."""
-    dx = torch.empty(h.shape, dtype=h.dtype, device=h.device)
-    dscale, dbias = (
-        None if dtype is None else torch.empty(plan.sizes, dtype=dtype, device=h.device)
-        for dtype in (dscale_dtype, dbias_dtype)
-    )
-    matrix, masks, sizes = _rows(plan, h, mask)
-    dy, dh, scale = dy.contiguous(), gapless(dh), gapless(scale)
-    with current_device(h):
-        run_backward(plan, sizes, matrix, dy, dh, scale, masks, inverse_rms, dx, dscale, dbias)
-    return dx, dscale, dbias
-
-
-def run_backward(
-    plan: Plan, sizes: Sizes, h: Tensor, dy: Tensor, dh: Tensor | None, scale: Tensor | None, mask: Tensor | None,
-    inverse_rms: Tensor | None, dx: Tensor, dscale: Tensor | None, dbias: Tensor | None,
+    launch: Launch, sizes: Sizes, *, h: Tensor, dy: Tensor, dh: Tensor | None, scale: Tensor | None,
+    mask: Tensor | None, inverse_rms: Tensor | None, dx: Tensor, dscale: Tensor | None, dbias: Tensor | None,
 ) -> None:  # fmt: skip
-    """The same into tensors, of tensors as kernels read them, on the current device."""
-    tile, width, parts = plan.backward, plan.n * plan.groups, None
+    """The same for dx + dh in T and, where they are tensors, dscale and dbias."""
+    tile, width, parts = launch.backward, launch.n * launch.groups, None
     if tile.chunks > 1:
-        parts = _parts(plan, tile, h, mask)
-        _start(plan, "backward", "sum_parts", sizes, dy, h, scale, mask, parts)
+        parts = _parts(launch, tile, h, mask)
+        _start(launch, "backward", "sum_parts", sizes, dy, h, scale, mask, parts)
     sums: Any = None  # of both parameters, one behind the other
     if dscale is not None and dbias is not None:
         sums = allocator(h)((2, tile.programs, width), (tile.programs * width, width, 1), torch.float64)
@@ -139,49 +103,49 @@ def run_backward(
             sums = allocator(h)((tile.programs, width), (width, 1), torch.float64)
         dscale_sums, dbias_sums = (sums, None) if dbias is None else (None, sums)
     tensors = h, dy, dh, scale, mask, parts, inverse_rms, dx, dscale_sums, dbias_sums
-    _start(plan, "backward", "backward", sizes, *tensors)
+    _start(launch, "backward", "backward", sizes, *tensors)
     if sums is not None:
         totals: Any = (dbias, None) if dscale is None else (dscale, dbias)
         total, second = totals
         dtypes = total.dtype, None if second is None else second.dtype
-        _start(plan, "backward", "add_up", dtypes, sums, total, second)
+        _start(launch, "backward", "add_up", dtypes, sums, total, second)
 
 
-def _start(plan: Plan, kind: str, name: str, sizes: Sizes, *tensors: Tensor | None) -> None:
+def _start(launch: Launch, kind: str, name: str, sizes: Sizes, *tensors: Tensor | None) -> None:
     """Start a kernel of a pass, with its tensors in their order.
 
-    Triton looks at every argument of a call to find the compiled kernel, which takes 25 of 35 microseconds. So a plan
+    Triton looks at every argument of a call to find the compiled kernel, which takes 25 of 35 microseconds. So a launch
     keeps it, by all that may change: which tensors there are, whether 16 divides their addresses, and the sizes.
     """
     addresses = [None if t is None else t.data_ptr() for t in tensors]
     key = kind, name, sizes, *[a and a & 15 for a in addresses]
-    start = plan.started.get(key)
+    start = launch.started.get(key)
     if start is None:
-        plan.started[key] = _compiled(plan, kind, name, sizes, tensors)
+        launch.started[key] = _compiled(launch, kind, name, sizes, tensors)
     else:
         start(tensors, addresses)
 
 
-def _compiled(plan: Plan, kind: str, name: str, sizes: Sizes, tensors: tuple[Any, ...]) -> Callable[..., None]:
+def _compiled(launch: Launch, kind: str, name: str, sizes: Sizes, tensors: tuple[Any, ...]) -> Callable[..., None]:
     """Start a kernel for the first time; the function that starts it again, with tensors and their addresses."""
     from rmsnorm.gpu import triton_backward, triton_forward
 
     kernel = getattr(triton_forward if kind == "forward" else triton_backward, name)
-    tile: Tiles = getattr(plan, kind)
-    formats: tuple[str | None, ...] = plan.formats
+    tile: Tiles = getattr(launch, kind)
+    formats: tuple[str | None, ...] = launch.formats
     if name == "sum_parts":
-        grid, numbers = (plan.rows * plan.groups, tile.chunks, 1), (*sizes, tile.chunks)
+        grid, numbers = (launch.rows * launch.groups, tile.chunks, 1), (*sizes, tile.chunks)
     elif name == "add_up":
-        width = plan.n * plan.groups
+        width = launch.n * launch.groups
         numbers, tile = (tile.programs, width), sum_tiles(width)
         grid = tile.chunks, 1 if tensors[2] is None else 2, 1
         formats = tuple(None if dtype is None else dtype_name(dtype) for dtype in sizes)
     else:
-        grid = tile.programs * plan.groups, tile.chunks, 1
-        numbers = plan.rows, *sizes, *((tile.programs,) if kind == "backward" else ()), tile.chunks
+        grid = tile.programs * launch.groups, tile.chunks, 1
+        numbers = launch.rows, *sizes, *((tile.programs,) if kind == "backward" else ()), tile.chunks
     device = next(t.device for t in tensors if t is not None)
     step = 0 if name == "add_up" else sizes[3]
-    chosen = settings(name, plan.call, tile, formats, has_fast_float64(int(card_of(device) or 0)), step)
+    chosen = settings(name, launch.call, tile, formats, has_fast_float64(int(card_of(device) or 0)), step)
     arguments = {name: chosen.arguments[name] for name in kernel.arg_names[len(tensors) + len(numbers) :]}
     compiled = kernel[grid](*tensors, *numbers, **arguments, **chosen.options)
     start = starter(compiled, grid, [*numbers, *arguments.values()])
@@ -190,19 +154,19 @@ def _compiled(plan: Plan, kind: str, name: str, sizes: Sizes, tensors: tuple[Any
     return lambda tensors, _: kernel[grid](*tensors, *numbers, **arguments, **chosen.options)
 
 
-def _parts(plan: Plan, tile: Tiles, x: Tensor, mask: Tensor | None) -> Tensor:
+def _parts(launch: Launch, tile: Tiles, x: Tensor, mask: Tensor | None) -> Tensor:
     """Room for sums over parts of split rows: of products and, with a mask, of the elements that count."""
-    shape = 1 if mask is None else 2, plan.rows * plan.groups, tile.chunks
+    shape = 1 if mask is None else 2, launch.rows * launch.groups, tile.chunks
     return torch.empty(shape, dtype=torch.float64, device=x.device)
 
 
-def _rows(plan: Plan, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Sizes]:
-    """x and the mask in rows, sizes and steps."""
-    matrix = rows_of(x, plan.n * plan.groups)
-    masks, *steps = mask_rows(mask, plan.call, min(plan.call.axes))
-    return matrix, None if masks is None else masks.view(torch.uint8), sizes_of(plan, matrix.stride(0), *steps)
+def in_rows(launch: Launch, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Sizes]:
+    """x and the mask in rows, and what the kernels take of these."""
+    matrix = rows_of(x, launch.n * launch.groups)
+    masks, *steps = mask_rows(mask, launch.call, min(launch.call.axes))
+    return matrix, None if masks is None else masks.view(torch.uint8), sizes_of(launch, matrix.stride(0), *steps)
 
 
-def sizes_of(plan: Plan, step: int, mask_step: int = 0, mask_stride: int = 0) -> Sizes:
+def sizes_of(launch: Launch, step: int, mask_step: int = 0, mask_stride: int = 0) -> Sizes:
     """What all kernels take of the rows of x, which are so many elements apart."""
-    return plan.n, plan.k, None if plan.groups == 1 else plan.groups, step, mask_step, mask_stride
+    return launch.n, launch.k, None if launch.groups == 1 else launch.groups, step, mask_step, mask_stride

@@ -15,10 +15,11 @@ from rmsnorm.cpu import openmp
 from rmsnorm.cpu.prepared import Prepared, why_not
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call
+from rmsnorm.specification.text import call_of
 from rmsnorm.torch_impl import gpu, operations
 from rmsnorm.torch_impl.memory import check_storage, gapless, is_plain, is_plain_on_gpu, mask_rows, rows_of
-from rmsnorm.torch_impl.private import allocator, current_gpu, empty_strided, is_autocast_on, is_widened
-from rmsnorm.torch_impl.rounding import add, cast, dtype_name
+from rmsnorm.torch_impl.private import allocator, current_device, empty_strided, is_autocast_on, is_widened
+from rmsnorm.torch_impl.rounding import add, cast
 
 ALL: Final = True, True, True, True  # dx, dscale, dbias and dgate are needed
 _DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in dtypes.FLOATS}
@@ -42,7 +43,7 @@ class Plain(NamedTuple):
         check_storage("rms_norm", x, residual=residual, scale=scale, bias=bias, mask=mask, gate=gate)
         h = None if residual is None else add(x, residual, self.rows.x)
         y, inverse_rms = operations.forward(self.rows, x if h is None else h, scale, bias, mask, gate)
-        return y, h, inverse_rms
+        return y, h, inverse_rms.detach()
 
     def backward(
         self, needed: tuple[bool, ...], dy: Tensor, dh: Tensor | None, h: Tensor, scale: Tensor | None,
@@ -53,7 +54,7 @@ class Plain(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A call that is checked and planned for its device, as kernels compute it again and again. It holds no tensor.
+    """A checked call as the kernels of a device compute it again and again. It holds no tensor.
 
     ``y``, ``inverse_rms``, ``dx``, ``dscale``, ``dbias`` and ``dgate`` are sizes, strides and dtype of the results.
     """
@@ -61,7 +62,7 @@ class Kept(NamedTuple):
     call: Call
     order: tuple[int, ...] | None  # of the axes of x, as in ``Prepared``
     rows: Call  # the call with its axes in that order
-    plan: Any
+    launch: Any  # that of rmsnorm.cpu, or of gpu.py
     arrays: tuple[Any, ...]  # shape and dtype, or None, of x, residual, scale, bias and gate
     y: tuple[Any, ...]
     inverse_rms: tuple[Any, ...]
@@ -71,8 +72,7 @@ class Kept(NamedTuple):
     dgate: tuple[Any, ...] | None
     is_readable: Callable[..., bool]  # whether the kernels can read the numbers of tensors
     autocast: str | None  # the kind of device whose autocast gives y of a layer another dtype
-    gpu_index: int = -1  # of the GPU
-    sizes: tuple[Any, ...] = ()  # of the rows of x there
+    sizes: tuple[Any, ...] = ()  # of the rows of x on a GPU
 
     def matches(
         self, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None
@@ -93,7 +93,7 @@ class Kept(NamedTuple):
         mask: Tensor | None, gate: Tensor | None,
     ) -> Results:  # fmt: skip
         """y, h = x + residual (None without one) and, if asked for, 1 / rho in float64."""
-        plan, y = self.plan, empty_strided(*self.y)
+        launch, y = self.launch, empty_strided(*self.y)
         inverse_rms = empty_strided(*self.inverse_rms) if with_inverse_rms else None
         h, masks, mask_step, mask_stride, gate_step = None, None, 0, 0, 0
         if residual is not None:
@@ -102,16 +102,19 @@ class Kept(NamedTuple):
         if mask is not None:
             masks, mask_step, mask_stride = mask_rows(mask, self.rows, self.rows.first_of_row)
         if gate is not None:
-            gate, gate_step = _rows(gate, plan.n)
-        x, x_step = (x, plan.x_bytes) if x.is_contiguous() else _rows(x, plan.n)
+            gate, gate_step = _rows(gate, launch.n)
+        x, x_step = (x, launch.row_bytes) if x.is_contiguous() else _rows(x, launch.n)
         scale = None if scale is None else scale.contiguous()
         bias = None if bias is None else bias.contiguous()
-        plan.run_forward(  # written out, as a function for each address takes a part of a small call
-            openmp_threads, x.data_ptr(), x_step, None if residual is None else residual.data_ptr(),
-            None if scale is None else scale.data_ptr(), None if bias is None else bias.data_ptr(),
-            None if masks is None else masks.data_ptr(), mask_step, mask_stride, y.data_ptr(),
-            None if h is None else h.data_ptr(), None if inverse_rms is None else inverse_rms.data_ptr(),
-            None if gate is None else gate.data_ptr(), gate_step,
+        threads, gomp_parallel = launch.forward_threads(openmp_threads)
+        launch.native.forward(  # written out, as a function for each address takes a part of a small call
+            threads=threads, gomp_parallel=gomp_parallel, x=x.data_ptr(), x_step=x_step,
+            residual=None if residual is None else residual.data_ptr(),
+            scale=None if scale is None else scale.data_ptr(), bias=None if bias is None else bias.data_ptr(),
+            mask=None if masks is None else masks.data_ptr(), mask_step=mask_step, mask_stride=mask_stride,
+            y=y.data_ptr(), h=None if h is None else h.data_ptr(),
+            inverse_rms=None if inverse_rms is None else inverse_rms.data_ptr(),
+            gate=None if gate is None else gate.data_ptr(), gate_step=gate_step,
         )  # fmt: skip
         return y, h, inverse_rms
 
@@ -123,7 +126,7 @@ class Kept(NamedTuple):
 
         Those that are not ``needed`` are None; a GPU computes dx always. 1 / rho is computed if it is None.
         """
-        plan, dx = self.plan, empty_strided(*self.dx) if needed[0] else None
+        launch, dx = self.launch, empty_strided(*self.dx) if needed[0] else None
         dscale = empty_strided(*self.dscale) if self.dscale is not None and needed[1] else None
         dbias = empty_strided(*self.dbias) if self.dbias is not None and needed[2] else None
         dgate = empty_strided(*self.dgate) if self.dgate is not None and needed[3] else None
@@ -133,13 +136,15 @@ class Kept(NamedTuple):
         if gate is None:
             bias = None  # which only dgate needs
         else:
-            bias, (gate, gate_step) = gapless(bias), _rows(gate, plan.n)
-        h, h_step = (h, plan.x_bytes) if h.is_contiguous() else _rows(h, plan.n)
+            bias, (gate, gate_step) = gapless(bias), _rows(gate, launch.n)
+        h, h_step = (h, launch.row_bytes) if h.is_contiguous() else _rows(h, launch.n)
         dy, dh, scale = dy.contiguous(), gapless(dh), gapless(scale)
-        plan.run_backward(
-            openmp_threads, h.data_ptr(), h_step, _address(scale), _address(masks), mask_step, mask_stride,
-            _address(inverse_rms), dy.data_ptr(), _address(dh), _address(dx), _address(dscale), _address(dbias),
-            _address(gate), gate_step, _address(dgate), _address(bias),
+        threads, gomp_parallel = launch.backward_threads(openmp_threads)
+        launch.native.backward(
+            threads=threads, gomp_parallel=gomp_parallel, h=h.data_ptr(), h_step=h_step, scale=_address(scale),
+            mask=_address(masks), mask_step=mask_step, mask_stride=mask_stride, inverse_rms=_address(inverse_rms),
+            dy=dy.data_ptr(), dh=_address(dh), dx=_address(dx), dscale=_address(dscale), dbias=_address(dbias),
+            gate=_address(gate), gate_step=gate_step, dgate=_address(dgate), bias=_address(bias),
         )  # fmt: skip
         return dx, dscale, dbias, dgate
 
@@ -153,50 +158,53 @@ class KeptOnGPU(Kept):
         self, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
         mask: Tensor | None, gate: Tensor | None,
     ) -> Results:  # fmt: skip
-        if residual is not None or mask is not None or not x.is_contiguous():
-            return gpu.forward(self.plan, x, residual, scale, bias, mask, with_inverse_rms)
-        if self.gpu_index >= 0 and self.gpu_index != current_gpu():
-            with torch.cuda.device(self.gpu_index):
-                return self.forward(with_inverse_rms, x, residual, scale, bias, mask, gate)
-        empty = allocator(x)
-        y, inverse_rms = empty(*self.y), empty(*self.inverse_rms) if with_inverse_rms else None
-        gpu.run_forward(self.plan, self.sizes, x, None, gapless(scale), gapless(bias), None, y, None, inverse_rms)
-        return y, None, inverse_rms
+        with current_device(x):
+            empty, h, masks, sizes = allocator(x), None, None, self.sizes
+            y, inverse_rms = empty(*self.y), empty(*self.inverse_rms) if with_inverse_rms else None
+            if residual is not None:
+                h, dtype = empty(*self.dx), self.dx[2]
+                x, residual = x.to(dtype), residual.to(dtype).contiguous()
+            if mask is not None or not x.is_contiguous():
+                x, masks, sizes = gpu.in_rows(self.launch, x, mask)
+            gpu.forward(
+                self.launch, sizes, x=x, residual=residual, scale=gapless(scale), bias=gapless(bias), mask=masks, y=y,
+                h=h, inverse_rms=inverse_rms,
+            )  # fmt: skip
+        return y, h, inverse_rms
 
     def backward(
         self, needed: tuple[bool, ...], dy: Tensor, dh: Tensor | None, h: Tensor, scale: Tensor | None,
         bias: Tensor | None, mask: Tensor | None, gate: Tensor | None, inverse_rms: Tensor | None,
     ) -> Gradients:  # fmt: skip
         if inverse_rms is None:
-            statistic = gpu.plan(self.rows, None, None)
-            inverse_rms = gpu.forward(statistic, h, None, None, None, mask)[2]
-        if dh is not None or mask is not None or not h.is_contiguous() or not dy.is_contiguous():
-            dscale, dbias = (d[2] if d is not None and n else None
-                             for d, n in zip((self.dscale, self.dbias), needed[1:3], strict=True))  # fmt: skip
-            return *gpu.backward(self.plan, dy, h, scale, dscale, dbias, mask, inverse_rms, dh), None
-        if self.gpu_index >= 0 and self.gpu_index != current_gpu():
-            with torch.cuda.device(self.gpu_index):
-                return self.backward(needed, dy, dh, h, scale, bias, mask, gate, inverse_rms)
-        empty = allocator(h)
-        dx = empty(*self.dx)
-        dscale = empty(*self.dscale) if self.dscale is not None and needed[1] else None
-        dbias = empty(*self.dbias) if self.dbias is not None and needed[2] else None
-        gpu.run_backward(self.plan, self.sizes, h, dy, None, gapless(scale), None, inverse_rms, dx, dscale, dbias)
+            alone = kept_on(h.device, self.rows, gpu.launch_of(self.rows, None, None))
+            inverse_rms = alone.forward(True, h, None, None, None, mask, None)[2]
+        with current_device(h):
+            empty, masks, sizes = allocator(h), None, self.sizes
+            dx = empty(*self.dx)
+            dscale = empty(*self.dscale) if self.dscale is not None and needed[1] else None
+            dbias = empty(*self.dbias) if self.dbias is not None and needed[2] else None
+            if mask is not None or not h.is_contiguous():
+                h, masks, sizes = gpu.in_rows(self.launch, h, mask)
+            gpu.backward(
+                self.launch, sizes, h=h, dy=dy.contiguous(), dh=gapless(dh), scale=gapless(scale), mask=masks,
+                inverse_rms=inverse_rms, dx=dx, dscale=dscale, dbias=dbias,
+            )  # fmt: skip
         return dx, dscale, dbias, None
 
 
-def plan(device: torch.device, call: Call, scale: str | None, bias: str | None, gate: str | None) -> Any:
-    """The plan of the kernels for a device, for a call with a gate of that dtype; None if they cannot compute it.
+def launch_on(device: torch.device, call: Call, scale: str | None, bias: str | None, gate: str | None) -> Any:
+    """What the kernels of a device need for a call with a gate of that dtype; None if they cannot compute it.
 
     The question is asked in each call of this function, as RMSNORM_GPU_KERNELS=0 may be set between two of them.
     """
     if refusal(device, call, scale, bias) is not None:
         return None
     if gpu.platform_of(device) == "cuda":
-        return gpu.plan(call, scale, bias)
-    from rmsnorm.cpu import launch
+        return gpu.launch_of(call, scale, bias)
+    from rmsnorm.cpu.launch import launch_of
 
-    return launch.plan(call, scale, bias, gate)
+    return launch_of(call, scale, bias, gate)
 
 
 def refusal(device: torch.device, call: Call, *formats: str | None) -> str | None:
@@ -217,46 +225,49 @@ def kept_of(
     device = x.device
     kept: Kept | None = prepared.kept.get(device)
     if kept is None:
-        rows, dtypes = prepared.planned, prepared.formats
-        planned = plan(device, rows, *dtypes)
-        if planned is not None:
+        call, dtypes = prepared.kernel_call, prepared.formats
+        launch = launch_on(device, call, *dtypes)
+        if launch is not None:
             arrays = tuple(None if t is None else (t.shape, t.dtype) for t in (x, residual, scale, bias, gate))
-            kept = _kept(prepared.call, prepared.order, rows, planned, device, arrays, *dtypes)
+            kept = kept_on(device, call, launch, *dtypes)._replace(
+                call=prepared.call, order=prepared.order, arrays=arrays
+            )
             prepared.kept[device] = kept
     return kept
 
 
 @lru_cache(maxsize=4096)
-def planned(
-    device: torch.device, shape: torch.Size, dtype: torch.dtype, scale: Any, bias: Any, gate: Any, text: str, k: Any
-) -> Kept | Plain:
-    """The call that has this text, as kernels compute it on a device if they can."""
-    call = Call.from_text(text, shape, dtype_name(dtype), k)
-    dtypes = [None if p is None else dtype_name(p) for p in (scale, bias, gate)]
-    made = plan(device, call, *dtypes)
-    return Plain(call) if made is None else _kept(call, None, call, made, device, (), *dtypes)
+def run_of(device: torch.device, shape: torch.Size, key: tuple[Any, ...]) -> Kept | Plain:
+    """The call of an operator as kernels compute it on a device, or if they cannot, operations.
+
+    The key is all of the call but the shape of x: the dtypes of x, scale, bias and gate, the text of the call, and k.
+    """
+    x, scale, bias, gate, text, k, *_ = key
+    call = call_of(text, shape, x, k)
+    launch = launch_on(device, call, scale, bias, gate)
+    return Plain(call) if launch is None else kept_on(device, call, launch, scale, bias, gate)
 
 
-def _kept(
-    call: Call, order: Any, rows: Call, plan: Any, device: torch.device, arrays: tuple[Any, ...], scale: str | None,
-    bias: str | None, gate: str | None,
+def kept_on(
+    device: torch.device, call: Call, launch: Any, scale: str | None = None, bias: str | None = None,
+    gate: str | None = None,
 ) -> Kept:  # fmt: skip
-    features = [rows.shape[axis] for axis in rows.feature_axes]
+    """A call whose axes are in order, with parameters and a gate of these dtypes."""
+    features = [call.shape[axis] for axis in call.feature_axes]
     layouts: Any = (
         None if name is None else _contiguous(sizes, _DTYPES[name])
-        for sizes, name in ((rows.shape, rows.result), (plan.reduced, "float64"), (rows.shape, rows.x),
-                            (features, scale), (features, bias), (rows.shape, gate))
+        for sizes, name in ((call.shape, call.result), (launch.reduced, "float64"), (call.shape, call.x),
+                            (features, scale), (features, bias), (call.shape, gate))
     )  # fmt: skip
-    y, reduced, dx, dscale, dbias, dgate = layouts
+    y, inverse_rms, dx, dscale, dbias, dgate = layouts
     autocast = device.type if is_widened(device.type) else None
-    kept = Kept(call, order, rows, plan, arrays, y, reduced, dx, dscale, dbias, dgate, is_plain, autocast)
-    if type(plan) is not gpu.Plan:
+    kept = Kept(call, None, call, launch, (), y, inverse_rms, dx, dscale, dbias, dgate, is_plain, autocast)
+    if type(launch) is not gpu.Launch:
         return kept
-    sizes = gpu.sizes_of(plan, plan.n * plan.groups)
+    on_gpu = KeptOnGPU(*kept)._replace(sizes=gpu.sizes_of(launch, launch.n * launch.groups))
     if device.type == "cpu":  # as interpreted
-        return KeptOnGPU(*kept)._replace(sizes=sizes)
-    is_readable = partial(is_plain_on_gpu, index=device.index)
-    return KeptOnGPU(*kept)._replace(is_readable=is_readable, gpu_index=device.index, sizes=sizes)
+        return on_gpu
+    return on_gpu._replace(is_readable=partial(is_plain_on_gpu, index=device.index))
 
 
 def _contiguous(sizes: Any, dtype: torch.dtype) -> tuple[Any, ...]:

@@ -163,8 +163,8 @@ class RMSNorm(torch.nn.RMSNorm):
             and not is_transformed() and not has_tangents()
         )  # fmt: skip
         if alone:
-            settings = self.eps, self.variant, self.normalized_shape
-            if (y := repeat(self._kept, settings, x, residual, weight, bias, gate)) is not None:
+            attributes = self.eps, self.variant, self.normalized_shape
+            if (y := repeat(self._kept, attributes, x, residual, weight, bias, gate)) is not None:
                 return y
         out_dtype, axes = None, tuple(range(-len(self.normalized_shape), 0))
         if not isinstance(x, Tensor):
@@ -182,7 +182,7 @@ class RMSNorm(torch.nn.RMSNorm):
         if alone and out_dtype is None:
             call = self.variant, self.eps, None, axes, None, None
             arrays = x, residual, weight, bias, None, gate
-            return engines.rms_norm(call, False, *arrays, layer=self, settings=settings)
+            return engines.rms_norm(call, False, *arrays, layer=self, attributes=attributes)
         return rms_norm(
             x,
             weight,

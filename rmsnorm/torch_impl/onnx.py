@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl import private
-from rmsnorm.torch_impl.operations import _centred, _counted, _part, gated
+from rmsnorm.torch_impl.operations import centred, counted_elements, gated, leading_part
 
 
 def is_exported() -> bool:
@@ -89,10 +89,10 @@ def _sigmoid(z: Tensor) -> Tensor:
 def _rho(call: Call, h: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Of every row, and which rows have nothing counted, None where none can."""
     if not torch.jit.is_tracing():  # whose exporter can cut at an unknown size only from opset 10 on
-        call, h = _part(call, h, mask)
-    counted, k, empty = _counted(call, h, mask)
+        call, h = leading_part(call, h, mask)
+    counted, k, empty = counted_elements(call, h, mask)
     k = k.to(h.dtype) if isinstance(k, Tensor) else k
-    q = _centred(call, h, counted, k).square().sum(call.axes, keepdim=True) / k
+    q = centred(call, h, counted, k).square().sum(call.axes, keepdim=True) / k
     eps = torch.tensor(call.eps, dtype=h.dtype, device=h.device)  # a number would be kept in float32
     unit = 2.0**30 if _vanishes(call.eps) else 1.0
     if call.variant.eps_position == "inside":

@@ -37,9 +37,9 @@ class Statistic(NamedTuple):
 
 
 def statistic(call: Call, h: Tensor, mask: Tensor | None) -> Statistic:
-    call, h = _part(call, h, mask)
-    counted, k, empty = _counted(call, h, mask)
-    c = _centred(call, h, counted, k)
+    call, h = leading_part(call, h, mask)
+    counted, k, empty = counted_elements(call, h, mask)
+    c = centred(call, h, counted, k)
     inverse_power: Any = 1.0
     if _may_leave_range(call):
         inverse_power = _inverse_power(call, c, k)
@@ -91,7 +91,7 @@ def gated(
 
 def _zero_in_empty(call: Call, h: Tensor, mask: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors, and 0 in rows without counted elements, where the gate and x may be NaN."""
-    empty = None if mask is None else _counted(call, h, mask)[2]
+    empty = None if mask is None else counted_elements(call, h, mask)[2]
     return tensors if empty is None else tuple(torch.where(empty, 0.0, t) for t in tensors)
 
 
@@ -148,7 +148,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dscale and dbias in float64, from x and 1 / rho alone."""
     h, v = complete(h), complete(dy).double()
-    counted, k, empty = _counted(call, h, mask)
+    counted, k, empty = counted_elements(call, h, mask)
     has_gradient = None if mask is None or empty is None else mask & ~empty
     if has_gradient is not None:
         v, h = torch.where(has_gradient, v, 0.0), torch.where(has_gradient, h, 0.0)
@@ -161,7 +161,7 @@ def backward(
             exponents.append(excess(exponent_of(gain.abs().mean()), 100))
             gain = gain * two_to(-exponents[-1])
     u = u if gain is None else u * gain
-    along = _centred(call, normalised, counted, k)
+    along = centred(call, normalised, counted, k)
     along = along * _slope(call, along, inverse_rms)
     along = along * (_sum(call, u * normalised) / k)
     dx = u - (along if counted is None else torch.where(counted, along, 0.0))  # not 0 times infinity
@@ -218,13 +218,13 @@ def tangents(
     if gate is not None:
         h, gate = _zero_in_empty(call, h, mask, h, gate)
         norm, f = call.without_gate, factor(call, gate)
-        step = None if dgate is None else _unmasked(dgate.double() * slope(call, gate), mask)
+        df = None if dgate is None else _unmasked(dgate.double() * slope(call, gate), mask)
         if call.is_gated_before:
-            along = None if step is None else h * step
+            along = None if df is None else h * df
             dh = along if dh is None else dh.double() * f + (0.0 if along is None else along)
             h = h.to(f.dtype) * f
-        elif step is not None:
-            along = _forward(norm, h, scale, bias, mask)[0].double() * step
+        elif df is not None:
+            along = _forward(norm, h, scale, bias, mask)[0].double() * df
     h = h.double()
     dy = tangent(norm, h, scale, mask, statistic(norm, h, mask).inverse_rms, dh, dscale, dbias)
     if gate is not None and not call.is_gated_before:
@@ -237,13 +237,13 @@ def tangent(
     dh: Tensor | None, dscale: Tensor | None, dbias: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """dy in float64, from x and 1 / rho alone."""
-    counted, k, empty = _counted(call, h, mask)
+    counted, k, empty = counted_elements(call, h, mask)
     h = h if mask is None else torch.where(mask, h, 0.0)
     normalised = h * inverse_rms
     dy = torch.zeros_like(h)
     if dh is not None:
         dh = dh.double() if mask is None else torch.where(mask, dh.double(), 0.0)
-        along = _centred(call, normalised, counted, k)
+        along = centred(call, normalised, counted, k)
         along = along * _slope(call, along, inverse_rms)
         dy = inverse_rms * (dh - normalised * (_sum(call, along * dh) / k))
         if scale is not None:
@@ -255,7 +255,7 @@ def tangent(
     return dy if mask is None or empty is None else torch.where(mask & ~empty, dy, 0.0)
 
 
-def _counted(call: Call, h: Tensor, mask: Tensor | None) -> tuple[Tensor | None, Any, Tensor | None]:
+def counted_elements(call: Call, h: Tensor, mask: Tensor | None) -> tuple[Tensor | None, Any, Tensor | None]:
     """Elements that enter the statistic (None for all), how many, and rows without any (None where there are none)."""
     if mask is None and call.k == call.n and call.n:
         return None, call.k, None
@@ -275,14 +275,14 @@ def _counted(call: Call, h: Tensor, mask: Tensor | None) -> tuple[Tensor | None,
     return counted, (k + empty).double(), empty
 
 
-def _part(call: Call, h: Tensor, mask: Tensor | None) -> tuple[Call, Tensor]:
+def leading_part(call: Call, h: Tensor, mask: Tensor | None) -> tuple[Call, Tensor]:
     """The elements of which the statistic is, and the call on these: the leading ones, if no mask chooses others."""
     if mask is not None or (leading := call.leading) is None or hasattr(h, "placements"):  # those of a DTensor
         return call, h
     return leading, h.narrow(*call.axes, 0, leading.n)
 
 
-def _centred(call: Call, h: Tensor, counted: Tensor | None, k: Any) -> Tensor:
+def centred(call: Call, h: Tensor, counted: Tensor | None, k: Any) -> Tensor:
     """The numbers that the statistic squares: h, or for a variance h less its mean; 0 where not counted."""
     if counted is not None:
         h = torch.where(counted, h, 0.0)
@@ -318,8 +318,8 @@ def _slope(call: Call, along: Tensor, inverse_rms: Tensor) -> Any:
     ``along`` is what the statistic squares, over rho. So its length is eps / rho where the clamp begins.
     """
     if call.variant.eps_position == "outside":
-        share = 1 - call.eps * inverse_rms
-        return torch.where(share > 0, 1 / torch.where(share > 0, share, 1.0), 0.0)
+        without_eps = 1 - call.eps * inverse_rms  # s / rho
+        return torch.where(without_eps > 0, 1 / torch.where(without_eps > 0, without_eps, 1.0), 0.0)
     if call.variant.eps_position == "clamp":
         return 1 - (_sum(call, along.square()) < (call.eps * CLAMPED * inverse_rms).square()).double()
     return 1.0

@@ -20,11 +20,13 @@ from torch.nn import Parameter
 
 from rmsnorm.cpu.prepared import KERNELS, refusal
 from rmsnorm.cpu.rows import axes_last
-from rmsnorm.specification.call import Call, fields_of, text_of
-from rmsnorm.torch_impl import gpu, inductor, kernels, operations, private
+from rmsnorm.specification import text as texts
+from rmsnorm.specification.call import Call
+from rmsnorm.torch_impl import gpu, inductor, private
+from rmsnorm.torch_impl.kernels import ALL, Plain, run_of
 from rmsnorm.torch_impl.memory import is_plain, moved, moved_back
 from rmsnorm.torch_impl.private import constant, is_differentiated, untraced
-from rmsnorm.torch_impl.rounding import add, cast, dtype_name, straight_through
+from rmsnorm.torch_impl.rounding import dtype_name, straight_through
 
 TYPES: Final = (Tensor, Parameter, *private.TRACED)  # others, a DTensor say, do not know the operators
 
@@ -40,8 +42,7 @@ LIBRARY.define(
     tags=torch.Tag.pt2_compliant_tag,
 )
 _forward, _backward = torch.ops.rmsnorm.forward.default, torch.ops.rmsnorm.backward.default
-inductor.prepare(_forward, _backward)
-constant(text_of)
+_text_of = constant(lambda *fields: texts.text_of(*fields))
 _platform_of = constant(lambda device: gpu.platform_of(device))
 _are_there = constant(lambda device: KERNELS[gpu.platform_of(device)].missing(gpu.card_of(device)) is None)
 
@@ -70,15 +71,22 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """y, h = x + residual (None without one) and 1 / rho in float64."""
     x, residual, mask, gate = moved(call, x, residual, mask, gate)
-    y, h, inverse_rms = _forward(x, residual, scale, bias, mask, gate, *_arguments(axes_last(call)))
+    y, h, inverse_rms = _forward(x, residual, scale, bias, mask, gate, *arguments_of(axes_last(call)))
     y, h, inverse_rms = moved_back(call, y, None if residual is None else h, inverse_rms)
     return y, h, inverse_rms
 
 
 class Node(NamedTuple):
-    """A call whose axes are in order and whose derivatives are somebody else's, as an operator computes it."""
+    """A call of the operator whose derivatives are somebody else's."""
 
-    rows: Call
+    arguments: tuple[str, Any]  # of the operators beside the tensors
+    shape: Any
+    dtype: str
+
+    @property
+    def rows(self) -> Call:
+        text, k = self.arguments
+        return texts.call_of(text, self.shape, self.dtype, k)
 
     @staticmethod
     def is_readable(*tensors: Tensor | None) -> bool:
@@ -88,35 +96,37 @@ class Node(NamedTuple):
         self, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, *others: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         with private.below_autograd():
-            y, h, inverse_rms = _forward(x, residual, *others, *_arguments(self.rows))
+            y, h, inverse_rms = _forward(x, residual, *others, *self.arguments)
         return y, None if residual is None else h, inverse_rms
 
 
 def backward(
-    call: Call, dy: Tensor, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
+    arguments: tuple[str, Any], dy: Tensor, h: Tensor, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
     inverse_rms: Tensor, dh: Tensor | None, gate: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """dx + dh in T; dscale, dbias and dgate in the dtypes of the parameters and the gate."""
-    dx, *others = _backward(dy, dh, h, inverse_rms, scale, bias, mask, gate, *_arguments(call))
+    dx, *others = _backward(dy, dh, h, inverse_rms, scale, bias, mask, gate, *arguments)
     dscale, dbias, dgate = (None if p is None else d for p, d in zip((scale, bias, gate), others, strict=True))
     return dx, dscale, dbias, dgate
 
 
-def _arguments(call: Call) -> tuple[str, Any]:
+def arguments_of(call: Call) -> tuple[str, Any]:
     """The arguments of the operators beside the tensors: the text of a call, and k if it is not n.
 
     Every argument takes half a microsecond, so most are one text.
     """
-    return call.text, None if call.variant.partial is None else call.k
+    return _text_of(*texts.fields_of(call)), None if call.variant.partial is None else call.k
 
 
-def call_of(x: Tensor, text: str, k: Any) -> Call:
+def _call_of(x: Tensor, text: str, k: Any) -> Call:
     """The call with these arguments, on tensors like x."""
-    return Call.from_text(text, x.shape, dtype_name(x.dtype), k)
+    return texts.call_of(text, x.shape, dtype_name(x.dtype), k)
 
 
-def dtype_of(tensor: Tensor | None) -> torch.dtype | None:
-    return None if tensor is None else tensor.dtype
+def _run_of(x: Tensor, *others: Any) -> Any:
+    """What computes the call of an operator on x; the others are scale, bias and gate, then the text and k."""
+    *tensors, text, k = others
+    return run_of(x.device, x.shape, (*(None if t is None else dtype_name(t.dtype) for t in (x, *tensors)), text, k))
 
 
 @untraced
@@ -124,7 +134,7 @@ def _run_forward(
     x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, mask: Tensor | None,
     gate: Tensor | None, *text: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    run = kernels.planned(x.device, x.shape, x.dtype, *map(dtype_of, (scale, bias, gate)), *text)
+    run = _run_of(x, scale, bias, gate, *text)
     return in_order(x, *run.forward(True, x, residual, scale, bias, mask, gate))
 
 
@@ -133,10 +143,28 @@ def _run_backward(
     dy: Tensor, dh: Tensor | None, h: Tensor, inverse_rms: Tensor, scale: Tensor | None, bias: Tensor | None,
     mask: Tensor | None, gate: Tensor | None, *text: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    run = kernels.planned(h.device, h.shape, h.dtype, *map(dtype_of, (scale, bias, gate)), *text)
+    run = _run_of(h, scale, bias, gate, *text)
     if not run.is_readable(dy, dh):
-        run = kernels.Plain(run.rows)
-    return in_order(h, *run.backward(kernels.ALL, dy, dh, h, scale, bias, mask, gate, inverse_rms))
+        run = Plain(run.rows)
+    return in_order(h, *run.backward(ALL, dy, dh, h, scale, bias, mask, gate, inverse_rms))
+
+
+def _forward_in_program(
+    key: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None, with_inverse_rms: bool
+) -> Any:
+    """The results in the lines of inductor.py, of tensors without gaps; 1 / rho may be None."""
+    return run_of(x.device, x.shape, key).forward(with_inverse_rms, x, None, scale, bias, None, gate)
+
+
+def _backward_in_program(
+    key: Any, dy: Tensor, h: Tensor, inverse_rms: Tensor, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None
+) -> Any:
+    """The same; None for the gradient of a parameter that is None."""
+    run = run_of(h.device, h.shape, key)
+    return run.backward(ALL, dy, None, h, scale, bias, None, gate, inverse_rms)
+
+
+_forward.in_program, _backward.in_program = _forward_in_program, _backward_in_program
 
 
 def present(like: Tensor, *tensors: Tensor | None) -> Any:
@@ -154,7 +182,7 @@ def _forward_types(
 ) -> tuple[Tensor, Tensor, Tensor]:
     inductor.register()
     private.decompose_in_exports(_forward, _plain_forward)
-    fields = fields_of(text)
+    fields = texts.read(text)
     axes, result = fields["axes"], getattr(torch, fields["result"])
     reduced = [*x.shape[:-axes], *(1 for _ in range(axes))]
     y, inverse_rms = x.new_empty(x.shape, dtype=result), x.new_empty(reduced, dtype=torch.float64)
@@ -174,28 +202,19 @@ def _backward_types(
 
 def _plain_forward(x: Tensor, *arguments: Any) -> Any:
     *tensors, text, k = arguments
-    return _by_operations(call_of(x, text, k), x, *tensors)
-
-
-def _by_operations(
-    call: Call, x: Tensor, residual: Any, scale: Any, bias: Any, mask: Any, gate: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    h = add(x, residual, call.x)
-    y, inverse_rms = operations.forward(call, h, scale, bias, mask, gate)
-    results: tuple[Tensor, Tensor, Tensor] = in_order(x, y, None if residual is None else h, inverse_rms.detach())
-    return results
+    return in_order(x, *Plain(_call_of(x, text, k)).forward(True, x, *tensors))
 
 
 def _plain_backward(dy: Tensor, dh: Any, h: Tensor, *arguments: Any) -> Any:
     *tensors, text, k = arguments
-    return _gradients_by_operations(call_of(h, text, k), dy, dh, h, *tensors)
+    return _gradients_by_operations(_call_of(h, text, k), dy, dh, h, *tensors)
 
 
 def _gradients_by_operations(
     call: Call, dy: Any, dh: Any, h: Any, _: Any, scale: Any, bias: Any, mask: Any, gate: Any
 ) -> Any:
-    dx, *others = operations.gradients(call, dy, h, scale, bias, mask, dh, gate)
-    return in_order(h, cast(dx, call.x), *others)
+    """Through 1 / rho, too, so the one of the forward pass is not used."""
+    return in_order(h, *Plain(call).backward(ALL, dy, dh, h, scale, bias, mask, gate, None))
 
 
 class _Backward(torch.autograd.Function):
@@ -237,7 +256,8 @@ def _batched_forward(info: Any, in_dims: Any, *arguments: Any) -> Any:
     out_dims = 0, None if residual is None else 0, 0
     if in_dims[2] is None and in_dims[3] is None:
         return _forward(x, residual, tensors[2], tensors[3], mask, gate, text, k), out_dims
-    return _by_operations(_call_on_batch(x, text, k), x, residual, scale, bias, mask, gate), out_dims
+    call = _call_on_batch(x, text, k)
+    return in_order(x, *Plain(call).forward(True, x, residual, scale, bias, mask, gate)), out_dims
 
 
 def _batched_backward(info: Any, in_dims: Any, *arguments: Any) -> Any:
@@ -264,7 +284,7 @@ def _with_batches(info: Any, in_dims: Any, tensors: list[Any], x: int, mask: int
 
 def _call_on_batch(x: Tensor, text: str, k: Any) -> Call:
     """The call on a batch in which each element has parameters of its own."""
-    call = call_of(x, text, k)
+    call = _call_of(x, text, k)
     return replace(call, feature_axes=(0, *call.feature_axes))
 
 

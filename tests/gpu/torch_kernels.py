@@ -72,8 +72,8 @@ def array(tensor):
 
 @pytest.fixture(autouse=True)
 def new_plans():
-    """A plan has the division of its rows, which some tests change."""
-    caches = gpu.plan, kernels.planned, prepared._prepared
+    """A launch has the division of its rows, which some tests change."""
+    caches = gpu.launch_of, kernels.run_of, prepared._prepared
     for cache in caches:
         cache.cache_clear()
     yield
@@ -86,8 +86,10 @@ def used(monkeypatch):
     """Which passes the kernels computed."""
     calls = []
     for name in ("forward", "backward"):
-        own = getattr(gpu, f"run_{name}")
-        monkeypatch.setattr(gpu, f"run_{name}", lambda *args, own=own, name=name: (calls.append(name), own(*args))[1])
+        own = getattr(gpu, name)
+        monkeypatch.setattr(
+            gpu, name, lambda *args, own=own, name=name, **arrays: (calls.append(name), own(*args, **arrays))[1]
+        )
     return calls
 
 

@@ -14,7 +14,7 @@ from triton.runtime.jit import create_function_from_signature
 import rmsnorm.gpu
 from rmsnorm.specification.call import Spec, resolve
 from rmsnorm.specification.variants import Variant
-from rmsnorm.torch_impl import gpu
+from rmsnorm.torch_impl import gpu, kernels
 
 FEW = 8  # spills in a turn of the loop, of which a thread computes eight elements
 # Issue slots an element, registers, and spills in the usual path, by version of Triton, case and compute capability.
@@ -153,10 +153,10 @@ def test_neither_width_nor_eps_compiles_a_kernel(position, monkeypatch):
     for n, eps in ((96, 1e-6), (112, 1e-5)):
         variant = Variant(name="", eps=eps, eps_position=position)
         call = resolve("rms_norm", Spec((64, n), "float32"), Spec((n,), "float32"), variant=variant)
-        plan = gpu.plan(call, "float32", None)
         x, scale = torch.ones(64, n), torch.ones(n)
-        inverse_rms = gpu.forward(plan, x, None, scale, None, None)[2]
-        gpu.backward(plan, x, x, scale, scale.dtype, None, None, inverse_rms, None)
+        kept = kernels.kept_on(x.device, call, gpu.launch_of(call, "float32", None), "float32")
+        inverse_rms = kept.forward(True, x, None, scale, None, None, None)[2]
+        kept.backward(kernels.ALL, x, None, x, scale, None, None, None, inverse_rms)
     first, second = keys[:3], keys[3:]
     assert [name for name, _ in first] == ["forward", "backward", "add_up"]
     assert first == second

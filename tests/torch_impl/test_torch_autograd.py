@@ -279,7 +279,7 @@ def test_what_is_under_a_mask_reaches_no_derivative_of_a_tangent() -> None:
         assert gradient.isfinite().all()
 
 
-RESULTS = {"x": 9, "scale": 10, "bias": 11, "gate": 14}  # the arguments of the kernel that are addresses of gradients
+PRIMALS = "x", "scale", "bias", "gate"
 CALLS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {  # the shape of the parameters, and options
     "float32": ((512,), {}),
     "bfloat16": ((512,), {}),
@@ -295,16 +295,16 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """Which gradients the kernels compute, call by call."""
     if not cpu.is_available():
         pytest.skip("there are no kernels here")
-    from rmsnorm.cpu import launch
+    from rmsnorm.cpu import _native
 
     seen: list[set[str]] = []
-    run = launch.Plan.run_backward
+    run = _native.Plan.backward
 
-    def record(plan: Any, threads: Any, *arguments: Any) -> None:
-        seen.append({name for name, i in RESULTS.items() if i < len(arguments) and arguments[i]})
-        run(plan, threads, *arguments)
+    def record(plan: Any, **arrays: Any) -> None:
+        seen.append({name for name in PRIMALS if arrays[f"d{name}"]})
+        run(plan, **arrays)
 
-    monkeypatch.setattr(launch.Plan, "run_backward", record)
+    monkeypatch.setattr(_native.Plan, "backward", record)
     return seen
 
 

@@ -162,7 +162,7 @@ def test_the_operators_compute_groups_without_kernels(
 
     assert [t.shape for t in run(0)] == [(0, 2, 6), (0, 2, 1), (0, 2, 6), (2, 6)]
     wanted = run(3)
-    forget(kernels.planned)
+    forget(kernels.run_of)
     monkeypatch.setattr(cpu, "missing", lambda *_: "there are none")
     for result, want in zip(run(3), wanted, strict=True):
         assert (result.shape, result.dtype) == (want.shape, want.dtype)

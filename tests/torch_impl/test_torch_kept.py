@@ -113,19 +113,19 @@ def test_an_operator_without_kernels_has_the_strides_that_it_promised(monkeypatc
     layer, x = RMSNorm(8), randn(6, 5, 8).transpose(0, 1)
     graph = torch.fx.experimental.proxy_tensor.make_fx(layer)(x).graph
     (text,) = (node.args[6:] for node in graph.nodes if node.target is torch.ops.rmsnorm.forward.default)
-    kernels.planned.cache_clear()
-    monkeypatch.setattr(kernels, "plan", lambda *_: None)
+    kernels.run_of.cache_clear()
+    monkeypatch.setattr(kernels, "launch_on", lambda *_: None)
     try:
         results = torch.ops.rmsnorm.forward.default(x, x, layer.weight.detach(), None, None, None, *text)
         assert all(result.is_contiguous() for result in results)
         gradients = torch.ops.rmsnorm.backward.default(x, x, x, results[2], None, None, None, None, *text)
         assert gradients[0].is_contiguous()
     finally:
-        kernels.planned.cache_clear()
+        kernels.run_of.cache_clear()
 
 
 def test_a_switch_for_the_gpu_counts_from_when_it_is_set(monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
-    """Also for a call that was planned before."""
+    """Also for a call whose launch was made before."""
     from rmsnorm import gpu
     from rmsnorm.specification.call import Spec, resolve
     from rmsnorm.specification.variants import Variant
@@ -136,9 +136,9 @@ def test_a_switch_for_the_gpu_counts_from_when_it_is_set(monkeypatch: pytest.Mon
     monkeypatch.setattr(gpu, "is_interpreted", lambda: True)
     monkeypatch.setattr(gpu, "has_triton", lambda: True)
     forget(rows.card_of)
-    made = kernels.plan(device, call, None, None, None)
-    assert type(made) is rows.Plan
-    assert kernels.plan(device, call, None, None, None) is made  # with the kernels that it has started
+    made = kernels.launch_on(device, call, None, None, None)
+    assert type(made) is rows.Launch
+    assert kernels.launch_on(device, call, None, None, None) is made  # with the kernels that it has started
     monkeypatch.setenv("RMSNORM_GPU_KERNELS", "0")
-    assert kernels.plan(device, call, None, None, None) is None
+    assert kernels.launch_on(device, call, None, None, None) is None
     assert kernels.refusal(device, call) == "RMSNORM_GPU_KERNELS=0 switches the kernels off"

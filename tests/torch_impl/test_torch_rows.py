@@ -32,10 +32,10 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Switches the kernels off, and on again."""
 
     def switch(off: bool) -> None:
-        monkeypatch.setattr(kernels, "plan", (lambda *_: None) if off else plan)
+        monkeypatch.setattr(kernels, "launch_on", (lambda *_: None) if off else launch_on)
         monkeypatch.setattr(kernels, "kept_of", (lambda *_: None) if off else kept_of)
 
-    plan, kept_of = kernels.plan, kernels.kept_of
+    launch_on, kept_of = kernels.launch_on, kernels.kept_of
     return switch
 
 

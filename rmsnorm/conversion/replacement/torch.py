@@ -137,7 +137,7 @@ def class_of(kind: Any, norm: Norm) -> Any:
                 return kind.forward(self, *inputs, **named)
             if alone:
                 options = norm.known, None, None, *axes, None
-                y = engines.rms_norm(options, False, *tensors[:4], None, tensors[4], layer=self, settings=settings)
+                y = engines.rms_norm(options, False, *tensors[:4], None, tensors[4], layer=self, attributes=settings)
             else:
                 z = tensors[4]
                 y = rms_norm(rows, scale, bias, variant=norm.known, axis=axes[0], feature_axis=axes[1], gate=z)
