@@ -49,7 +49,7 @@ def cast(x: jax.Array, dtype: str) -> jax.Array:
 
 
 def convert(x: jax.Array, dtype: str) -> jax.Array:
-    """As cast, but XLA's own conversion where that rounds once: it is fused, and on CPUs takes subnormal x for 0."""
+    """As cast, but by XLA's conversion where that rounds once. XLA fuses it; on CPUs it takes subnormal x for 0."""
     return x if x.dtype.name == dtype else converted_sum([x], dtype)
 
 
@@ -146,7 +146,7 @@ def zero_outside(mask: jax.Array | None, h: jax.Array) -> jax.Array:
 
 
 def where(condition: jax.Array, x: jax.Array, number: float) -> jax.Array:
-    """As jnp.where, whose number JAX 0.7 makes one of 32 bits if it lowers the call when x64 is off again."""
+    """As jnp.where. JAX 0.7 would give its number 32 bits if it lowers the call after x64 is switched off again."""
     return jnp.where(condition, x, jnp.full((), number, x.dtype))
 
 
@@ -160,7 +160,7 @@ def rounded_within(x: jax.Array, dtype: str, wide: str) -> jax.Array:
 
 
 def clip(x: jax.Array, least: float, largest: float) -> jax.Array:
-    """As jnp.clip, whose bounds JAX 0.7 makes numbers of 32 bits, as in ``where``."""
+    """As jnp.clip. JAX 0.7 would give its bounds 32 bits, as in ``where``."""
     return jnp.minimum(jnp.maximum(x, least), largest)
 
 

@@ -39,7 +39,11 @@ _SLABS = 8
 
 
 class Statistic(NamedTuple):
-    """Of every row, the normalised axes kept with size 1; rho belongs to h * inverse_power."""
+    """What is computed of every row; the normalised axes have size 1.
+
+    ``rho`` is that of h * inverse_power, a power of two that is 1 unless x or y is float64: 1 / rho of h is
+    ``inverse_rms`` = inverse_power / rho.
+    """
 
     empty: tf.Tensor | None
     inverse_power: tf.Tensor | float
