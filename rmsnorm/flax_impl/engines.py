@@ -1,6 +1,6 @@
 """Which engine computes a call: the kernels, or operations that XLA compiles. Nothing else decides that.
 
-A call is asked about twice: of its arrays when it is traced, and of its devices when its program is lowered.
+``engine_of`` is asked twice: about the arrays when a call is traced, and about the devices when its program is lowered.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ from jax import numpy as jnp
 from rmsnorm.cpu.prepared import Options, prepare
 from rmsnorm.flax_impl.kernels import gradients, normalise
 from rmsnorm.flax_impl.operations import Across
-from rmsnorm.flax_impl.rounding import add, cast, narrowed
+from rmsnorm.flax_impl.rounding import add, cast, double
 from rmsnorm.specification import dtypes, errors
 from rmsnorm.specification.call import Axis, Call, without_none
-from rmsnorm.specification.interface import forward_of, gradients_of, unknown_argument
+from rmsnorm.specification.interface import dy_and_dh, forward_of, gradients_of, unknown_argument
 from rmsnorm.specification.variants import Preset, Variant
 
 
@@ -139,7 +139,7 @@ def rms_norm_vjp(
     """
     if unknown:
         raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
-    dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
+    dy, dh = dy_and_dh(dy, residual)
     x, scale, bias, mask, residual, gate, dy, dh = arrays(
         "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dy=dy, dh=dh
     )
@@ -161,7 +161,8 @@ def forward(
     call = prepare("rms_norm", options, x, scale, bias, mask, residual, gate).call
     h = add(x, residual, call.x)
     y, inverse_rms = normalise(call, across, h, scale, bias, mask, gate)
-    return call, y, None if residual is None else narrowed(h, call.sum), inverse_rms
+    total = None if residual is None else h if call.x == call.sum else cast(double(h), call.sum)
+    return call, y, total, inverse_rms
 
 
 def arrays(op: str, **values: Any) -> list[Any]:

@@ -3,14 +3,15 @@
 sigmoid: f = s(z),    f' = s(z) s(-z)            s(z) = 1 / (1 + exp(-z))
 silu:    f = z s(z),  f' = s(z) (1 + z s(-z))
 
-f(z) and f'(z) are in the dtype of the product with the gate. JAX transposes ``tangent``, which gets ``normalise`` of
-kernels.py as ``norm``, as JAX can differentiate that.
+f(z) and f'(z) are in the dtype of the product with the gate. The gradients are the transpose of ``tangent``, in which
+f'(z) is multiplied by the norm. For that it calls ``norm``, which kernels.py passes: ``normalise``, which JAX can
+differentiate again for second derivatives, as it cannot differentiate operations.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 from jax import lax
@@ -23,6 +24,26 @@ from rmsnorm.specification.call import Call
 
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
 Norm: TypeAlias = Callable[..., Pair]
+
+
+class Operands(NamedTuple):
+    """The arrays that a primitive of kernels.py takes, by name; None for an array that there is not.
+
+    In the pass of the tangents dh, dgate, dscale and dbias are tangents. In the pass of the gradients dy and dh are the
+    gradients with respect to y and to h = x + residual.
+    """
+
+    dy: Any = None
+    h: Any = None
+    inverse_rms: Any = None
+    dh: Any = None
+    gate: Any = None
+    dgate: Any = None
+    mask: Any = None
+    scale: Any = None
+    bias: Any = None
+    dscale: Any = None
+    dbias: Any = None
 
 
 def factor(call: Call, gate: jax.Array) -> jax.Array:
@@ -49,12 +70,9 @@ def forward(
     return convert(zero_outside(_shown(call, h, mask, across), y * f), call.result), inverse_rms
 
 
-def tangent(
-    call: Call, norm: Norm, h: jax.Array, scale: Any, bias: Any, mask: Any, gate: jax.Array | None,
-    inverse_rms: jax.Array, dh: Any, dscale: Any, dbias: Any, dgate: Any, across: Across | None = None, *,
-    as_y: bool = False,
-) -> Pair:  # fmt: skip
+def tangent(call: Call, norm: Norm, of: Operands, across: Across | None = None, *, as_y: bool = False) -> Pair:
     """dy and the tangent of 1 / rho. Only dgate needs the bias."""
+    _, h, inverse_rms, dh, gate, dgate, mask, scale, bias, dscale, dbias = of
     if gate is None:
         return operations.tangent(call, h, scale, mask, inverse_rms, dh, dscale, dbias, across, as_y=as_y)
     live = None if mask is None else mask & _shown(call, h, mask, across)

@@ -6,11 +6,10 @@ kernel, too, and a vmap that maps no parameter is a call with more rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial as bind
-from math import prod
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import jax
 import numpy as np
@@ -18,17 +17,20 @@ from jax import ffi
 from jax import numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
+from rmsnorm.cpu.rows import mask_steps, with_all_axes
 from rmsnorm.flax_impl import gate as plain
 from rmsnorm.flax_impl import gpu, private
 from rmsnorm.flax_impl.engines import Context, Engine, context_of, engine_of
-from rmsnorm.flax_impl.gate import Pair
+from rmsnorm.flax_impl.gate import Operands, Pair
 from rmsnorm.flax_impl.operations import Across, elementwise, gain, may_leave_range, statistic
 from rmsnorm.flax_impl.private import Primitive, ad, batching, mlir
 from rmsnorm.flax_impl.rounding import convert, double, excess, exponent_of, times_two_to, with_x64, zero_outside
 from rmsnorm.specification.call import Call, filled, without_none
 
-Present: TypeAlias = tuple[bool | None, ...]  # for each operand, of x's shape, mask or parameter; None if it is None
+Present: TypeAlias = tuple[bool | None, ...]  # True for each of the ``Operands`` that there is, else None
 Wanted: TypeAlias = tuple[str | None, ...]  # dtypes of dx, dscale, dbias and dgate; None for what is not computed
+
+_PARAMETERS: Final = {"scale", "bias", "dscale", "dbias"}
 
 
 @bind(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -38,7 +40,8 @@ def _normalise(call: Call, across: Across | None, h: Any, scale: Any, bias: Any,
     context = context_of((h, scale, bias, mask, gate), is_spread=across is not None)
     if engine_of(call, context)[0] is Engine.OPERATIONS:
         return plain.forward(call, h, scale, bias, mask, gate, across)
-    y, inverse_rms = _run(_forward_p.bind, h, gate, _with_all_axes(call, mask), scale, bias, call=call)
+    operands = Operands(h=h, gate=gate, mask=_with_all_axes(call, mask), scale=scale, bias=bias)
+    y, inverse_rms = _run(_forward_p.bind, operands, call=call)
     return y, inverse_rms
 
 
@@ -53,12 +56,14 @@ def _differentiate_norm(
     h, scale, bias, mask, gate = primals
     dh, dscale, dbias, _, dgate = (None if type(tangent) is SymbolicZero else tangent for tangent in tangents)
     y, inverse_rms = normalise(call, across, h, scale, bias, mask, gate)
-    # A second derivative finds 1 / rho to be an output of normalise, and goes through it.
-    bias = _bias_for(call, bias, dgate)
-    operands = h, inverse_rms, dh, gate, dgate, _with_all_axes(call, mask), scale, bias, dscale, dbias
+    # This 1 / rho is a result of ``normalise``, so that a second derivative goes through it, too.
+    operands = Operands(
+        h=h, inverse_rms=inverse_rms, dh=dh, gate=gate, dgate=dgate, mask=_with_all_axes(call, mask), scale=scale,
+        bias=_bias_for(call, bias, dgate), dscale=dscale, dbias=dbias,
+    )  # fmt: skip
     if engine_of(call, context_of(operands, is_spread=across is not None))[0] is Engine.OPERATIONS:
-        return (y, inverse_rms), _tangent_in_operations(call, across, *operands)
-    dy, dinverse_rms = _run(_tangent_p.bind, *operands, call=call)
+        return (y, inverse_rms), plain.tangent(call, normalise, operands, across)
+    dy, dinverse_rms = _run(_tangent_p.bind, operands, call=call)
     return (y, inverse_rms), (dy, dinverse_rms)
 
 
@@ -69,12 +74,14 @@ def gradients(
 ) -> Any:
     """dx + dh in each dtype of ``terms``, dscale, dbias and dgate, without a forward pass before."""
     wanted = call.x, _name(scale), _name(bias), _name(gate)
-    operands = dy, h, None, dh, gate, _with_all_axes(call, mask), scale, _bias_for(call, bias, gate)
+    operands = Operands(
+        dy=dy, h=h, dh=dh, gate=gate, mask=_with_all_axes(call, mask), scale=scale, bias=_bias_for(call, bias, gate)
+    )
     is_mixed = {*terms, _name(dh) or call.x} != {call.x}
     if engine_of(call, context_of(operands, is_mixed=is_mixed))[0] is Engine.KERNELS:
-        dx, *others = filled(_run(_gradients_p.bind, *operands, call=call, wanted=wanted), wanted)
+        dx, *others = filled(_run(_gradients_p.bind, operands, call=call, wanted=wanted), wanted)
         return [dx for _ in terms], *others
-    dx, *others = _by_formula(call, dy, h, dh, gate, mask, scale, bias, wanted)
+    dx, *others = _by_formula(call, operands, wanted)
     others = [None if name is None else convert(d, name) for d, name in zip(others, wanted[1:], strict=True)]
     return [convert(dx, name) for name in terms], *others
 
@@ -84,109 +91,94 @@ def _bias_for(call: Call, bias: Any, dgate: Any) -> Any:
     return None if dgate is None or call.is_gated_before else bias
 
 
-def _tangent_in_operations(
-    call: Call, across: Across | None, h: Any, inverse_rms: Any, dh: Any, gate: Any, dgate: Any, mask: Any, scale: Any,
-    bias: Any, dscale: Any, dbias: Any, *, as_y: bool = False,
-) -> Pair:  # fmt: skip
-    arrays = h, scale, bias, mask, gate, inverse_rms, dh, dscale, dbias, dgate
-    return plain.tangent(call, normalise, *arrays, across, as_y=as_y)
-
-
 def _with_all_axes(call: Call, mask: Any) -> Any:
     """The mask with as many axes as x."""
-    return mask if mask is None else mask.reshape((1,) * (len(call.shape) - mask.ndim) + mask.shape)
+    return mask if mask is None else mask.reshape(with_all_axes(mask.shape, len(call.shape)))
 
 
-def _run(function: Callable[..., Any], *operands: Any, **params: Any) -> Any:
+def _run(function: Callable[..., Any], operands: Operands, **params: Any) -> Any:
     """The function, of the operands that are not None; ``present`` tells it which these are."""
     present = tuple(None if x is None else True for x in operands)
     return function(*without_none(operands), present=present, **params)
 
 
-@with_x64
-def _forward(*operands: Any, call: Call, present: Present) -> Any:
-    h, gate, mask, scale, bias = filled(operands, present)
-    return plain.forward(call, h, scale, bias, mask, gate)
+def _named(operands: Sequence[Any], present: Present) -> Operands:
+    """The operands of such a function."""
+    return Operands(*filled(operands, present))
 
 
-def _forward_types(h: Any = None, *_: Any, call: Call, present: Present = ()) -> Any:
+def _forward(of: Operands, call: Call) -> Any:
+    return plain.forward(call, of.h, of.scale, of.bias, of.mask, of.gate)
+
+
+def _forward_types(of: Operands, call: Call) -> Any:
     reduced = tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape))
-    return _types(h, (call.shape, call.result), (reduced, "float64"))
+    return _types(of.h, (call.shape, call.result), (reduced, "float64"))
 
 
-def _forward_kernel(*operands: Any, call: Call, present: Present) -> Any:
+def _forward_kernel(of: Operands, call: Call) -> Any:
     from rmsnorm.cpu import xla
 
-    h, gate, mask, scale, bias = filled(operands, present)
-    mask, steps = _mask_in_steps(call, mask, call.first_of_row)
-    attribute = xla.forward(call, _name(scale), _name(bias), _name(gate), steps)
-    return _call_kernel(attribute, _forward_types(call=call), h, scale, bias, mask, gate)
+    mask, steps = _masked(call, of.mask, call.first_of_row)
+    attribute = xla.forward(call, _name(of.scale), _name(of.bias), _name(of.gate), steps)
+    return _call_kernel(attribute, _forward_types(Operands(), call), of.h, of.scale, of.bias, mask, of.gate)
 
 
-def _forward_on_gpu(*operands: Any, call: Call, present: Present) -> Any:
-    h, _, mask, scale, bias = filled(operands, present)
-    return gpu.forward(call, h, scale, bias, *_mask_in_steps(call, mask, min(call.axes)))
+def _forward_on_gpu(of: Operands, call: Call) -> Any:
+    return gpu.forward(call, of.h, of.scale, of.bias, *_masked(call, of.mask, min(call.axes)))
 
 
-@with_x64
-def _tangent(*operands: Any, call: Call, present: Present) -> Any:
-    return _tangent_in_operations(call, None, *filled(operands, present))
+def _tangent(of: Operands, call: Call) -> Any:
+    return plain.tangent(call, normalise, of)
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, present: Present) -> Any:
-    h, inverse_rms, dh, gate, dgate, mask, scale, bias, dscale, dbias = filled(operands, present)
-    wanted = tuple(None if t is None else t.aval.dtype.name for t in (dh, dscale, dbias, dgate))
+    of = _named(operands, present)
+    wanted = tuple(None if t is None else t.aval.dtype.name for t in (of.dh, of.dscale, of.dbias, of.dgate))
+    of = of._replace(dh=None, dgate=None, dscale=None, dbias=None)
     dy, dinverse_rms = cotangents
     if type(dinverse_rms) is not ad.Zero:  # in a second derivative
-        both = map(ad.instantiate_zeros, cotangents)
-        results = _transposed(call, wanted, h, inverse_rms, gate, mask, scale, bias, *both)
+        results = _transposed(call, wanted, of, *map(ad.instantiate_zeros, cotangents))
     else:
-        arrays = ad.instantiate_zeros(dy), h, inverse_rms, None, gate, mask, scale, bias
-        results = _run(_gradients_p.bind, *arrays, call=call, wanted=wanted)
+        results = _run(_gradients_p.bind, of._replace(dy=ad.instantiate_zeros(dy)), call=call, wanted=wanted)
     dx, dscale, dbias, dgate = filled(results, wanted)
-    transposed = zip((None, None, dx, None, dgate, None, None, None, dscale, dbias), present, strict=True)
+    transposed = zip(Operands(dh=dx, dgate=dgate, dscale=dscale, dbias=dbias), present, strict=True)
     return [result for result, is_present in transposed if is_present]
 
 
 @with_x64
-def _transposed(
-    call: Call, wanted: Wanted, h: Any, inverse_rms: Any, gate: Any, mask: Any, scale: Any, bias: Any, *cotangents: Any,
-    as_y: bool = False,
-) -> Any:  # fmt: skip
+def _transposed(call: Call, wanted: Wanted, of: Operands, *cotangents: Any, as_y: bool = False) -> Any:
     """Those of dx, dscale, dbias and dgate whose dtype is given in ``wanted``, in that dtype."""
 
     def push_forward(*tangents: Any) -> Any:
         dh, dscale, dbias, dgate = filled(tangents, wanted)
-        operands = h, inverse_rms, dh, gate, dgate, mask, scale, bias, dscale, dbias
-        return _tangent_in_operations(call, None, *operands, as_y=as_y)[: len(cotangents)]
+        operands = of._replace(dh=dh, dscale=dscale, dbias=dbias, dgate=dgate)
+        return plain.tangent(call, normalise, operands, as_y=as_y)[: len(cotangents)]
 
-    return jax.linear_transpose(push_forward, *_gradient_types(None, private.typeof(h), call=call, wanted=wanted))(
-        cotangents
-    )
+    types = _gradient_types(Operands(h=private.typeof(of.h)), call, wanted)
+    return jax.linear_transpose(push_forward, *types)(cotangents)
 
 
-@with_x64
-def _gradients(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
-    """The same by the formula, if there is no 1 / rho; or else by the transpose, as of an automatic differentiation."""
-    dy, h, inverse_rms, dh, gate, mask, scale, bias = filled(operands, present)
-    if inverse_rms is not None:
-        return _transposed(call, wanted, h, inverse_rms, gate, mask, scale, bias, dy)
-    results = zip(_by_formula(call, dy, h, dh, gate, mask, scale, bias, wanted), wanted, strict=True)
+def _gradients(of: Operands, call: Call, wanted: Wanted) -> Any:
+    """Where the forward pass left 1 / rho, as JAX differentiates: by the transpose. Without it by ``_by_formula``."""
+    if of.inverse_rms is not None:
+        return _transposed(call, wanted, of, of.dy)
+    results = zip(_by_formula(call, of, wanted), wanted, strict=True)
     return [convert(result, name) for result, name in results if name is not None]
 
 
-def _by_formula(
-    call: Call, dy: Any, h: Any, dh: Any, gate: Any, mask: Any, scale: Any, bias: Any, wanted: Wanted
-) -> list[Any]:
-    """dx + dh, dscale, dbias and dgate before they are rounded, without a 1 / rho before; None as in ``wanted``."""
-    wide, (_, inverse_rms) = elementwise(call), plain.forward(call, h, scale, bias, mask, gate)
+def _by_formula(call: Call, of: Operands, wanted: Wanted) -> list[Any]:
+    """dx + dh, dscale, dbias and dgate before they are rounded, None as in ``wanted``. 1 / rho is computed here."""
+    dy, dh, scale, mask = of.dy, of.dh, of.scale, of.mask
+    wide, (_, inverse_rms) = elementwise(call), plain.forward(call, of.h, scale, of.bias, mask, of.gate)
+    of = of._replace(inverse_rms=inverse_rms)
     types = tuple(name and dtype for name, dtype in zip(wanted, (wide, "float64", "float64", wide), strict=True))
     is_wide = may_leave_range(call)
     dy = double(dy) if is_wide else dy
 
     def transposed(dy: Any) -> list[Any]:
         of_dy = replace(call, result=dy.dtype.name)
-        return filled(_transposed(of_dy, types, h, inverse_rms, gate, mask, scale, bias, dy, as_y=True), wanted)
+        return filled(_transposed(of_dy, types, of, dy, as_y=True), wanted)
 
     dx, dscale, dbias, dgate = transposed(dy)
     if is_wide:  # dy times the gain may leave the range where dx does not
@@ -197,32 +189,30 @@ def _by_formula(
     return [dx if dh is None else dx + convert(dh, wide), dscale, dbias, dgate]
 
 
-def _gradient_types(_: Any = None, h: Any = None, *__: Any, call: Call, present: Present = (), wanted: Wanted) -> Any:
+def _gradient_types(of: Operands, call: Call, wanted: Wanted) -> Any:
     features = tuple(call.shape[axis] for axis in call.feature_axes)
     shapes = (call.shape, features, features, call.shape)
-    return _types(h, *((shape, name) for shape, name in zip(shapes, wanted, strict=True) if name is not None))
+    results = [(shape, name) for shape, name in zip(shapes, wanted, strict=True) if name is not None]
+    return _types(of.h, *results)
 
 
-def _gradients_kernel(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
+def _gradients_kernel(of: Operands, call: Call, wanted: Wanted) -> Any:
     from rmsnorm.cpu import xla
 
-    dy, h, inverse_rms, dh, gate, mask, scale, bias = filled(operands, present)
-    mask, steps = _mask_in_steps(call, mask, call.first_of_row)
+    mask, steps = _masked(call, of.mask, call.first_of_row)
     attribute = xla.backward(
-        replace(call, result=dy.dtype.name), _name(scale), _name(bias) or wanted[2], _name(gate), steps,
-        tuple(name is not None for name in wanted), has_inverse_rms=inverse_rms is not None, has_bias=bias is not None,
-        has_dh=dh is not None,
+        replace(call, result=of.dy.dtype.name), _name(of.scale), _name(of.bias) or wanted[2], _name(of.gate), steps,
+        tuple(name is not None for name in wanted), has_inverse_rms=of.inverse_rms is not None,
+        has_bias=of.bias is not None, has_dh=of.dh is not None,
     )  # fmt: skip
-    types = _gradient_types(call=call, wanted=wanted)
-    return _call_kernel(attribute, types, dy, h, inverse_rms, scale, bias, mask, dh, gate)
+    types = _gradient_types(Operands(), call, wanted)
+    return _call_kernel(attribute, types, of.dy, of.h, of.inverse_rms, of.scale, of.bias, mask, of.dh, of.gate)
 
 
-@with_x64
-def _gradients_on_gpu(*operands: Any, call: Call, present: Present, wanted: Wanted) -> Any:
-    dy, h, inverse_rms, dh, _, mask, scale, _ = filled(operands, present)
-    if inverse_rms is None:
-        inverse_rms = statistic(call, h, mask).inverse_rms
-    return gpu.backward(call, wanted, dy, h, inverse_rms, dh, scale, *_mask_in_steps(call, mask, min(call.axes)))
+def _gradients_on_gpu(of: Operands, call: Call, wanted: Wanted) -> Any:
+    inverse_rms = statistic(call, of.h, of.mask).inverse_rms if of.inverse_rms is None else of.inverse_rms
+    masked = _masked(call, of.mask, min(call.axes))
+    return gpu.backward(call, wanted, of.dy, of.h, inverse_rms, of.dh, of.scale, *masked)
 
 
 def _types(h: Any, *results: tuple[tuple[int, ...], str]) -> Any:
@@ -233,66 +223,59 @@ def _name(x: Any) -> str | None:
     return None if x is None else x.dtype.name
 
 
-def _mask_in_steps(call: Call, mask: Any, first: int) -> tuple[Any, tuple[int, int] | None]:
-    """The mask of rows, or of elements if it differs within a row; its steps to the next row and element.
-
-    ``first``: the axis with which a row begins.
-    """
+def _masked(call: Call, mask: Any, first: int) -> tuple[Any, tuple[int, int] | None]:
+    """The mask without gaps, and its steps to the next row, which has the axes from ``first`` on, and element."""
     if mask is None:
         return None, None
-    if prod(mask.shape[first:]) == 1:
-        return jnp.broadcast_to(mask, (*call.shape[:first], *mask.shape[first:])), (1, 0)
-    return jnp.broadcast_to(mask, call.shape), (prod(call.shape[first:]), 1)
+    shape, row_step, step = mask_steps(mask.shape, call.shape, first)
+    return jnp.broadcast_to(mask, shape), (row_step, step)
 
 
-@with_x64
 def _call_kernel(attribute: np.ndarray, types: Any, *operands: Any) -> Any:
     return ffi.ffi_call("rmsnorm", types)(*without_none(operands), attribute=attribute)
 
 
 def _primitive(
-    name: str, plain: Callable[..., Any], types: Callable[..., Any], kernels: dict[str, Callable[..., Any]],
-    like_x: int, tangents: tuple[int, ...] = (),
+    name: str, function: Callable[..., Any], types: Callable[..., Any], kernels: dict[str, Callable[..., Any]],
+    summed: Collection[str] = (),
 ) -> Primitive:  # fmt: skip
-    """A primitive that computes ``plain``, on a platform of ``kernels`` in a kernel.
+    """A primitive that computes the function, on a platform of ``kernels`` in a kernel.
 
-    Its operands are as many as ``like_x`` of x's shape, those at ``tangents`` to be transposed, then a mask, then
-    parameters; only those that are not None.
+    All of these get ``Operands``. ``summed`` are those whose transpose would be a sum over the parts of a vmap by which
+    they are not mapped.
     """
-    primitive = Primitive(name)
+
+    def of_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
+        """As JAX calls a function: with the arrays that there are."""
+        return with_x64(lambda *arrays, present, **params: function(_named(arrays, present), **params))
+
+    plain, primitive = of_arrays(function), Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(plain)
-    primitive.def_abstract_eval(types)
+    primitive.def_abstract_eval(of_arrays(types))
     mlir.register_lowering(primitive, mlir.lower_fun(plain, multiple_results=True))
     for platform, kernel in kernels.items():
-        mlir.register_lowering(primitive, bind(_lower, plain, kernel, platform), platform=platform)
+        mlir.register_lowering(primitive, bind(_lower, plain, of_arrays(kernel), platform), platform=platform)
     ad.primitive_jvps[primitive] = bind(_differentiate, plain)
-    batching.primitive_batchers[primitive] = bind(_batch, primitive, plain, like_x, tangents)
+    batching.primitive_batchers[primitive] = bind(_batch, primitive, plain, summed)
     private.check_for_nan(primitive)
     return primitive
 
 
 @with_x64  # the lowering itself traces float64, too
 def _lower(
-    plain: Callable[..., Any], kernel: Callable[..., Any], platform: str, context: Any, *operands: Any, **params: Any
+    plain: Callable[..., Any], kernel: Callable[..., Any], platform: str, context: Any, *arrays: Any, **params: Any
 ) -> Any:
     """The program of a primitive for a platform: a kernel, or else operations, which XLA divides among devices."""
+    of = _named(context.avals_in, params["present"])._replace(mask=None, inverse_rms=None)
     where = Context(
         platform=platform if private.is_for_one_device(context.module_context) else "",
-        formats=_formats(context.avals_in, **params),
+        formats=(*map(_name, without_none(of)), *params.get("wanted", ())),
     )
     if engine_of(params["call"], where)[0] is Engine.OPERATIONS:
-        return mlir.lower_fun(plain, multiple_results=True)(context, *operands, **params)
+        return mlir.lower_fun(plain, multiple_results=True)(context, *arrays, **params)
     plain_types = [jax.core.ShapedArray(x.shape, x.dtype) for x in context.avals_in]
-    return mlir.lower_fun(kernel, multiple_results=True)(context.replace(avals_in=plain_types), *operands, **params)
-
-
-def _formats(types: Sequence[Any], *, call: Call, present: Present, wanted: Wanted = ()) -> tuple[str | None, ...]:
-    """The dtypes of the operands but mask and 1 / rho, and those of the gradients."""
-    operands = filled(types, present)
-    if wanted:
-        del operands[2]
-    return *(_name(x) for x in operands if x is not None and x.dtype != bool), *wanted
+    return mlir.lower_fun(kernel, multiple_results=True)(context.replace(avals_in=plain_types), *arrays, **params)
 
 
 def _differentiate(plain: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
@@ -300,22 +283,24 @@ def _differentiate(plain: Callable[..., Any], primals: Sequence[Any], tangents: 
 
 
 def _batch(
-    primitive: Primitive, plain: Callable[..., Any], like_x: int, tangents: tuple[int, ...], operands: Sequence[Any],
+    primitive: Primitive, plain: Callable[..., Any], summed: Collection[str], arrays: Sequence[Any],
     axes: Sequence[int | None], **params: Any,
 ) -> tuple[Any, list[int]]:  # fmt: skip
-    """A call with more rows; or operations, if each part has parameters or sums of its own, or a sum is over parts."""
-    call, indices = params["call"], [i for i, is_present in enumerate(params["present"]) if is_present]
-    entries = [*zip(indices, operands, axes, strict=True)]
-    has_own = any(params.get("wanted", ())[1:3]) or any(i > like_x and axis is not None for i, _, axis in entries)
-    if has_own or any(i in tangents and axis is None for i, _, axis in entries):
-        results = jax.vmap(bind(plain, **params), tuple(axes))(*operands)
+    """A vmap of 5 calls on 7 rows is one call on 35 rows; but operations, if the parts have different parameters or a
+    gradient of the parameters each, or if a transpose would be a sum over parts."""
+    call, present = params["call"], params["present"]
+    names = [name for name, is_present in zip(Operands._fields, present, strict=True) if is_present]
+    entries = [*zip(names, arrays, axes, strict=True)]
+    mapped = {name for name, _, axis in entries if axis is not None}
+    if any(params.get("wanted", ())[1:3]) or mapped & _PARAMETERS or not mapped.issuperset({*summed} & {*names}):
+        results = jax.vmap(bind(plain, **params), tuple(axes))(*arrays)
     else:
-        size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
+        size = next(x.shape[axis] for x, axis in zip(arrays, axes, strict=True) if axis is not None)
         rows = [
-            x if i > like_x
-            else jnp.broadcast_to(x, (size if i < like_x else 1, *x.shape)) if axis is None
+            x if name in _PARAMETERS
+            else jnp.broadcast_to(x, (1 if name == "mask" else size, *x.shape)) if axis is None
             else jnp.moveaxis(x, axis, 0)
-            for i, x, axis in entries
+            for name, x, axis in entries
         ]  # fmt: skip
         results = primitive.bind(*rows, **{**params, "call": _with_axis(call, size)})
     return results, [0] * len(results)
@@ -327,9 +312,9 @@ def _with_axis(call: Call, size: int) -> Call:
     return replace(call, shape=(size, *call.shape), axes=axes, feature_axes=features)
 
 
-_forward_p = _primitive("rms_norm", _forward, _forward_types, {"cpu": _forward_kernel, "cuda": _forward_on_gpu}, 2)
-_tangent_p = _primitive("rms_norm_tangent", _tangent, _forward_types, {}, 5, (2, 4))
+_forward_p = _primitive("rms_norm", _forward, _forward_types, {"cpu": _forward_kernel, "cuda": _forward_on_gpu})
+_tangent_p = _primitive("rms_norm_tangent", _tangent, _forward_types, {}, summed={"dh", "dgate"})
 _gradients_p = _primitive(
-    "rms_norm_gradients", _gradients, _gradient_types, {"cpu": _gradients_kernel, "cuda": _gradients_on_gpu}, 5
+    "rms_norm_gradients", _gradients, _gradient_types, {"cpu": _gradients_kernel, "cuda": _gradients_on_gpu}
 )
 ad.primitive_transposes[_tangent_p] = _transpose

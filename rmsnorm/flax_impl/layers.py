@@ -200,8 +200,9 @@ class RMSNorm(nnx.RMSNorm):
 
 
 class _Positions(inspect.Signature):
-    """A call's signature for Flax, whose transforms bind, fill in defaults and count: nnx.vmap with ``in_axes=(0, 0)``
-    is for x and mask. So what the built-in layer does not take has a position only in a call that passes it."""
+    """The signature that Flax's transforms see. They bind a call, fill in defaults and count the arguments: nnx.vmap
+    with ``in_axes=(0, 0)`` is for x and mask. So residual and gate, which the built-in layer does not take, count only
+    in a call that passes them."""
 
     def bind(self, *arguments: Any, **named: Any) -> inspect.BoundArguments:
         bound = super().bind(*arguments, **named)
@@ -233,12 +234,13 @@ def normalise_over(
     options: Options, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any, axis_name: Any,
     axis_index_groups: Any,
 ) -> Any:  # fmt: skip
-    """rms_norm, with rows that may be spread over devices, and parameters of one axis for several feature axes."""
+    """rms_norm, with rows that may be spread over devices. Parameters may have one axis for several feature axes, as
+    the built-in layer has them: shape (12,) for sizes 3 and 4."""
     *others, feature_axis, out_dtype = options
     if out_dtype is not None:
         out_dtype = jax.dtypes.canonicalize_dtype(errors.dtype_named("RMSNorm", "dtype", out_dtype)).name
     sizes = () if isinstance(feature_axis, int) else feature_sizes(x, options)
-    if len(sizes) > 1:  # the built-in layer holds parameters of several axes as of one
+    if len(sizes) > 1:
         merged = (math.prod(sizes),)
         scale, bias = (p.reshape(sizes) if p is not None and p.shape == merged else p for p in (scale, bias))
     across = None if axis_name is None else Across(_hashable(axis_name), _hashable(axis_index_groups))

@@ -2,14 +2,15 @@
 
 The statistic is float64, so that no square leaves the range. In 32 bits every element is computed in float64, which
 makes y the correctly rounded number; in 16 bits, and in the derivatives that JAX takes, it is computed in float32. If
-the call has a float64, all of it is float64; if x or y is float64, rows are multiplied by a power of two, so that no
-square of these leaves the range.
+the call has a float64, all of it is float64; if x or y is float64, a row is multiplied by a power of two first, as its
+squares might leave the range of float64.
 
-XLA stores an array that several operations read, in the size of x: here each operation has a copy, behind a barrier. A
+If several operations read an array of x's size, XLA stores it: so each of them reads a copy here, behind a barrier. A
 product that is summed over rows is v * (x / rho): as (v * x) / rho it takes XLA's CPU backend 50 times as long.
 
-Gradients of the parameters are sums over rows in float64, in XLA's order, and rounded once. Up to 32 bits the batches,
-threads and devices of the rows change no bit, unless a sum is next to a tie. Under vmap each mapped part has its sum.
+Gradients of the parameters are sums over rows in float64, in XLA's order, and rounded once. How rows are divided among
+calls, threads and devices changes no bit of a sum that is rounded to 16 or 32 bits, but where it lies in the middle of
+two numbers. Under vmap each mapped part has a sum of its own.
 
 To be called with x64 enabled. JAX differentiates ``tangent`` and nothing else here.
 """
@@ -50,7 +51,11 @@ class Across(NamedTuple):
 
 
 class Statistic(NamedTuple):
-    """Of every row, the normalised axes kept with size 1; rho belongs to h * inverse_power."""
+    """What is computed of every row; the normalised axes have size 1.
+
+    ``rho`` is that of h * inverse_power, a power of two that is 1 unless x or y is float64: 1 / rho of h is
+    ``inverse_rms`` = inverse_power / rho.
+    """
 
     empty: jax.Array | None
     inverse_power: Any
@@ -90,7 +95,7 @@ def _squares(call: Call, h: jax.Array, counted: jax.Array | None, k: Any, across
     if call.x == "float16":
         return quick
     inside, outside, floor = _eps(call, 1.0)
-    lost = (call.n or 0) * 2.0**-100  # all that underflows is 2^-26 of it
+    lost = (call.n or 0) * 2.0**-100  # n squares that underflow, each below 2^-126, are at most 2^-26 of this
     sound = jnp.all((quick + inside + (outside + floor) ** 2 > lost) & (quick < jnp.inf))
     return lax.cond(sound, lambda: quick, lambda: squares("float64"))
 
@@ -145,9 +150,10 @@ def tangent(
     dh: jax.Array | None, dscale: jax.Array | None, dbias: jax.Array | None, across: Across | None = None, *,
     as_y: bool = False,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """dy and the tangent of 1 / rho, computed in the dtype in which y is, or else in that of the arrays.
+    """dy and the tangent of 1 / rho. If ``as_y`` they are computed in the dtype in which y is computed.
 
-    The gradients are its transpose. With jax.checkpoint it keeps only the inputs, of which x alone has the size of x.
+    Otherwise it is float32, or float64 if an array is. The gradients are the transpose. With jax.checkpoint that keeps
+    only the inputs, of which x alone has the size of x.
     """
     wide = elementwise(call) if as_y else _derived(call)
     terms, dinverse_rms = [zeros_of(h, wide)], zeros_of(inverse_rms, inverse_rms.dtype)
@@ -176,7 +182,8 @@ def _along_x(
         x, inverse = lax.optimization_barrier((h, inverse_rms))
         along = _over_rho(zero_outside(counted, x), inverse, wide)
     along = along * _slope(call, h, counted, k, inverse_rms, wide, across)
-    # outside 0 times an infinite sum would be NaN in the transpose, below 0 times an infinite or NaN 1 / rho
+    # The transpose would be NaN without the first of the two masks that follow, where 0 is multiplied by an infinite
+    # sum, and without the second one, where 0 is multiplied by an infinite or NaN 1 / rho.
     inner = _sum(call, zero_outside(counted, along * dh), across) / number_as(k, wide)
     if counted is not None:
         inner = lax.optimization_barrier(inner)
@@ -229,7 +236,8 @@ def _first(call: Call, h: jax.Array) -> jax.Array:
 
 
 def _part(call: Call, h: jax.Array, mask: jax.Array | None) -> tuple[Call, jax.Array]:
-    """The elements of which the statistic is, and the call on these: the leading ones, if no mask chooses others."""
+    """What the statistic is computed of, and the call on that. If there is no mask, ``partial`` counts the first
+    elements: for partial=0.25 and 16 elements it is x[..., :4]."""
     if mask is not None or (leading := call.leading) is None:
         return call, h
     return leading, lax.slice_in_dim(h, 0, leading.n, axis=call.axes[0])
@@ -264,8 +272,8 @@ def _slope(
 ) -> Any:  # fmt: skip
     """rho / s, with drho / dh = h / (k s): 1 for eps inside, rho / (rho - eps) outside, 1 or 0 for a clamp."""
     if call.variant.eps_position == "outside":
-        share = 1 - call.eps * inverse_rms
-        return convert(zero_outside(share > 0, 1 / where(share > 0, share, 1.0)), dtype)
+        root_share = 1 - call.eps * inverse_rms  # of rho = s + eps
+        return convert(zero_outside(root_share > 0, 1 / where(root_share > 0, root_share, 1.0)), dtype)
     if call.variant.eps_position == "clamp":  # it begins where the length of a row over rho is eps / rho
         along = _centred(call, zero_outside(counted, double(h)), counted, k, across) * inverse_rms
         is_constant = _sum(call, along * along, across) < (call.eps * CLAMPED * inverse_rms) ** 2

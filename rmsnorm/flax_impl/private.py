@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax.extend.core import Literal, Primitive
+from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-__all__ = ["Literal", "Primitive", "ad", "batching", "enable_x64", "mlir"]
+__all__ = ["Primitive", "ad", "batching", "enable_x64", "mlir"]
 
 if hasattr(jax, "enable_x64"):
     enable_x64 = jax.enable_x64
@@ -35,13 +35,6 @@ def check_for_nan(primitive: Any) -> None:
     except ImportError:
         return
     error_checks[primitive] = partial(nan_error_check, primitive)
-
-
-def bind_equation(equation: Any, *operands: Any) -> Any:
-    """The results of an equation of a jaxpr, of other operands."""
-    params = equation.primitive.get_bind_params(equation.params)
-    functions, params = params if isinstance(params, tuple) else ((), params)  # JAX 0.7 has functions beside them
-    return equation.primitive.bind(*functions, *operands, **params)
 
 
 def is_divided(x: Any) -> bool:

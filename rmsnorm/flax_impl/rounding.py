@@ -39,11 +39,6 @@ def _add(x: jax.Array, residual: jax.Array, dtype: str) -> jax.Array:
     return cast(double(x) + double(residual), dtype)
 
 
-def narrowed(h: jax.Array, dtype: str) -> jax.Array:
-    """A sum in the dtype in which it is returned."""
-    return h if h.dtype.name == dtype else cast(double(h), dtype)
-
-
 def double(x: jax.Array) -> jax.Array:
     return cast(x, "float64")
 
@@ -54,7 +49,7 @@ def cast(x: jax.Array, dtype: str) -> jax.Array:
 
 
 def convert(x: jax.Array, dtype: str) -> jax.Array:
-    """As cast, but XLA's own conversion where that rounds once: it is fused, and on CPUs takes subnormal x for 0."""
+    """As cast, but by XLA's conversion where that rounds once. XLA fuses it; on CPUs it takes subnormal x for 0."""
     return x if x.dtype.name == dtype else converted_sum([x], dtype)
 
 
@@ -90,7 +85,7 @@ def _convert(*terms: jax.Array, dtype: np.dtype[Any], bits: bool) -> jax.Array:
 
 
 def _transpose(ct: Any, *terms: Any, dtype: np.dtype[Any], bits: bool) -> list[Any]:
-    """To every term a copy of its own, each behind one barrier more: XLA would store one conversion for all."""
+    """The gradient of each term, each behind one barrier more, without which XLA would store one for all of them."""
     out = []
     for term in terms:
         out.append(convert_p.bind(ct, dtype=term.aval.dtype, bits=bits))
@@ -123,9 +118,9 @@ def _narrow(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
     info, integer = jnp.finfo(dtype), _INTEGER[dtype.itemsize]
     is_tiny = abs(x) < float(info.smallest_normal)
     normal = lax.reduce_precision(x, 11, info.nmant).astype(dtype)
-    steps = lax.round(zero_outside(is_tiny, abs(x)) / float(info.smallest_subnormal), _TO_EVEN).astype(integer)
+    units = lax.round(zero_outside(is_tiny, abs(x)) / float(info.smallest_subnormal), _TO_EVEN).astype(integer)
     negative = lax.bitcast_convert_type(x, jnp.int64) < 0
-    tiny = lax.bitcast_convert_type(jnp.where(negative, steps | np.iinfo(integer).min, steps), dtype)
+    tiny = lax.bitcast_convert_type(jnp.where(negative, units | np.iinfo(integer).min, units), dtype)
     return jnp.where(is_tiny, tiny, normal)
 
 
@@ -151,7 +146,7 @@ def zero_outside(mask: jax.Array | None, h: jax.Array) -> jax.Array:
 
 
 def where(condition: jax.Array, x: jax.Array, number: float) -> jax.Array:
-    """As jnp.where, whose number JAX 0.7 makes one of 32 bits if it lowers the call when x64 is off again."""
+    """As jnp.where. JAX 0.7 would give its number 32 bits if it lowers the call after x64 is switched off again."""
     return jnp.where(condition, x, jnp.full((), number, x.dtype))
 
 
@@ -165,7 +160,7 @@ def rounded_within(x: jax.Array, dtype: str, wide: str) -> jax.Array:
 
 
 def clip(x: jax.Array, least: float, largest: float) -> jax.Array:
-    """As jnp.clip, whose bounds JAX 0.7 makes numbers of 32 bits, as in ``where``."""
+    """As jnp.clip. JAX 0.7 would give its bounds 32 bits, as in ``where``."""
     return jnp.minimum(jnp.maximum(x, least), largest)
 
 
@@ -181,7 +176,7 @@ def exponent_of(a: jax.Array) -> jax.Array:
 
 
 def excess(exponent: jax.Array, limit: int) -> jax.Array:
-    """How far beyond a limit it is. Most often 0: small numbers beside large ones are not lost."""
+    """How far beyond a limit it is: 20 for 120 and 100, but 0 for 50, so that most numbers are not scaled at all."""
     return exponent - clip(exponent, -limit, limit)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from enum import Enum
-from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import tensorflow as tf
 
@@ -27,61 +26,33 @@ class Engine(Enum):
     OPERATIONS = "operations of TensorFlow"
 
 
-class Context(NamedTuple):
-    """What is around a call, asked once.
-
-    Attributes:
-        is_graph: TensorFlow traces a graph and computes nothing yet.
-        is_recorded: a derivative of the results may be wanted that the engine is to have itself.
-        is_mixed: the gradient of x + residual is wanted in another dtype than its own.
-        may_compile: a graph may hold a function; an eager call is large, and XLA is not switched off.
-        is_readable: the tensors are in the memory of a CPU as they are.
-        refusal: why no kernel can compute the call; None if one can.
-    """
-
-    is_graph: bool
-    is_recorded: bool
-    is_mixed: bool
-    may_compile: bool
-    is_readable: bool
-    refusal: str | None
-
-
-@lru_cache(maxsize=64)
-def engine_of(context: Context) -> tuple[Engine, str | None]:
-    """The engine, and why it is not the kernels; None if it is."""
-    if context.is_graph:
-        engine = Engine.FUNCTION if context.may_compile else Engine.OPERATIONS
-        return engine, "a graph is computed by operations, which XLA compiles"
-    if context.is_recorded:
-        return Engine.OPERATIONS, "a derivative of the gradients may be wanted"
-    if context.is_mixed:
-        return Engine.OPERATIONS, "the gradient of x and that of the residual have different dtypes"
-    if context.refusal is None and context.is_readable:
-        return Engine.KERNELS, None
-    engine = Engine.COMPILED if context.may_compile else Engine.OPERATIONS
-    return engine, context.refusal or "an array is not in the memory of a CPU as it is"
-
-
-_IN_MEMORY: Final = Context(False, False, False, False, True, None)  # where the other questions need not be asked
-
-
-def context_of(
+def engine_of(
     prepared: Prepared, tensors: Iterable[tf.Tensor | None], is_recorded: bool = False, is_mixed: bool = False
-) -> Context:
+) -> tuple[Engine, str | None]:
+    """The engine, and why it is not the kernels; None if it is.
+
+    Args:
+        is_recorded: somebody may differentiate the results again, and only operations have derivatives.
+        is_mixed: the gradient of x + residual is wanted in another dtype than its own.
+    """
     if not tf.executing_eagerly():
-        return Context(True, is_recorded, is_mixed, graph.may_hold_functions(tensors), False, None)
+        engine = Engine.FUNCTION if graph.may_hold_functions(tensors) else Engine.OPERATIONS
+        return engine, "a graph is computed by operations, which XLA compiles"
+    if is_recorded:
+        return Engine.OPERATIONS, "a derivative of the gradients may be wanted"
+    if is_mixed:
+        return Engine.OPERATIONS, "the gradient of x and that of the residual have different dtypes"
     is_readable = kernels.are_readable(tensors)
-    reason = prepared.in_memory()[1] if is_readable else None
-    if is_readable and reason is None and not is_recorded and not is_mixed:
-        return _IN_MEMORY
-    may_compile = math.prod(prepared.call.shape) >= _LARGE and graph.uses_xla()
-    return Context(False, is_recorded, is_mixed, may_compile, is_readable, reason)
+    reason = prepared.in_memory()[1] if is_readable else "an array is not in the memory of a CPU as it is"
+    if reason is None:
+        return Engine.KERNELS, None
+    is_compiled = math.prod(prepared.call.shape) >= _LARGE and graph.uses_xla()
+    return Engine.COMPILED if is_compiled else Engine.OPERATIONS, reason
 
 
 def why_not(prepared: Prepared, arrays: Iterable[Any]) -> str | None:
     """Why no kernel computes a call with these arrays; None if one does."""
-    return engine_of(context_of(prepared, arrays))[1]
+    return engine_of(prepared, arrays)[1]
 
 
 def forward(
@@ -90,8 +61,8 @@ def forward(
 ) -> tuple[tf.Tensor, tf.Tensor | None]:  # fmt: skip
     """y with derivatives of every order, and 1 / rho, which may be None if it is not asked for."""
     call, tensors = prepared.call, (h, scale, bias, mask, gate)
-    engine, _ = engine_of(context := context_of(prepared, tensors))
-    if context.is_graph:
+    engine, _ = engine_of(prepared, tensors)
+    if not tf.executing_eagerly():
         norm = graph.forward if engine is Engine.FUNCTION else _with_gradient
         return norm(call, *tensors[:4]) if gate is None else operations.gated(call, norm, *tensors)
     inverse_rms: tf.Tensor | None
@@ -113,13 +84,14 @@ def gradients(
 ) -> list[tf.Tensor | None]:  # fmt: skip
     """dx + dh, dscale, dbias and dgate, each in the dtype of its tensor; the first not rounded if ``is_mixed``."""
     call, tensors = prepared.call, (dy, h, scale, bias, mask, gate, inverse_rms, dh)
-    engine, _ = engine_of(context := context_of(prepared, tensors, is_recording(), is_mixed))
+    is_graph, is_recorded = not tf.executing_eagerly(), is_recording()
+    engine, _ = engine_of(prepared, tensors, is_recorded, is_mixed)
     if engine is Engine.KERNELS:
         return kernels.backward(prepared, *tensors)
-    if context.is_graph and gate is None and inverse_rms is not None:  # the derivative of an eager call
+    if is_graph and gate is None and inverse_rms is not None:  # the derivative of an eager call
         return [*graph.backward(call, dy, h, scale, bias, mask, inverse_rms), None]
-    if context.is_graph or context.is_recorded or is_mixed:
-        return operations.gradients(call, *tensors, recall=True, is_mixed=is_mixed)
+    if is_graph or is_recorded or is_mixed:  # 1 / rho is computed again: the kept one would be a constant
+        return operations.gradients(call, dy, h, scale, bias, mask, gate, None, dh, is_mixed)
     results: list[tf.Tensor | None] = _run(engine, operations.gradients, call, tensors)
     return results
 

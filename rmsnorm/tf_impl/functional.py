@@ -16,7 +16,7 @@ import tensorflow as tf
 from rmsnorm.cpu.prepared import Options, Prepared, prepare
 from rmsnorm.specification import errors
 from rmsnorm.specification.call import Axis, Spec, without_none
-from rmsnorm.specification.interface import forward_of, gradients_of, unknown_argument
+from rmsnorm.specification.interface import dy_and_dh, forward_of, gradients_of, unknown_argument
 from rmsnorm.specification.variants import Preset, Variant
 from rmsnorm.tf_impl import engines
 from rmsnorm.tf_impl.private import EAGER_TENSOR
@@ -143,7 +143,7 @@ def rms_norm_vjp(
     """
     if unknown:
         raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
-    dy, dh = dy if isinstance(dy, tuple) and residual is not None else (dy, None)
+    dy, dh = dy_and_dh(dy, residual)
     options = (variant, eps, partial, axis, feature_axis, out_dtype)
     tensors = _tensors(
         "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dy=dy, dh=dh

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -74,13 +74,11 @@ def backward(
 ) -> list[tf.Tensor | None]:  # fmt: skip
     """dx, dscale and dbias in the dtypes of h, scale and bias, with derivatives of every order.
 
-    The gradient in a SavedModel is of operations: TensorFlow does not save what the gradient of a gradient is.
+    In a SavedModel they are operations: TensorFlow does not save what the gradient of a gradient is.
     """
     tensors, primals = [dy, h, scale, bias, mask, inverse_rms], [h, scale, bias]
-    if private.is_saved():
+    if private.is_saved() or not may_hold_functions(tensors[:-2]):
         return _backward(call, *tensors[:-1])
-    if not may_hold_functions(tensors[:-2]):
-        return _backward(call, dy, h, scale, bias, mask, inverse_rms, recall=True)
 
     def gradient(upstream: Sequence[Any], tensors: Sequence[Any], _: Any) -> list[tf.Tensor | None]:
         results, variables = without_none(_backward(call, *tensors[:-1])), without_none(tensors[:-2])
@@ -88,7 +86,7 @@ def backward(
         found = tf.gradients(results, variables, upstream, unconnected_gradients="zero")
         return filled(found, tensors[:-2])
 
-    functions, shapes = (_recalled_backward, _portable_backward), [t.shape for t in without_none(primals)]
+    functions, shapes = (_backward, _portable_backward), [t.shape for t in without_none(primals)]
     return filled(_with_gradient(functions, call, tensors, 2, shapes, gradient), primals)
 
 
@@ -99,12 +97,9 @@ def _forward(call: Call, *tensors: Any) -> list[tf.Tensor]:
 
 
 def _backward(
-    call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, inverse_rms: Any = None, recall: bool = False
+    call: Call, dy: Any, h: Any, scale: Any, bias: Any, mask: Any, inverse_rms: Any = None
 ) -> list[tf.Tensor | None]:
-    return operations.gradients(call, dy, h, scale, bias, mask, None, inverse_rms, recall=recall)[:3]
-
-
-_recalled_backward = partial(_backward, recall=True)
+    return operations.gradients(call, dy, h, scale, bias, mask, None, inverse_rms)[:3]
 
 
 def _portable_forward(call: Call, h: Any, scale: Any, bias: Any, mask: Any) -> list[tf.Tensor]:
@@ -143,9 +138,10 @@ def _with_gradient(
     functions: tuple[Callable[..., Any], Callable[..., Any]], call: Call, tensors: list[tf.Tensor | None],
     constants: int, shapes: Sequence[Any], gradient: Callable[..., list[tf.Tensor | None]],
 ) -> list[tf.Tensor]:  # fmt: skip
-    """The results that are not None. ``gradient`` takes their gradients, the tensors and the results.
+    """The results of the functions (see ``_implementations``) that are not None, with their gradient.
 
-    The last tensors are constants to every derivative.
+    ``gradient`` takes the gradients of the results, the tensors and the results, and returns the gradients of the
+    tensors but the last ones, mask and 1 / rho: ``constants`` says how many have no derivative.
     """
     none = [None] * len(without_none(tensors[-constants:]))
 
@@ -165,8 +161,8 @@ def _with_gradient(
         inputs = inputs.inputs[len(results) :]
 
         def row(stacked: list[tf.Tensor]) -> list[tf.Tensor]:
-            rest = iter(stacked)
-            arguments = filled([next(rest) if tensor.is_stacked else tensor.t for tensor in inputs], tensors)
+            slices = iter(stacked)
+            arguments = filled([next(slices) if tensor.is_stacked else tensor.t for tensor in inputs], tensors)
             return without_none(_forward(call, *arguments) if constants == 1 else _backward(call, *arguments[:-1]))
 
         mapped = tf.vectorized_map(row, [tensor.t for tensor in inputs if tensor.is_stacked])
@@ -193,7 +189,8 @@ def _implementations(
     exact: Callable[..., Any], formula: Callable[..., Any], call: Call, specs: tuple[tf.TensorSpec | None, ...],
     general: Call, general_specs: tuple[tf.TensorSpec | None, ...],
 ) -> list[Any]:  # fmt: skip
-    """The same function of tensors: of the formula, and compiled, for each device that is then to run it."""
+    """Functions of one interface, of which TensorFlow runs one: ``formula`` in operations, which exporters see; and
+    ``exact`` compiled by XLA, for a CPU and for a GPU."""
     interface = {"api_implements": f"rms_norm_{uuid4()}"}  # no other program's, whose SavedModel may be loaded, too
 
     def traced(run: Callable[..., Any], signature: Iterable[tf.TensorSpec | None], **attributes: str) -> Any:
@@ -208,7 +205,11 @@ def _implementations(
 
 
 def signature(call: Call, tensors: Sequence[tf.Tensor | None]) -> tuple[Call, tuple[tf.TensorSpec | None, ...]]:
-    """The call and the tensors for all sizes of the axes that are neither normalised nor those of the parameters."""
+    """The call and the tensors with None for every size of which a compiled function is independent.
+
+    These are the sizes of axes that are neither normalised nor those of the parameters: (32, 512, 768) becomes
+    (None, None, 768), so that one function computes every batch.
+    """
     fixed = {*call.axes, *call.feature_axes}
     shape = tuple(size if axis in fixed else None for axis, size in enumerate(call.shape))
     specs = tuple(

@@ -1,9 +1,9 @@
 """The arithmetic of RMSNorm in TensorFlow's own operations.
 
-The statistic is float64, so that no square of a number in 16 or 32 bits leaves the range. The rest is float64, too, and
-results in 32 bits are correctly rounded; between 16 bits it is float32, which XLA makes twice as fast. Where x or y is
-float64 itself, rows are multiplied by a power of two, so that no square of these leaves the range. Sizes may be unknown
-while a graph is traced.
+The statistic is float64, so that no square of a number in 16 or 32 bits leaves the range. Everything else is float64,
+too, so that results in 32 bits are correctly rounded; but if x and y both have 16 bits it is float32, which XLA makes
+twice as fast. Where x or y is float64 itself, a row is multiplied by a power of two first, as its squares might leave
+the range of float64. Sizes may be unknown while a graph is traced.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from rmsnorm.tf_impl.rounding import (
     straight_through,
     two_to,
     uncontracted,
+    zero_outside,
 )
 
-# What is compared here went through tf.stop_gradient, so that it has no tangent. In a graph, one ForwardAccumulator in
-# another fails on a comparison of tensors that have tangents.
+# Before two tensors are compared, they go through tf.stop_gradient, so that they have no tangents. In a graph, a
+# ForwardAccumulator inside another one fails on a comparison of tensors that have some.
 
 # On a CPU XLA stores all terms of a sum in memory before it adds them, if there are more than this number.
 _FUSED_SUM = 32
@@ -38,7 +39,11 @@ _SLABS = 8
 
 
 class Statistic(NamedTuple):
-    """Of every row, the normalised axes kept with size 1; rho belongs to h * inverse_power."""
+    """What is computed of every row; the normalised axes have size 1.
+
+    ``rho`` is that of h * inverse_power, a power of two that is 1 unless x or y is float64: 1 / rho of h is
+    ``inverse_rms`` = inverse_power / rho.
+    """
 
     empty: tf.Tensor | None
     inverse_power: tf.Tensor | float
@@ -70,9 +75,7 @@ def statistic(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
     if empty is not None:
         rho = tf.where(~empty, rho, 1.0)  # for eps = 0: no 0 / 0 for a derivative to meet
     inverse_rms = inverse_power / rho
-    if empty is not None:
-        inverse_rms = tf.where(~empty, inverse_rms, 0.0)
-    return Statistic(empty, inverse_power, rho, inverse_rms)
+    return Statistic(empty, inverse_power, rho, inverse_rms if empty is None else zero_outside(~empty, inverse_rms))
 
 
 def forward(
@@ -88,7 +91,8 @@ def gated(
     bias: tf.Tensor | None, mask: tf.Tensor | None, gate: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:  # fmt: skip
     """y and 1 / rho of a call with a gate, if ``norm`` computes those of the call without it."""
-    h, gate = _zero_in_empty(call, h, mask, h, gate)
+    shown = None if mask is None else ~count(call, h, mask)[2]
+    h, gate = zero_outside(shown, h), zero_outside(shown, gate)  # which may be NaN in a row without counted elements
     f = factor(call, _constant_under(mask, gate))
     if call.is_gated_before:
         return norm(call.without_gate, tf.cast(_constant_under(mask, h), f.dtype) * f, scale, bias, mask)
@@ -96,20 +100,9 @@ def gated(
     return _constant_under(mask, cast(y * f, call.result)), inverse_rms
 
 
-def _zero_in_empty(call: Call, h: tf.Tensor, mask: tf.Tensor | None, *tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """The tensors, and 0 in rows without counted elements, where the gate and x may be NaN."""
-    empty = None if mask is None else count(call, h, mask)[2]
-    return tensors if empty is None else tuple(tf.where(~empty, t, tf.zeros_like(t)) for t in tensors)
-
-
 def _constant_under(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
     """The values, of which derivatives take those under the mask as constants."""
     return values if mask is None else tf.where(mask, values, tf.stop_gradient(values))
-
-
-def _zero_under(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
-    """The values, and 0 under the mask."""
-    return values if mask is None else tf.where(mask, values, tf.zeros_like(values))
 
 
 def _norm(
@@ -119,11 +112,9 @@ def _norm(
     row = statistic(call, h, mask)
     y = _scaled(call, h, row, scale, bias)
     if mask is not None and not tf.executing_eagerly():  # in graphs, forward mode derives what is inside the function
-        smooth = _scaled(call, tf.where(mask, h, 0.0), row, scale, bias)
+        smooth = _scaled(call, zero_outside(mask, h), row, scale, bias)
         y = tf.where(mask, smooth, tf.stop_gradient(y))
-    if row.empty is not None:
-        y = tf.where(~row.empty, y, tf.zeros_like(y))
-    return y, row.inverse_rms
+    return y if row.empty is None else zero_outside(~row.empty, y), row.inverse_rms
 
 
 def _scaled(call: Call, h: tf.Tensor, row: Statistic, scale: tf.Tensor | None, bias: tf.Tensor | None) -> tf.Tensor:
@@ -157,38 +148,36 @@ def _over_rho(x: tf.Tensor, inverse_rms: tf.Tensor) -> tf.Tensor:
 
 def gradients(
     call: Call, dy: tf.Tensor, h: tf.Tensor, scale: tf.Tensor | None, bias: tf.Tensor | None, mask: tf.Tensor | None,
-    gate: tf.Tensor | None, inverse_rms: tf.Tensor | None, dh: tf.Tensor | None = None, *, recall: bool = False,
-    is_mixed: bool = False,
+    gate: tf.Tensor | None, inverse_rms: tf.Tensor | None, dh: tf.Tensor | None = None, is_mixed: bool = False,
 ) -> list[tf.Tensor | None]:  # fmt: skip
     """dx + dh, dscale, dbias and dgate, each in the dtype of its tensor; the first is not rounded if it ``is_mixed``.
 
-    Without 1 / rho it is computed here. For a derivative of them it is recalled if it is a constant: in a graph of
-    operations it has its own.
+    ``inverse_rms`` is what the forward pass computed. Without it 1 / rho is computed again, with its derivative, which
+    derivatives of these gradients need: d(dx) / dh goes through rho, too.
     """
 
     def without_gate(norm: Call, dy: tf.Tensor, h: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         h = wide(norm, h)
-        if inverse_rms is None:
-            return backward(norm, dy, h, scale, mask, statistic(norm, h, mask).inverse_rms)
-        return backward(norm, dy, h, scale, mask, recalled(norm, h, mask, inverse_rms) if recall else inverse_rms)
+        kept = statistic(norm, h, mask).inverse_rms if inverse_rms is None else inverse_rms
+        return backward(norm, dy, h, scale, mask, kept)
 
     dgate, primals = None, (h, scale, bias, gate)
     if gate is None:
         dx, dscale, dbias = without_gate(call, dy, h)
     else:
-        dy, h, gate = _zero_in_empty(call, h, mask, dy, h, gate)
-        h, gate = (_zero_under(mask, t) for t in (h, gate))  # may be NaN there, and so may products with them
+        live = None if mask is None else mask & ~count(call, h, mask)[2]  # y has no derivatives elsewhere
+        dy, h, gate = (zero_outside(live, t) for t in (dy, h, gate))  # NaN there would be NaN in products with 0, too
         f, norm = factor(call, gate), call.without_gate
         if call.is_gated_before:
             h = tf.cast(h, f.dtype)
             dx, dscale, dbias = without_gate(norm, dy, h * f)
             dx = tf.cast(dx, f.dtype)
-            dgate, dx = dx * h, _zero_under(mask, dx * f)
+            dgate, dx = dx * h, zero_outside(live, dx * f)
         else:
             dy = tf.cast(dy, f.dtype)
             dx, dscale, dbias = without_gate(norm, dy * f, h)
             dgate = dy * _norm(norm, h, scale, bias, mask)[0]
-        dgate = _zero_under(mask, dgate * slope(call, gate))
+        dgate = zero_outside(live, dgate * slope(call, gate))
     if dh is not None:
         dx = tf.cast(dx, tf.float64) + tf.cast(dh, tf.float64)
     pairs = zip((dx, dscale, dbias, dgate), primals, strict=True)
@@ -201,9 +190,8 @@ def backward(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """dx, dscale and dbias, not yet rounded, from x and 1 / rho alone."""
     counted, k, empty = count(call, h, mask)
-    v, valid = tf.cast(dy, h.dtype), None if mask is None or empty is None else mask & ~empty
-    if valid is not None:
-        v, h = tf.where(valid, v, 0.0), tf.where(valid, h, 0.0)
+    live = None if mask is None else mask & ~empty  # y has no derivatives elsewhere
+    v, h = zero_outside(live, tf.cast(dy, h.dtype)), zero_outside(live, h)
     normalised = _over_rho(h, inverse_rms)
     gain, exponents = None if scale is None else _gain(call, scale, v), []
     u = v
@@ -217,41 +205,25 @@ def backward(
             exponents.append(excess(exponent_of(tf.reduce_max(tf.abs(gain))), 100))
             gain = gain * two_to(-exponents[-1])
     u = u if gain is None else u * gain
-    share = _slope(call, h, counted, k, inverse_rms) * _sum(u * normalised, call.axes, keepdims=True) / k
-    along = _centred(call, normalised, counted, k) * tf.cast(share, h.dtype)
-    along = along if counted is None else tf.where(counted, along, 0.0)  # not 0 times infinity
+    projection = _slope(call, h, counted, k, inverse_rms) * _sum(u * normalised, call.axes, keepdims=True) / k
+    along = _centred(call, normalised, counted, k) * tf.cast(projection, h.dtype)
+    along = zero_outside(counted, along)  # not 0 times infinity
     if not exponents:
         dx = _over_rho(u - along, inverse_rms)
     else:
         power: Any = sum(exponents)
         half = power // 2
         dx = (u - along) * (inverse_rms * two_to(-exponents[0])) * two_to(half) * two_to(power - half)
-    along_scale = v * normalised
-    if valid is not None:  # once more, as 1 / rho may be infinite
-        dx, along_scale = tf.where(valid, dx, 0.0), tf.where(valid, along_scale, 0.0)
+    dx, along_scale = (
+        zero_outside(live, dx),
+        zero_outside(live, v * normalised),
+    )  # once more, as 1 / rho may be infinite
     return dx, _over_rows(call, along_scale), _over_rows(call, v)
-
-
-def recalled(call: Call, h: tf.Tensor, mask: tf.Tensor | None, inverse_rms: tf.Tensor) -> tf.Tensor:
-    """1 / rho as the forward pass left it, with its derivative, which a second derivative of y goes through."""
-    counted, k, _ = count(call, h, mask)
-    h = _double(h) if counted is None else tf.where(counted, _double(h), 0.0)
-
-    @tf.custom_gradient
-    def function(h: tf.Tensor) -> Any:
-        def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            saved = function(h)
-            along = _centred(call, h * saved, counted, k) * _slope(call, h, counted, k, saved)
-            return -upstream * saved * (saved * along / k)
-
-        return tf.identity(inverse_rms), gradient
-
-    return function(h)
 
 
 def count(
     call: Call, h: tf.Tensor, mask: tf.Tensor | None, dtype: tf.DType = tf.float64
-) -> tuple[tf.Tensor | None, Any, tf.Tensor | None]:
+) -> tuple[tf.Tensor | None, Any, Any]:
     """Elements that enter the statistic (None for all), how many, and rows without any (None where there are none)."""
     if mask is None and call.k == call.n and call.n:
         return None, call.k, None
@@ -279,7 +251,8 @@ def _first(call: Call, n: tf.Tensor) -> tf.Tensor:
 
 
 def leading_part(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[Call, tf.Tensor]:
-    """The elements of which the statistic is, and the call on these: the leading ones, if no mask chooses others."""
+    """What the statistic is computed of, and the call on that. If there is no mask, ``partial`` counts the first
+    elements: for partial=0.25 and 16 elements it is x[..., :4]."""
     if mask is not None or (leading := call.leading) is None:
         return call, h
     (axis,) = call.axes
@@ -290,12 +263,10 @@ def _centred(call: Call, h: tf.Tensor, counted: tf.Tensor | None, k: Any) -> tf.
     """The numbers that the statistic squares: h, or for a variance h minus its mean; 0 where not counted."""
     if call.variant.statistic == "variance":
         h = uncontracted(h)  # a product less its own mean would be the error of the product, and no 0
-    if counted is not None:
-        h = tf.where(counted, h, 0.0)
+    h = zero_outside(counted, h)
     if call.variant.statistic == "variance":
         for _ in range(2 if _may_leave_range(call) else 1):  # in float64 the mean is slightly off, and what is left too
-            h = h - tf.cast(_sum(h, call.axes, keepdims=True) / k, h.dtype)
-            h = h if counted is None else tf.where(counted, h, 0.0)
+            h = zero_outside(counted, h - tf.cast(_sum(h, call.axes, keepdims=True) / k, h.dtype))
     return h
 
 
@@ -312,9 +283,9 @@ def _eps(call: Call, k: Any, inverse_power: Any = 1.0) -> tuple[Any, Any, Any]:
 def _slope(call: Call, h: tf.Tensor, counted: tf.Tensor | None, k: Any, inverse_rms: tf.Tensor) -> Any:
     """rho / s, with drho / dh = h / (k s): 1 for eps inside, rho / (rho - eps) outside, 1 or 0 for a clamp."""
     if call.variant.eps_position == "outside":
-        share = 1 - call.eps * inverse_rms
-        positive = tf.stop_gradient(share) > 0
-        return tf.where(positive, 1 / tf.where(positive, share, 1.0), 0.0)
+        root_share = 1 - call.eps * inverse_rms  # of rho = s + eps
+        positive = tf.stop_gradient(root_share) > 0
+        return tf.where(positive, 1 / tf.where(positive, root_share, 1.0), 0.0)
     if call.variant.eps_position == "clamp":  # it begins where the length of a row over rho is eps / rho
         along = tf.stop_gradient(_centred(call, _double(h), counted, k) * inverse_rms)
         edge = tf.stop_gradient(call.eps * CLAMPED * inverse_rms)
@@ -335,18 +306,19 @@ def _inverse_power(call: Call, h: tf.Tensor, k: Any) -> tf.Tensor:
 
 
 def _sum(terms: tf.Tensor, axes: Sequence[int], keepdims: bool = False) -> tf.Tensor:
-    """In float64; the terms are added in their own format."""
-    slabs, rest = _in_slabs(terms, axes)
+    """The sum as float64, of terms that are added in their own format."""
+    slabs, left_over = _in_slabs(terms, axes)
     if slabs is None:
         return _double(tf.reduce_sum(terms, axes, keepdims=keepdims))
     result = _SLABS * _double(tf.reduce_sum(slabs, axes, keepdims=keepdims))
-    return result if rest is None else result + _double(tf.reduce_sum(rest, axes, keepdims=keepdims))
+    return result if left_over is None else result + _double(tf.reduce_sum(left_over, axes, keepdims=keepdims))
 
 
 def _in_slabs(terms: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor | None, tf.Tensor | None]:
     """The mean of the slabs of the terms along their longest axis, and the terms that are left over.
 
-    It is a mean, as XLA would make one sum of two sums. For a short sum, which XLA does not store, both are None.
+    Of 1,003 terms the mean of 8 slabs has 125 terms, and 3 are left over. It is a mean and no sum, because XLA would
+    make one sum of a sum of sums. Terms of a short sum XLA does not store: then both are None.
     """
     static = terms.shape.as_list()  # in graphs of TensorFlow 1 the sizes of a shape are no numbers
     sizes = [static[axis] for axis in axes]
@@ -358,11 +330,11 @@ def _in_slabs(terms: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor | None, 
         return None, None
     shape = tf.unstack(tf.shape(terms), len(static)) if None in static else static
     slab = shape[axis] // _SLABS
-    whole, rest = terms, None
+    whole, left_over = terms, None
     if size is None or size % _SLABS:
-        whole, rest = tf.split(terms, [slab * _SLABS, shape[axis] - slab * _SLABS], axis)
+        whole, left_over = tf.split(terms, [slab * _SLABS, shape[axis] - slab * _SLABS], axis)
     slabs = tf.reshape(whole, [*shape[:axis], _SLABS, slab, *shape[axis + 1 :]])
-    return tf.reduce_mean(slabs, axis), rest
+    return tf.reduce_mean(slabs, axis), left_over
 
 
 def _gain(call: Call, scale: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
@@ -372,7 +344,7 @@ def _gain(call: Call, scale: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 
 
 def features(call: Call, parameter: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """A parameter in that dtype, in a shape that broadcasts against x."""
+    """A parameter in the dtype of ``like``, in a shape that broadcasts against x."""
     parameter = tf.cast(parameter, like.dtype)
     if None not in call.feature_shape:
         return tf.reshape(parameter, call.feature_shape)
@@ -395,5 +367,6 @@ def _double(x: tf.Tensor) -> tf.Tensor:
 
 
 def _by_way_of_float32(x: tf.Tensor) -> tf.Tensor:
-    """For LLVM, which casts 16 bits to float64 for two numbers at a time: two casts, which signs hide from XLA."""
+    """Two casts, as LLVM makes slow code of the one from 16 bits to float64: two numbers at a time. XLA would join
+    both casts again but for the changes of sign, which leave the numbers as they are."""
     return -tf.cast(-tf.cast(x, tf.float32), tf.float64)

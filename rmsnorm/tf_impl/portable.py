@@ -43,7 +43,7 @@ def normalised(
         return ops.sum(values, call.axes, keepdims=True) / k
 
     position, eps, is_double = call.variant.eps_position, call.eps, promote("float32", call.x, call.result) == "float64"
-    least = 2.0 ** (-512 if is_double else -64)  # 1 / the root of what no number exceeds: of an infinity a root is 0
+    least = 2.0 ** (-512 if is_double else -64)  # no finite number has a smaller root below; an infinity would have 0
     length = {"inside": eps**0.5, "outside": eps, "clamp": eps / k**0.5}[position]  # rho is no less
     largest = ops.max(ops.abs(counted_only(ops, c, counted)), call.axes, keepdims=True)
     largest = constant(ops.maximum(largest, length) if eps else largest)
@@ -59,8 +59,8 @@ def normalised(
         inverse = ops.rsqrt(square * ops.maximum(ops.rsqrt(ops.maximum(square, 1e-30)), least) + floor)
         inverse = inverse * inverse
     elif position == "clamp":
-        share = CLAMPED**2 if is_double else 1 - 2.0**-19  # for the rounding of float32
-        above = ops.maximum(square, floor * floor * share)  # which decides what the slope is
+        clamped = CLAMPED**2 if is_double else 1 - 2.0**-19  # for the rounding of float32
+        above = ops.maximum(square, floor * floor * clamped)  # which decides what the slope is
         inverse = ops.rsqrt(above + constant(ops.maximum(floor * floor - above, 0.0)))
     else:
         inverse = ops.rsqrt(square + floor * floor)

@@ -48,9 +48,13 @@ def record_gradient(
 def takes_functions(tensors: Sequence[tf.Tensor]) -> bool:
     """Whether a graph may hold functions of the tensors in place of operations.
 
-    It may not where XLA compiles all of the graph that is traced, and where an open ForwardAccumulator has a tangent of
-    one of the tensors. If one of this is not known, or tf.vectorized_map could not be told of them, it may not. Nor may
-    it where tf.debugging checks every operation, or in tf.data, where no other implementation takes a function's place.
+    It may not
+
+    - where XLA compiles the whole graph,
+    - where an open ForwardAccumulator has a tangent of one of the tensors: it differentiates operations only,
+    - where tf.debugging checks every operation: XLA has no kernel for that,
+    - in tf.data: there TensorFlow runs no other implementation in the place of a function,
+    - where one of these is not known, or tf.vectorized_map cannot be told of the functions.
     """
     graph = tf.compat.v1.get_default_graph()
     if _wrap is None or _tangents is None or _is_in_xla(graph) or _is_checked() or _is_in_data(graph):
@@ -65,7 +69,7 @@ def _is_in_data(graph: Any) -> bool:
 
 
 def vectorize(tensor: tf.Tensor, convert: Callable[[Any], list[tuple[tf.Tensor, bool]]]) -> None:
-    """Says what tf.vectorized_map makes of one operation: its register of conversions is by kinds of operations.
+    """Tells tf.vectorized_map what to make of this one operation; otherwise it asks for the kind of the operation.
 
     ``convert`` takes an object with the ``inputs`` and ``outputs`` of the operation, and returns for each output a
     tensor, and whether the first axis of that is the mapped one.

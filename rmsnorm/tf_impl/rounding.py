@@ -22,20 +22,26 @@ def add(x: tf.Tensor, residual: tf.Tensor | None, dtype: str) -> tf.Tensor:
 def cast(x: tf.Tensor, dtype: str) -> tf.Tensor:
     """float32 or float64 to another format in one rounding; the identity to every derivative.
 
-    TensorFlow casts float64 to 16 bits through float32 and so rounds twice. Put on the format's own grid first, which
-    ends at its subnormal numbers, x is cast exactly, also where a compiler drops a pair of casts.
+    TensorFlow casts float64 to 16 bits through float32 and so rounds twice. So x is first rounded to a multiple of the
+    spacing that the format has there, which is no smaller than its smallest subnormal number. The cast then changes no
+    number, and a compiler may drop it.
     """
     if dtype in dtypes.HALF and x.dtype == tf.float64:
-        step = tf.maximum(power_of_two(x) * dtypes.epsilon(dtype), dtypes.smallest_subnormal(dtype))
-        x = with_constant(x, tf.round(x / step) * step - x)
+        spacing = tf.maximum(power_of_two(x) * dtypes.epsilon(dtype), dtypes.smallest_subnormal(dtype))
+        x = with_constant(x, tf.round(x / spacing) * spacing - x)
     return tf.cast(x, dtype)
 
 
 def straight_through(value: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """The value, with the derivative of x, which is as large; in graphs, for eagerly no derivative is taken of it."""
+    """The value, which is x rounded, with the derivative of x; eagerly without one, as none is taken of it there."""
     if tf.executing_eagerly():
         return value
     return tf.where(tf.math.is_finite(tf.stop_gradient(value)), with_constant(x, value - x), value)
+
+
+def zero_outside(mask: tf.Tensor | None, x: tf.Tensor) -> tf.Tensor:
+    """x, with 0 where a mask is False."""
+    return x if mask is None else tf.where(mask, x, 0.0)
 
 
 def uncontracted(product: tf.Tensor) -> tf.Tensor:
@@ -62,7 +68,7 @@ def exponent_of(a: tf.Tensor) -> tf.Tensor:
 
 
 def excess(exponent: tf.Tensor, limit: int) -> tf.Tensor:
-    """How far beyond a limit it is. Most often 0: small numbers beside large ones are not lost."""
+    """How far beyond a limit it is: 20 for 120 and 100, but 0 for 50, so that most numbers are not scaled at all."""
     return exponent - tf.clip_by_value(exponent, -limit, limit)
 
 

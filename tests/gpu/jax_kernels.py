@@ -17,6 +17,7 @@ jax = pytest.importorskip("jax")
 
 from rmsnorm import numpy_impl  # noqa: E402
 from rmsnorm.flax_impl import gpu, kernels  # noqa: E402
+from rmsnorm.flax_impl.gate import Operands  # noqa: E402
 from rmsnorm.gpu import plan  # noqa: E402
 from rmsnorm.specification.call import Spec, resolve  # noqa: E402
 from rmsnorm.specification.variants import Variant  # noqa: E402
@@ -76,17 +77,14 @@ def test_values_and_gradients_are_the_goldens(
         "rms_norm", Spec(shape, dtype), Spec(scale.shape, dtype), Spec(bias.shape, dtype),
         variant=Variant.get(variant), feature_axis=(1, 2), mask=None if mask is None else Spec(mask.shape, "bool"),
     )  # fmt: skip
-    masks = None if mask is None else kernels._with_all_axes(call, jax.numpy.asarray(mask))
-    present: Any = [None if mask is None else True]
+    masks = None if mask is None else jax.numpy.asarray(mask)
 
     def forward() -> Any:
-        operands = [x, *([] if mask is None else [masks]), scale, bias]
-        return kernels._forward_on_gpu(*operands, call=call, present=(True, None, *present, True, True))
+        return kernels._forward_on_gpu(Operands(h=x, mask=masks, scale=scale, bias=bias), call)
 
     def backward(dh: Any, wanted: Any) -> Any:
-        operands = [dy, x, inverse_rms, *([] if dh is None else [dh]), *([] if mask is None else [masks]), scale]
-        pattern = (True, True, True, None if dh is None else True, None, *present, True, None)
-        return kernels._gradients_on_gpu(*operands, call=call, present=pattern, wanted=(*wanted, None))
+        operands = Operands(dy=dy, h=x, inverse_rms=inverse_rms, dh=dh, mask=masks, scale=scale)
+        return kernels._gradients_on_gpu(operands, call, (*wanted, None))
 
     y, inverse_rms = forward()
     np.testing.assert_array_equal(y, numpy_impl.rms_norm(x, scale, bias, **options))
