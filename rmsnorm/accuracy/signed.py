@@ -71,10 +71,10 @@ class SignedErrors:
 
     def summary(self) -> dict[tuple[str, str], Signed]:
         """By quantity and dtype."""
-        found = {}
+        summary = {}
         for key, parts in self._rows.items():
             means = np.concatenate(parts)
             if len(means) > 1:
                 error = float(means.std(ddof=1)) / math.sqrt(len(means))
-                found[key] = Signed(float(means.mean()), error, len(means), self._largest[key])
-        return found
+                summary[key] = Signed(float(means.mean()), error, len(means), self._largest[key])
+        return summary

@@ -206,8 +206,8 @@ def _of_config(folder: str, json: bool, weights: bool) -> None:
 
 
 def _show_config(norms: Sequence[ConfigNorm], unknown: Mapping[str, str]) -> None:
-    for part, kind, told in dict.fromkeys((norm.part, norm.model_type, norm.told) for norm in norms):
-        kind += " (by architectures)" * (told == "architectures")
+    for part, kind, named_by in dict.fromkeys((norm.part, norm.model_type, norm.named_by) for norm in norms):
+        kind += " (by architectures)" * (named_by == "architectures")
         typer.echo(wrapped(f"{errors.printable(part) or 'the model'}: {kind}, whose norms in transformers are"))
         for norm in norms:
             if norm.part == part:

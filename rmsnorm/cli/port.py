@@ -340,16 +340,16 @@ def norms(
         console.print(f"{_NORMS[known]}: the variables or the options of the model say so; --source-norm is not needed")
         return
     texts = [list(lines_of(command, path)) for path in (source, target)]
-    words, found = sum(len(line.split()) + 1 for line in texts[1]), {}
+    words, scores_of = sum(len(line.split()) + 1 for line in texts[1]), {}
     for norm in ("layer", "rms"):
         loaded = load(model, config, norm)
         array_model, vocabularies = opened(command, loaded, backend, dictionary, scoring=True)
         scores = score(array_model, loaded.config, texts[0], texts[1], *vocabularies, batch_size=batch)
-        found[norm] = list(map(float, scores))
-        mean = sum(found[norm]) / len(found[norm])
-        perplexity = math.exp(min(sum(found[norm]) / words, 700.0))  # the largest that float64 holds
+        scores_of[norm] = list(map(float, scores))
+        mean = sum(scores_of[norm]) / len(scores_of[norm])
+        perplexity = math.exp(min(sum(scores_of[norm]) / words, 700.0))  # the largest that float64 holds
         console.print(f"{_NORMS[norm]:9}  -log p {mean:.5g} a sentence, perplexity {perplexity:.5g}")
-    differences = [one - other for one, other in zip(*found.values(), strict=True)]
+    differences = [one - other for one, other in zip(*scores_of.values(), strict=True)]
     mean = sum(differences) / len(differences)
     norm, better = ("layer", sum(d < 0 for d in differences)) if mean < 0 else ("rms", sum(d > 0 for d in differences))
     # Three standard errors of the mean of differences: chance is beyond them in 3 of 1,000 development sets.

@@ -209,20 +209,20 @@ def _datasets(h5py: Any, file: Any, within: str) -> dict[str, Any]:
     if within:
         group = _member(h5py, file, within, h5py.Group)
         return {name: _member(h5py, group, name, h5py.Dataset) for name in group}
-    found: dict[str, Any] = {}
+    datasets: dict[str, Any] = {}
     seen, waiting = {hash(file.id)}, [("", file)]
     while waiting:
         prefix, group = waiting.pop()
         for name in group:
             part = _member(h5py, group, name, (h5py.Group, h5py.Dataset))
             if isinstance(part, h5py.Dataset):
-                found[prefix + name] = part
+                datasets[prefix + name] = part
             elif hash(part.id) in seen:
                 raise ValueError(f"{prefix}{name} is another name of a group")
             else:
                 seen.add(hash(part.id))
                 waiting.append((f"{prefix}{name}/", part))
-    return found
+    return datasets
 
 
 def orbax(op: str, path: Path, size: int) -> Tensors:

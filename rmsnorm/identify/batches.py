@@ -73,19 +73,19 @@ def dependences(probe: Probe, *, gradients: bool, thorough: bool = True) -> tupl
     few = _FEWER if probe.target.bridge.compiles else _COUNTS
     sizes, more = (few, _WIDTHS) if thorough else (_FEWEST, _WIDTHS[-1:])
     asked = [entry for entry in probe.accepts if entry in ("float32", "bfloat16")][::-1] or probe.accepts[:1]
-    found: dict[tuple[str, bool], Dependence] = {}
+    differing: dict[tuple[str, bool], Dependence] = {}
     widths: list[int] = []
     counts: list[int] = []
     for width, resized in _at_widths(probe, more):
         try:
             for dtype in asked if thorough else asked[:1]:
                 for seen in _of_one(resized, sizes, dtype, counts, gradients=gradients):
-                    found.setdefault((seen.quantity, not seen.count), seen)
+                    differing.setdefault((seen.quantity, not seen.count), seen)
         except TargetError:
             probe.check_time()
             continue  # it takes no such x: that is no finding of this step
         widths.append(width)
-    return list(found.values()), Asked(tuple(widths), tuple(sorted(set(counts))))
+    return list(differing.values()), Asked(tuple(widths), tuple(sorted(set(counts))))
 
 
 def solve_batches(probe: Probe, *, gradients: bool) -> None:
@@ -94,14 +94,14 @@ def solve_batches(probe: Probe, *, gradients: bool) -> None:
         probe.findings.add("batches", None, "it takes one number of rows")
         return
     try:
-        found, asked = dependences(probe, gradients=gradients and probe.target.differentiable, thorough=False)
+        differing, asked = dependences(probe, gradients=gradients and probe.target.differentiable, thorough=False)
     except TargetError as error:  # the time is over
         probe.findings.add("batches", None, str(error))
         return
     if not asked.widths:
         probe.findings.add("batches", None, "no other number of rows could be tried")
-    elif found:
-        probe.findings.add("batches", "differ", "; ".join(entry.sentence for entry in found))
+    elif differing:
+        probe.findings.add("batches", "differ", "; ".join(entry.sentence for entry in differing))
     else:
         tried = " and ".join(map(str, asked.counts))
         widths = " and ".join(map(str, asked.widths))

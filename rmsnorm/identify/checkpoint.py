@@ -60,7 +60,7 @@ _ALONE: Final[dict[str, Callable[[str, Path], tensors.Tensors]]] = {
 }
 OFFSETS: Final[Mapping[str, float]] = {"w": 0.0, "1 + w": 1.0}
 _UNTOLD: Final[Mapping[str, str]] = {
-    "unclear": "whether they are w or 1 + w cannot be told", "bias": "they have a bias beside them, as in a LayerNorm",
+    "unclear": "nothing shows whether they are w or 1 + w", "bias": "they have a bias beside them, as in a LayerNorm",
 }  # fmt: skip
 
 

@@ -26,19 +26,19 @@ class ConfigNorm(NamedTuple):
     """Norms of a model: the part of the configuration and its model_type, what they compute, and where eps is from.
 
     ``norm.field`` is the path of eps in the file. ``origin`` is "file", "default" where the file has no such field, or
-    "code" where no field has it. ``told`` is what said the model_type: "model_type", "architectures" or "default".
+    "code" where no field has it. ``named_by`` is what said the model_type: "model_type", "architectures" or "default".
     """
 
     part: str
     model_type: str
-    told: str
+    named_by: str
     norm: FamilyNorm
     origin: str
 
     @property
     def json(self) -> dict[str, Any]:
         row = self.norm._asdict()
-        return {"part": self.part, "model_type": self.model_type, "model_type_origin": self.told} | {
+        return {"part": self.part, "model_type": self.model_type, "model_type_origin": self.named_by} | {
             "roles": [*row["roles"]], "class": row["norm"], "variant": row["variant"],
             "computes": self.norm.computes, "eps": row["eps"],
             "eps_field": row["field"], "eps_origin": self.origin, "size": row["size"],
@@ -98,8 +98,8 @@ def _file(path: Path) -> Path:
         adapter = read_json(_OP, folder / _ADAPTER, "the adapter_config.json of an adapter")
         base = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
         fix = f"an adapter has the norms of its base model, {errors.shown(base)}: name the folder of that"
-    elif found := [str(near.parent) for near in _below(folder)]:
-        fix = f"did you mean {' or '.join(found[:_NAMED])}{', or another folder in it' * (len(found) > _NAMED)}?"
+    elif near := [str(file.parent) for file in _below(folder)]:
+        fix = f"did you mean {' or '.join(near[:_NAMED])}{', or another folder in it' * (len(near) > _NAMED)}?"
     elif next(folder.glob("*.gguf"), None):
         fix = (
             "a .gguf has its eps in its own header, as attention.layer_norm_rms_epsilon; name the folder of the model "
@@ -112,12 +112,12 @@ def _file(path: Path) -> Path:
 
 def _below(folder: Path) -> list[Path]:
     """The config.json in folders of a folder, the nearest first: of a cache of the hub, those of its snapshots."""
-    found: list[Path] = []
+    files_below: list[Path] = []
     layer = [folder]
     for _ in range(_DEPTH):
         layer = sorted(inner for outer in layer for inner in _folders(outer))[:_FOLDERS]
-        found += [inner / "config.json" for inner in layer if (inner / "config.json").exists()]
-    return found
+        files_below += [inner / "config.json" for inner in layer if (inner / "config.json").exists()]
+    return files_below
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -128,7 +128,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _norms(
-    root: dict[str, Any], path: str, kind: str | None, told: str, unknown: dict[str, str]
+    root: dict[str, Any], path: str, kind: str | None, named_by: str, unknown: dict[str, str]
 ) -> Iterator[ConfigNorm]:
     """The norms of a part of the configuration, then those of the parts in it that the family's rows do not have."""
     prefix = f"{path}." if path else ""
@@ -142,7 +142,7 @@ def _norms(
                 continue  # the file has a part of another family than the one that was asked
             covered.add(name)
         if _there(norm, root, prefix):
-            yield ConfigNorm(path, str(kind), told, *_filled(norm, root, prefix))
+            yield ConfigNorm(path, str(kind), named_by, *_filled(norm, root, prefix))
     if path and kind and config and kind not in families() and not files().get(kind, {}).get("parts"):
         unknown[path] = kind
     for name, (part, how) in kinds.items():

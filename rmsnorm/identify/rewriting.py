@@ -83,15 +83,15 @@ def rewrite_gains(
     checkpoint, kind_of = read_gains(source, variant)
     if variant is not None and checkpoint.agrees is False:
         raise errors.InputValueError(f"{_OP}: {checkpoint.text}; name the variant that they were written for, or none")
-    given = None if variant is None else get_variant(_OP, variant).scale_offset
+    declared = None if variant is None else get_variant(_OP, variant).scale_offset
     changes, kept = {}, {}
     for kind in checkpoint.kinds:
-        offset = OFFSETS.get(kind.fits, given)
+        offset = OFFSETS.get(kind.fits, declared)
         if kind.fits == "bias":
             kept[kind.name] = "it has a bias beside it, as in a LayerNorm"
         elif offset is None:
             fix = "name the variant that the file was written for (--variant)"
-            raise errors.InputValueError(f"{_OP}: whether {kind.name} is w or 1 + w cannot be told; {fix}")
+            raise errors.InputValueError(f"{_OP}: nothing shows whether {kind.name} is w or 1 + w; {fix}")
         elif offset == wanted.scale_offset:
             kept[kind.name] = f"{wanted.name} has the same"
         else:

@@ -138,8 +138,8 @@ def load(
     smoothed = settings.exponential_smoothing > 0
     if smoothed:
         wanted = {name + own.average: row for name, row in wanted.items()}
-        found = {name: shape for name, shape in shapes.items() if name in wanted}
-        match("nematus.load", f"{location.path}, smoothed,", wanted, found)
+        shapes_of_wanted = {name: shape for name, shape in shapes.items() if name in wanted}
+        match("nematus.load", f"{location.path}, smoothed,", wanted, shapes_of_wanted)
     with reading("nematus.load", location.path, "a model of the size of its file"):
         check_expansion(4 * sum(math.prod(row.shape) for row in wanted.values()), location.size)
     parameters = {row.name: finite("nematus.load", location.path, name, tensor(name)) for name, row in wanted.items()}

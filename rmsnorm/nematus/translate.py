@@ -48,9 +48,9 @@ def translate(
         sequences, scores = model.translate(x, x_mask, **options)
         values = -scores if config.search == "costs" else scores  # v0.3 and v0.4 write costs
         for (row, _), beam, beam_values in zip(rows, sequences, values, strict=True):
-            found = [_words(target, config, sequence) for sequence in beam]
-            pairs = zip(found, beam_values, strict=True)
-            yield [f"{row} ||| {words} ||| {_number(value)}" for words, value in pairs] if n_best else found[:1]
+            translations = [_words(target, config, sequence) for sequence in beam]
+            pairs = zip(translations, beam_values, strict=True)
+            yield [f"{row} ||| {words} ||| {_number(value)}" for words, value in pairs] if n_best else translations[:1]
 
     count = len(lines) if isinstance(lines, Sized) else None
     texts = ((line,) for line in lines)

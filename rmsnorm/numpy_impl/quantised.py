@@ -2,7 +2,7 @@
 
 A float32 operation of the specification is one operation of NumPy in float32. What the specification does not round is
 one fraction, of an exact product and rho, until it is rounded to a format or its code is decided: so a tie is one
-exactly where it is one of real numbers. Codes are found in the table of the format's numbers, as a cast of ml_dtypes
+exactly where it is one of real numbers. Codes are looked up in the table of the format's numbers: a cast of ml_dtypes
 rounds twice and does not saturate.
 """
 
@@ -95,21 +95,21 @@ def rms_norm_quantised(
     op = "rms_norm_quantised"
     preset = get_quantisation(op, quantisation)
     is_given, is_static = preset.global_scale == "given", preset.block == "static"
-    given = _inputs(op, x, scale, residual, static_scale, global_scale, eps, preset, is_given)
-    amax, g = np.zeros((len(given.x), given.blocks), np.float32), given.global_scale
+    inputs = _inputs(op, x, scale, residual, static_scale, global_scale, eps, preset, is_given)
+    amax, g = np.zeros((len(inputs.x), inputs.blocks), np.float32), inputs.global_scale
     with np.errstate(all="ignore"):
-        for rows in () if is_static else given.rows:
-            amax[rows] = _amax(preset, _normalised(given, rows), given.blocks)
+        for rows in () if is_static else inputs.rows:
+            amax[rows] = _amax(preset, _normalised(inputs, rows), inputs.blocks)
         if preset.global_scale == "amax":
             g = _global(preset, amax)
-        s, codes = (np.broadcast_to(given.static_scale, amax.shape),) * 2 if is_static else _scales(preset, amax, g)
-        q = np.empty(given.x.shape, np.uint8)
-        for rows in given.rows:
-            q[rows] = _code(preset, _quotient(preset, _normalised(given, rows), s[rows], g))
-        h = _stored(given, slice(None)).reshape(given.call.shape)
+        s, codes = (np.broadcast_to(inputs.static_scale, amax.shape),) * 2 if is_static else _scales(preset, amax, g)
+        q = np.empty(inputs.x.shape, np.uint8)
+        for rows in inputs.rows:
+            q[rows] = _code(preset, _quotient(preset, _normalised(inputs, rows), s[rows], g))
+        h = _stored(inputs, slice(None)).reshape(inputs.call.shape)
     return (
-        q.view(_dtype(preset.element)).reshape(given.call.shape),
-        given.static_scale if is_static else codes.reshape(*given.call.shape[:-1], given.blocks),
+        q.view(_dtype(preset.element)).reshape(inputs.call.shape),
+        inputs.static_scale if is_static else codes.reshape(*inputs.call.shape[:-1], inputs.blocks),
         *((g,) if preset.global_scale == "amax" else ()),
         *(() if residual is None else (h,)),
     )
@@ -138,7 +138,7 @@ def allowed(
         scales: those that the kernel returned, in its shape, or its static scale: a kernel is judged by its own. With
             ``quantise_with="unrounded"`` they do not matter, and s is that of the same interval of 1 / rho.
         slack: relative, 0 <= slack < 1. It is also that of y where y is not rounded.
-        global_scale: g, given or as the kernel computed it.
+        global_scale: g, as it was passed or as the kernel computed it.
         reciprocal_slack: relative, of the factor by which y is multiplied where the kernel approximates it. Then every
             tie has two codes: with y in bfloat16, and s a power of two, one in 16 codes of E4M3 is one.
 
@@ -156,29 +156,29 @@ def allowed(
     op = "allowed"
     preset = get_quantisation(op, quantisation)
     static = scales if preset.block == "static" else None
-    given = _inputs(op, x, scale, residual, static, global_scale, eps, preset, preset.global_scale != "none")
+    inputs = _inputs(op, x, scale, residual, static, global_scale, eps, preset, preset.global_scale != "none")
     for name, number in (("slack", slack), ("reciprocal_slack", reciprocal_slack)):
         if not 0 <= number < 1:
             raise errors.out_of_domain(op, name, number, "a number in [0, 1)", "pass one such as 1e-6")
-    s, want = np.asarray(scales), (*given.call.shape[:-1], given.blocks)
+    s, want = np.asarray(scales), (*inputs.call.shape[:-1], inputs.blocks)
     if static is None and s.shape != want:
         raise errors.wrong_shape(op, "scales", s.shape, want, "the blocks of x")
-    s = np.broadcast_to(s if static is None else given.static_scale, want)
-    s = s.astype(np.float32).reshape(len(given.x), given.blocks)  # which every format of a scale is within
-    g = given.global_scale
-    low, high = np.empty((2, *given.x.shape))
+    s = np.broadcast_to(s if static is None else inputs.static_scale, want)
+    s = s.astype(np.float32).reshape(len(inputs.x), inputs.blocks)  # which every format of a scale is within
+    g = inputs.global_scale
+    low, high = np.empty((2, *inputs.x.shape))
     with np.errstate(all="ignore"):
-        for rows in given.rows:
-            ends = [_normalised(given, rows, error) for error in (-slack, slack)]
+        for rows in inputs.rows:
+            ends = [_normalised(inputs, rows, error) for error in (-slack, slack)]
             divisors = [s[rows], s[rows]]
             if preset.quantise_with == "unrounded":
-                divisors = [_unrounded(preset, _amax(preset, y, given.blocks), g) for y in reversed(ends)]
+                divisors = [_unrounded(preset, _amax(preset, y, inputs.blocks), g) for y in reversed(ends)]
             first, second = (
                 _number(preset, _quotient(preset, y, divisor, g, error))
                 for y, divisor, error in zip(ends, divisors, (-reciprocal_slack, reciprocal_slack), strict=True)
             )
             low[rows], high[rows] = np.minimum(first, second), np.maximum(first, second)
-    return low.reshape(given.call.shape), high.reshape(given.call.shape)
+    return low.reshape(inputs.call.shape), high.reshape(inputs.call.shape)
 
 
 def _inputs(
@@ -215,13 +215,13 @@ def _positive(op: str, name: str, number: Any, is_used: bool) -> Array:
     return value.reshape(())
 
 
-def _stored(given: _Inputs, rows: slice) -> Array:
+def _stored(inputs: _Inputs, rows: slice) -> Array:
     """x + residual in T."""
-    if given.residual is None:
-        return given.x[rows]
-    total = DoubleDouble(given.x[rows]) + DoubleDouble(given.residual[rows])
-    round_to = total.truncate if given.preset.residual_rounding == "truncate" else total.round
-    return round_to(given.call.sum)
+    if inputs.residual is None:
+        return inputs.x[rows]
+    total = DoubleDouble(inputs.x[rows]) + DoubleDouble(inputs.residual[rows])
+    round_to = total.truncate if inputs.preset.residual_rounding == "truncate" else total.round
+    return round_to(inputs.call.sum)
 
 
 class _Fraction(NamedTuple):
@@ -241,12 +241,12 @@ class _Fraction(NamedTuple):
         return _Fraction(scaled(number.round(dtype, exponent)), _UNIT)
 
 
-def _normalised(given: _Inputs, rows: slice, error: float = 0.0) -> _Fraction:
+def _normalised(inputs: _Inputs, rows: slice, error: float = 0.0) -> _Fraction:
     """y, with a relative error in 1 / rho."""
-    preset, call = given.preset, given.call
-    total, stored = scaled(given.x[rows]), scaled(_stored(given, rows))
-    if given.residual is not None:
-        total = sum_of(total, scaled(given.residual[rows]))
+    preset, call = inputs.preset, inputs.call
+    total, stored = scaled(inputs.x[rows]), scaled(_stored(inputs, rows))
+    if inputs.residual is not None:
+        total = sum_of(total, scaled(inputs.residual[rows]))
     everywhere = np.ones(total[0].hi.shape, bool)
     read = total if preset.statistic_reads == "sum" else stored
     data = statistic(call, read, everywhere, everywhere, None, None)
@@ -255,7 +255,7 @@ def _normalised(given: _Inputs, rows: slice, error: float = 0.0) -> _Fraction:
         if step == "norm":
             y = _Fraction(product_of(y.top, scaled(np.asarray(1.0 + error))), (data.rho, data.exponent))
         else:
-            y = y.times(_gain(preset, given.scale))
+            y = y.times(_gain(preset, inputs.scale))
         if preset.round_norm if step == "norm" else preset.round_gain:
             y = y.rounded(call.sum)
     return y

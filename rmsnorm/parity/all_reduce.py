@@ -158,8 +158,8 @@ def _instead(calls: Sequence[tuple[Case, Sequence[Array]]], variant: Variant) ->
     own, other = variant.residual_rounding, _OTHER[variant.residual_rounding]
     for rounding in (own, other):
         read = variant.replace(residual_rounding=rounding)
-        found = [o for o in ORDERS if all(c.passed for case, got in calls for c in _compared(case, got, read, o))]
-        if found:
+        fitting = [o for o in ORDERS if all(c.passed for case, got in calls for c in _compared(case, got, read, o))]
+        if fitting:
             reads = "" if rounding == own else f", and the norm reads h {own} its last rounding"
-            return " or ".join(_SENTENCES[o] for o in found) + reads
+            return " or ".join(_SENTENCES[o] for o in fitting) + reads
     return "no order of roundings gives these results: a part, the residual or the norm is another one"

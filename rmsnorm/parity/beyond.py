@@ -78,10 +78,10 @@ class Beyond:
             probe = grouped(probe)
             if not probe.layout.unlimited:
                 return self._skip(BATCHES, "", "it takes one number of rows")
-            found, asked = dependences(probe, gradients=self.gradients)
+            differing, asked = dependences(probe, gradients=self.gradients)
         if not asked.widths:
             return self._skip(BATCHES, "", "it takes no other number of rows")
-        wrong = {entry.quantity: failed(entry.quantity, entry.sentence) for entry in reversed(found)}
+        wrong = {entry.quantity: failed(entry.quantity, entry.sentence) for entry in reversed(differing)}
         names = ("y", "dx", *(("dscale",) if "scale" in target.arguments else ())) if self.gradients else ("y",)
         return [wrong.get(name, Comparison(name, 0.0, 0.0, 1.0, 1.0, 0.0, True, "")) for name in names]
 

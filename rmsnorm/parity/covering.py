@@ -1,6 +1,6 @@
 """A covering array: few rows of levels, one of each factor, in which every pair of levels occurs.
 
-A mistake that shows in one circumstance is found by any case that has it, and one that needs two at once by a case that
+A mistake that shows in one circumstance shows in any case that has it, and one that needs two at once by a case that
 has both. Of eleven factors with two to ten levels, some 60 rows have every pair; all combinations are millions.
 
 Source: Cohen, Dalal, Fredman and Patton 1997, The AETG system (one row after another, each the best of some that are

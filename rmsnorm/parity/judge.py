@@ -231,8 +231,8 @@ def biased(run: Run, signed: SignedErrors, variant: Variant) -> None:
     Not where an element errs by more than one ulp, as then something else is wrong, and not for a y whose arithmetic is
     no wider than itself: the roundings of what has the gain or the gate are the same in all rows, and so no chance.
     """
-    for (name, dtype), found in signed.summary().items():
-        run.signed.append(f"signed error of {name} in {dtypes.short(dtype)}: {found.text}")
+    for (name, dtype), of_one in signed.summary().items():
+        run.signed.append(f"signed error of {name} in {dtypes.short(dtype)}: {of_one.text}")
         is_judged = name != "y" or (dtype in dtypes.HALF and variant.rounding != "input_dtype")
-        if found.bias and is_judged and found.largest <= 1:
-            run.records += labelled([failed(name, found.bias)], variant.name, dtype, "all rows")
+        if of_one.bias and is_judged and of_one.largest <= 1:
+            run.records += labelled([failed(name, of_one.bias)], variant.name, dtype, "all rows")

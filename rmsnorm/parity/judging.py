@@ -41,7 +41,7 @@ _GRADIENTS: Final = {"x": "dx", "scale": "dscale", "bias": "dbias", "residual": 
 
 @dataclass
 class Judging:
-    """A target, what it should be, and what was found so far.
+    """A target, what it should be, and what it has shown so far.
 
     Attributes:
         target, variant, types, group_size: what is asked, and in which dtypes of x.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rmsnorm.parity.cases import Data
 from rmsnorm.parity.comparison import Comparison, Refusal, Run, labelled
-from rmsnorm.targets.limits import Facts, dense, found
+from rmsnorm.targets.limits import Facts, dense, explaining
 
 Levels = Mapping[str, str]
 
@@ -45,14 +45,14 @@ class Refusals:
     def conclude(self, run: Run, variant: str, *, accepted: bool) -> None:
         """Put into a run what was refused, the limits that explain it, and what no limit explains.
 
-        A target that answered nothing differs. ``accepted``: what limits explain is not held against it.
+        A target that answered nothing differs. ``accepted``: what limits explain does not count against it.
         """
         if not self.others:
             for call in self.calls:
                 run.cases += 1
                 run.records += labelled(call.comparisons, variant, call.dtype, call.case)
             return
-        limits = found([facts for facts, _ in self.others], [call.facts for call in self.calls])
+        limits = explaining([facts for facts, _ in self.others], [call.facts for call in self.calls])
         run.limits = limits.options
         for call in self.calls:
             explained = not limits.allow(call.facts)

@@ -86,8 +86,8 @@ class Report:
         if self.passed:
             count = len(run.records) - len(run.accepted)
             some = f"{count} of {len(run.records)}" if run.accepted else f"all {count}"
-            held = f"{some} comparisons of {run.cases} cases held ({where})"
-            return "\n".join([f"{self.target} is {name}: {held}", *self._counts, *not_compared(run)])
+            agreement = f"{some} comparisons of {run.cases} cases held ({where})"
+            return "\n".join([f"{self.target} is {name}: {agreement}", *self._counts, *not_compared(run)])
         if run.status == "refuses":
             agree = f"{len(run.records)} comparisons of {run.cases} cases agree ({where})"
             first = f"{self.target} is {name} where it answers: {agree}, {len(run.refusals)} calls are refused"
@@ -95,8 +95,9 @@ class Report:
         if run.status != "differs":
             if not run.records:
                 return f"{self.target} was not compared: {run.message}"
-            held = f"{len(run.records) - len(run.failures)} of {len(run.records)} comparisons of {run.cases} cases held"
-            ended = f"{self.target} was not compared to the end: {run.message}; before, {held}"
+            passed, cases = len(run.records) - len(run.failures), f"{run.cases} cases"
+            agreement = f"{passed} of {len(run.records)} comparisons of {cases} held"
+            ended = f"{self.target} was not compared to the end: {run.message}; before, {agreement}"
             return "\n".join([ended, *(shortened(record, self.target) for record in run.failures[:_SHOWN])])
         alike: dict[str, list[Comparison]] = {}
         for record in sorted(run.failures, key=lambda record: record.quantity != "y"):

@@ -32,9 +32,9 @@ def of_second(target: Target, variant: Variant, group_size: int | None, skipped:
     sized, data = adapted_data(target, _CASE, variant, "float32", group_size)
     u = np.random.default_rng(61).normal(size=data.x.shape).astype(np.float32)
     names = ("x", "scale", "bias", "mask", "residual", "gate")
-    given = {name: array for name in names if (array := getattr(data, name)) is not None}
+    present = {name: array for name in names if (array := getattr(data, name)) is not None}
     try:
-        got = sized.twice(data.dy, u, **given)
+        got = sized.twice(data.dy, u, **present)
     except (TargetError, NotImplementedError) as error:
         skipped.append(Skip("second derivatives", "", str(error) or f"not asked in {target.framework}"))
         return []

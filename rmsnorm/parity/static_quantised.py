@@ -94,11 +94,11 @@ def _outputs(preset: Quantisation, case: Case) -> dict[str, Output] | None:
         if own_g != rest or not np.array_equal(moved, scales.astype(np.float32), equal_nan=True):
             return None
     outputs = {"scales": Output(scales, scales, scales)} | ({"g": Output(*[rest[0].reshape(1)] * 3)} if rest else {})
-    given: dict[str, Any] = {"global_scale": g} if preset.global_scale != "none" else {}
+    more: dict[str, Any] = {"global_scale": g} if preset.global_scale != "none" else {}
     # float32 rounds a product once where the quantisation rounds nothing, but for a scale that is a power of two.
     is_rounded = preset.round_scaled != "none" or preset.scale_format == "e8m0fnu"
-    given["reciprocal_slack"] = 0.0 if is_rounded else _F32
-    ends = allowed(case.x, case.gain, scales, slack=case.slack, **known, **given)
+    more["reciprocal_slack"] = 0.0 if is_rounded else _F32
+    ends = allowed(case.x, case.gain, scales, slack=case.slack, **known, **more)
     low, high = (np.where(np.isnan(end), q.astype(np.float64), end).astype(q.dtype) for end in ends)
     return outputs | {"q": Output(q, low, high)}
 

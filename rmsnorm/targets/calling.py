@@ -200,12 +200,12 @@ def with_values(target: Target, *, optional: bool = False, **values: float | Non
     """The target called with this eps or offset, where it requires it; or wherever it takes it, with ``optional``."""
     chosen = {name: value for name, value in values.items() if target.asks.get(name, False) or
               (optional and name in target.asks)}  # fmt: skip
-    if not chosen or target.given is None:
+    if not chosen or target.remade is None:
         return target
-    fresh = target.given(chosen)
+    fresh = target.remade(chosen)
     return replace(
         target, function=fresh.function, derivatives=fresh.derivatives, shape_of=fresh.shape_of, notes=fresh.notes,
-        training=fresh.training, resized=fresh.resized, given=fresh.given, probe=fresh.probe,
+        training=fresh.training, resized=fresh.resized, remade=fresh.remade, probe=fresh.probe,
     )  # fmt: skip
 
 
@@ -247,8 +247,8 @@ def backward_pass(caller: Caller, bridge: Bridge) -> tuple[Function, Callable[[M
         rest = [bridge.fetch(tensor) for tensor in every if isinstance(tensor, bridge.array)]
         gradients: dict[str, Array | None] = {}
         for name in ("x", *(argument for argument in caller.arguments if argument in arrays)):
-            found = next((n for n, array in enumerate(rest) if array.shape == arrays[name].shape), None)
-            gradients[name] = None if found is None else rest.pop(found)
+            index = next((n for n, array in enumerate(rest) if array.shape == arrays[name].shape), None)
+            gradients[name] = None if index is None else rest.pop(index)
         return gradients
 
     return y, derivatives

@@ -151,7 +151,7 @@ def made_again(layer: Any, config: Mapping[str, Any], policy: Any) -> Any:
     if not is_general and kind.from_config.__func__ is keras.layers.Layer.from_config.__func__:
         config = {name: value for name, value in config.items() if name in taken}
     before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)  # that of a layer that is told none
+    keras.config.set_dtype_policy(policy)  # that of a layer that gets none
     try:
         return kind.from_config(config)
     finally:

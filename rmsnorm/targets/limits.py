@@ -1,4 +1,4 @@
-"""What x a kernel takes: limits that its user declares, or that are found from what it refused."""
+"""What x a kernel takes: limits that its user declares, or that explain what it refused."""
 
 from __future__ import annotations
 
@@ -95,16 +95,16 @@ def limits_of(op: str, declared: Limits | Mapping[str, Any] | None) -> Limits:
     for name in declared:
         if name not in names:
             raise errors.not_a_choice(op, "a limit", name, names)
-    given = {name: value for name, value in declared.items() if value is not None}
-    return Limits(**{**given, "widths": tuple(given.get("widths", ()))})
+    known = {name: value for name, value in declared.items() if value is not None}
+    return Limits(**{**known, "widths": tuple(known.get("widths", ()))})
 
 
-def found(answered: Sequence[Facts], refused: Sequence[Facts]) -> Limits:
+def explaining(answered: Sequence[Facts], refused: Sequence[Facts]) -> Limits:
     """The limits within which every call was answered, each of which explains a refusal.
 
     Example:
         >>> there = [Facts(2, 72, 5, True, True), Facts(2, 768, 1, True, True)]
-        >>> found(there, [Facts(3, 72, 5, True, True), Facts(2, 33, 5, True, True)]).options
+        >>> explaining(there, [Facts(3, 72, 5, True, True), Facts(2, 33, 5, True, True)]).options
         '--rank 2 --multiple-of 8'
     """
     limits, ranks = Limits(), {facts.axes for facts in answered}

@@ -47,18 +47,18 @@ def _inner(thing: Any, kind: str) -> Iterable[Any]:
         return children
     if kind == "keras":
         return [part for part in thing._flatten_layers(include_self=False, recursive=False) if part is not thing]
-    return _held(vars(thing).values(), sys.modules[kind].Module)
+    return _inside(vars(thing).values(), sys.modules[kind].Module)
 
 
-def _held(values: Iterable[Any], base: type) -> list[Any]:
+def _inside(values: Iterable[Any], base: type) -> list[Any]:
     """The modules of nnx among values, and in their lists and dictionaries."""
-    found = []
+    modules = []
     for value in values:
         if isinstance(value, base):
-            found.append(value)
+            modules.append(value)
         elif isinstance(value, (list, tuple, dict)):
-            found += _held(value.values() if isinstance(value, dict) else value, base)
-    return found
+            modules += _inside(value.values() if isinstance(value, dict) else value, base)
+    return modules
 
 
 def _has_own(thing: Any, kind: str, inner: list[Any]) -> bool:

@@ -246,7 +246,7 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
         key, required = eps
         return replace(
             opened, asks={"eps": required and key not in init},
-            given=lambda values: _built(make, name, size, {**init, key: values["eps"]}, call),
+            remade=lambda values: _built(make, name, size, {**init, key: values["eps"]}, call),
         )  # fmt: skip
 
     return build(size)
@@ -281,7 +281,7 @@ def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
             name, candidate, opened, whole, caller.arguments, notes=caller.notes, shape_of=shape_of,
             derivatives=derivatives, asks=caller.asks, automatic=not caller.writes,
             required=caller.required, optional=caller.optional, library=library_of(function),
-            given=lambda values: target_for(candidate, caller.with_values(**values)), backward=backward,
+            remade=lambda values: target_for(candidate, caller.with_values(**values)), backward=backward,
         )  # fmt: skip
 
     def tried(candidate: str) -> tuple[Target, bool]:

@@ -118,7 +118,7 @@ class Target:
         required: which of residual and mask it takes no x without: it gets a residual of zeros, a mask that counts all.
         asks: whether it requires eps, and offset, the number that is added to the gain; empty where these are no
             arguments of it.
-        given: makes the same target that is called with other values of these; ``calling.with_values`` uses it.
+        remade: makes the same target that is called with other values of these; ``calling.with_values`` uses it.
         automatic: whether automatic differentiation goes through it: not where it writes its results to its arguments.
         backward: whether it is a backward pass alone, whose y is the formula's.
         probe: for a layer of PyTorch: what is called in its place, and what calls may change.
@@ -150,7 +150,7 @@ class Target:
     training: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None
     required: frozenset[str] = frozenset()
     asks: Mapping[str, bool] = field(default_factory=dict)
-    given: Callable[[Mapping[str, float | None]], Target] | None = None
+    remade: Callable[[Mapping[str, float | None]], Target] | None = None
     automatic: bool = True
     backward: bool = False
     probe: Any = None
@@ -255,8 +255,8 @@ class Target:
             )
             return None if derivative is None else self.bridge.fetch(derivative)
 
-        found: Array | None = self._guarded(run, complete)
-        return found
+        twice: Array | None = self._guarded(run, complete)
+        return twice
 
     def _look(self, sent: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         """Notice which of the library's arrays a call wrote to."""
@@ -343,9 +343,9 @@ class Called:
         y: Array = target._guarded(lambda: target._fetched(self.result, self.arrays), self.arrays, is_call=False)
         is_float = y.dtype.name in dtypes.FLOATS
         if not is_float or y.shape != x.shape:
-            came, given = (errors.describe(a.shape, a.dtype.name) for a in (y, x))
+            came, of_x = (errors.describe(a.shape, a.dtype.name) for a in (y, x))
             wanted = "the shape of x" if is_float else f"one of {', '.join(dtypes.FLOATS)}"
-            raise WrongResult(f"{target.name} returned {came} for x {given}, expected {wanted}")
+            raise WrongResult(f"{target.name} returned {came} for x {of_x}, expected {wanted}")
         return y
 
     @property

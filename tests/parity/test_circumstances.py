@@ -14,7 +14,7 @@ from rmsnorm.parity import asking, check
 from rmsnorm.parity.circumstances import AXES, FACTORS, MOST, ROWS, allows, circumstances, lead_of
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import open_target
-from rmsnorm.targets.limits import Facts, Limits, found
+from rmsnorm.targets.limits import Facts, Limits, explaining
 
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
@@ -144,8 +144,8 @@ def test_the_width_near_another_one_is_within_the_limits(limits, width, near):
 
 def test_limits_that_no_answer_supports_are_not_found():
     there = [Facts(2, 72, 5, True, True), Facts(3, 33, 5, True, True)]
-    assert found(there, [Facts(2, 40, 5, True, False)]).options == "--contiguous"
-    assert found([*there, Facts(2, 40, 7, True, False)], [Facts(2, 40, 5, True, False)]).options == ""
+    assert explaining(there, [Facts(2, 40, 5, True, False)]).options == "--contiguous"
+    assert explaining([*there, Facts(2, 40, 7, True, False)], [Facts(2, 40, 5, True, False)]).options == ""
 
 
 @pytest.mark.parametrize("limits", [{"rank": 0}, {"multiple_of": 2.0}, {"max_rows": True}])

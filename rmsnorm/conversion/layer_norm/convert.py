@@ -170,17 +170,17 @@ def convert(model: Model) -> Conversion:
     if 8 * _COPIES * model.elements() > _memory():
         model.narrow()
     with model.wide():
-        chosen, found = _search(model, norms, left)
+        chosen, selected = _search(model, norms, left)
     layers = tuple(_layers(model, norms, left))
-    if not found:
+    if not selected:
         return Conversion(model.changed({}, {}, wide=False)[0], layers, (), (), 0.0, 0.0, model.dtype, chosen.unreached)
     centre: dict[str, list[Axes]] = defaultdict(list)
     for name, axes in chosen.shifts:
         centre[name].append(axes)
-    result, notes = model.changed(centre, found, wide=False)
+    result, notes = model.changed(centre, selected, wide=False)
     error = difference(*(model.outputs(entry, wide=False) for entry in (model.model, result)))
     with model.wide():
-        pair = [model.outputs(model.changed(*edit, wide=True)[0], wide=True) for edit in (({}, {}), (centre, found))]
+        pair = [model.outputs(model.changed(*edit, wide=True)[0], wide=True) for edit in (({}, {}), (centre, selected))]
     exact = require_exact(difference(*pair), model.bound)
     notes += chosen.notes
     return Conversion(result, layers, tuple(sorted(centre)), tuple(notes), exact, error, model.dtype, chosen.unreached)
@@ -258,24 +258,24 @@ def _search(model: Model, norms: Mapping[str, Norm], left: dict[str, str]) -> tu
 
     shifts = by_halves([*shifts_of(gradients, sizes, bound), *hidden], fit)
     _, now = outputs_of(shifts)
-    found = {name: norm for name, norm in norms.items() if name not in left and now.means[name] <= bound}
-    for name in norms.keys() - found.keys() - left.keys():
+    selected = {name: norm for name, norm in norms.items() if name not in left and now.means[name] <= bound}
+    for name in norms.keys() - selected.keys() - left.keys():
         left[name] = (
             f"what it reads keeps a mean of {now.means[name]:.1g} of its root mean square, "
             "which is in no weight, or in one that others see"
         )
-    if not found:
+    if not selected:
         return _Choice([], unreached), {}
     # The mean of a parameter must go if an RMSNorm sees it.
-    of_rms = study.gradients(start, weights, found)
+    of_rms = study.gradients(start, weights, selected)
     needed = [(name, axes) for name, axes in shifts if name in silent or moves(of_rms[name], axes, bound)]
-    if not outputs_of(needed, found)[0] <= bound:  # something is seen behind a gradient that is stopped
+    if not outputs_of(needed, selected)[0] <= bound:  # something is seen behind a gradient that is stopped
         needed = shifts
-        require_exact(outputs_of(needed, found)[0], bound)
+        require_exact(outputs_of(needed, selected)[0], bound)
     others = [name for name in now.means if name not in norms]
     dropouts = [name for name in others if now.means[name] <= bound < seen.means[name]]
     words = "its output is not centred; the models agree only in evaluation"
-    return _Choice(needed, unreached, [f"dropout in {first_names(dropouts)}: {words}"] if dropouts else []), found
+    return _Choice(needed, unreached, [f"dropout in {first_names(dropouts)}: {words}"] if dropouts else []), selected
 
 
 def _drawn(study: Study, norms: Mapping[str, Norm]) -> dict[str, Array]:

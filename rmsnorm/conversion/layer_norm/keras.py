@@ -176,7 +176,7 @@ def _common() -> frozenset[str]:
 
 
 def _copied(model: Any, inputs: Any, options: Any, dtype: str | None) -> Any:
-    """The model anew with its weights: a clone of a graph, or what its config builds; in ``dtype`` if given."""
+    """The model anew with its weights: a clone of a graph, or what its config builds; in ``dtype`` if there is one."""
     copies: dict[int, Any] = {}
 
     def copied(layer: Any) -> Any:  # once, also where a model and one within it share the layer

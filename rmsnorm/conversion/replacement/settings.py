@@ -1,7 +1,7 @@
 """The attributes that a module's own call may read: a proof is one for their values, and for no other ones.
 
-A replaced module compares them in every call. Where one has another value, its class's own code runs. They are found in
-the code of the class, as a trial of the call would miss those that another branch reads.
+A replaced module compares them in every call. Where one has another value, its class's own code runs. They are read
+from the code of the class, as a trial of the call would miss those that another branch reads.
 """
 
 from __future__ import annotations
@@ -165,14 +165,14 @@ def _words(kind: type, base: type, call: str) -> tuple[frozenset[str] | None, fr
         if function is None or function in seen:
             continue
         seen.add(function)
-        found = set(_names(function.__code__, texts))
-        words |= found
+        named = set(_names(function.__code__, texts))
+        words |= named
         scope = function.__globals__
-        values = [scope[name] for name in found & scope.keys()]
+        values = [scope[name] for name in named & scope.keys()]
         with contextlib.suppress(ValueError):  # a variable was deleted
             values += inspect.getclosurevars(function).nonlocals.values()
         modules = [value for value in values if inspect.ismodule(value) and not _is_of_library(value.__name__)]
-        values += [getattr(module, name, None) for module in modules for name in found]
+        values += [getattr(module, name, None) for module in modules for name in named]
         routines = [value for value in values if inspect.isroutine(value)]  # a method of a built-in has no module
         todo += [value for value in routines if not _is_of_library(getattr(value, "__module__", None))]
     return frozenset(words), frozenset(texts)
