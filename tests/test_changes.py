@@ -15,7 +15,7 @@ def test_every_part_has_tests_and_every_folder_of_tests_a_part():
     paths = [path for tests in changes.TESTS.values() for path in tests]
     assert [path for path in paths if not list(changes.ROOT.glob(f"{path}*"))] == []
     folders = {path.parent.relative_to(changes.ROOT).as_posix() for path in (changes.ROOT / "tests").rglob("test_*.py")}
-    assert folders - {"tests", "tests/data"} <= set(paths)
+    assert folders - {"tests"} <= set(paths)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ def test_every_printed_text_belongs_to_a_page():
     assert set(PRINTED) == {name for name, texts in SNIPPETS.items() if texts}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("path", sorted(DOCS.glob("notebooks/*.ipynb")), ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive:UserWarning")
 def test_notebooks_run(path, capsys, monkeypatch, tmp_path):

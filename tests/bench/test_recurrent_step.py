@@ -23,6 +23,7 @@ def bench(*arguments: str, path: Path) -> Any:
     return command(app, *arguments, path=path)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("backend", FRAMEWORKS)
 @pytest.mark.sample(1)
 def test_every_backend(backend: str, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ FAULTS = ("threads", "interrupt", "memory")
 PROGRAM = Path(__file__).with_name("faults.py")
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux'")
 @pytest.mark.parametrize("name", list(FRAMEWORKS))
 @pytest.mark.sample(1)

@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
-from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -35,7 +34,6 @@ class Format(NamedTuple):
 FORMATS = {"f16": Format(16, 11, 0x7FFF), "bf16": Format(16, 8, 0x7FFF)}
 FORMATS |= {"f32": Format(32, 24, 0x7FFFFFFF), "f64": Format(64, 53, 0x7FFFFFFFFFFFFFFF)}
 UPPER_F64 = Format(32, 21, 0x7FFFFFFF)  # the upper word of a float64, alone
-MODES = ("rn", "rz", "rm", "rp")
 
 
 def rounded(value: Fraction, target: Format, mode: str, sign_of_zero: int = 0) -> int:
@@ -47,10 +45,10 @@ def rounded(value: Fraction, target: Format, mode: str, sign_of_zero: int = 0) -
         above = size.numerator.bit_length() - size.denominator.bit_length()  # the exponent, or one more
         exponent = max(exponent, above - (size < Fraction(2) ** above))
     whole, rest = divmod(size / Fraction(2) ** (exponent - target.precision + 1), 1)
-    grows = {"rn": (2 * rest, whole % 2) > (1, 0), "rz": False, "rm": bool(sign), "rp": not sign}[mode]
-    bits = (exponent - target.least_exponent << target.precision - 1) + whole + (grows and rest > 0)
+    grows = mode == "rn" and (2 * rest, whole % 2) > (1, 0)
+    bits = (exponent - target.least_exponent << target.precision - 1) + whole + grows
     if bits >= target.infinity:
-        bits = target.infinity - (mode != "rn" and not grows)
+        bits = target.infinity - (mode == "rz")
     return sign << target.bits - 1 | bits
 
 
@@ -67,12 +65,10 @@ def decoded(bits: int, source: Format, flush: str = "") -> Number:
     return -number if sign else number
 
 
-def encoded(number: Number, target: Format, mode: str = "rn", flush: str = "") -> int:
-    """The bit pattern of a number, rounded; `flush`, if it is not "", makes 0 of a subnormal one."""
+def encoded(number: Number, target: Format, mode: str = "rn") -> int:
+    """The bit pattern of a number, rounded to the nearest ("rn") or towards 0 ("rz")."""
     if isinstance(number, Fraction):
-        bits = rounded(number, target, mode)
-        is_subnormal = bits % (1 << target.bits - 1) < 1 << target.precision - 1
-        return bits >> target.bits - 1 << target.bits - 1 if flush and is_subnormal else bits
+        return rounded(number, target, mode)
     if math.isnan(number):
         return target.nan
     sign = int(math.copysign(1, number) < 0)
@@ -88,92 +84,41 @@ def multiplied(a: Number, b: Number) -> Number:
     return a * b if isinstance(a, Fraction) and isinstance(b, Fraction) else small(a) * small(b)
 
 
-def added(a: Number, b: Number, mode: str) -> Number:
-    """The exact sum; one that is 0 has the sign of both addends, or else that of the rounding mode."""
+def added(a: Number, b: Number) -> Number:
+    """The exact sum; one that is 0 has the sign of both addends, or else none."""
     if not (math.isfinite(small(a)) and math.isfinite(small(b))):
         return small(a) + small(b)
     sign = math.copysign(1, small(a))
-    cancelled = sign if sign == math.copysign(1, small(b)) else -1.0 if mode == "rm" else 1.0
+    cancelled = sign if sign == math.copysign(1, small(b)) else 1.0
     return Fraction(a) + Fraction(b) or math.copysign(0.0, cancelled)
 
 
-ARITHMETIC: dict[str, tuple[int, Callable[..., Number]]] = {  # how many operands, and the exact result of them
-    "add": (2, added),
-    "sub": (2, lambda a, b, mode: added(a, -b, mode)),
-    "mul": (2, lambda a, b, mode: multiplied(a, b)),
-    "fma": (3, lambda a, b, c, mode: added(multiplied(a, b), c, mode)),
+EXACT: dict[str, Callable[..., Number]] = {  # the exact result of numbers
+    "add": lambda a, b: added(a, b),
+    "sub": lambda a, b: added(a, -b),
+    "mul": lambda a, b: multiplied(a, b),
+    "fma": lambda a, b, c: added(multiplied(a, b), c),
+    "cvt": lambda number: number,
+    "abs": abs,
+    "neg": operator.neg,
 }
 
 
-def chosen(a: Number, b: Number, largest: bool, keeps_nan: bool) -> Number:
-    """The larger or smaller number, where -0 is below 0; of a number and NaN the number, unless NaN is kept."""
-    if a != a or b != b:
-        return math.nan if keeps_nan else b if a != a else a
-    return (max if largest else min)(a, b, key=lambda number: (number, math.copysign(1, small(number))))
-
-
-def rsqrt(bits: int, kind: str, flush: str, error: int) -> int:
-    """The nearest to 1 / sqrt; of a float64, and of its result, only the upper word counts."""
-    unused, target = (32, UPPER_F64) if kind == "f64" else (0, FORMATS[kind])
-    number = decoded(bits >> unused << unused, FORMATS[kind], flush)
+def rsqrt(bits: int, error: int) -> int:
+    """The nearest to 1 / sqrt of a float64, of which, and of its result, only the upper word counts."""
+    number = decoded(bits >> 32 << 32, FORMATS["f64"], "flushed")
     if isinstance(number, float) or number < 0:
         special = 0.0 if number == math.inf else math.copysign(math.inf, number) if number == 0 else math.nan
-        return encoded(special, target) << unused
+        return encoded(special, UPPER_F64) << 32
     square = Fraction(4) ** 640 / number
     whole = math.isqrt(math.floor(square))  # more than 100 bits: nothing halfway is between it and the next integer
     root = Fraction(whole) if whole * whole == square else whole + Fraction(1, 2)
-    return encoded(root / Fraction(2) ** 640, target) + error << unused
+    return encoded(root / Fraction(2) ** 640, UPPER_F64) + error << 32
 
 
-def signed(bits: int, width: int) -> int:
-    return bits - (bits >> width - 1 << width)
-
-
-def shifted(name: str, kind: str, a: int, amount: int) -> int:
-    amount = min(amount, width_of(kind))
-    return a << amount if name == "shl" else (signed(a, width_of(kind)) if kind[0] == "s" else a) >> amount
-
-
-def funnel(low: int, high: int, amount: int, right: bool, clamp: bool) -> int:
-    amount = min(amount, 32) if clamp else amount % 32
-    return (high << 32 | low) >> (amount if right else 32 - amount)
-
-
-def looked_up(a: int, b: int, c: int, table: int) -> int:
-    return sum((table >> ((a >> i & 1) * 4 + (b >> i & 1) * 2 + (c >> i & 1)) & 1) << i for i in range(32))
-
-
-def permuted(a: int, b: int, selector: int) -> int:
-    """Each digit of the selector chooses a byte of a and b, or repeats the byte's sign bit if it is 8 or more."""
-    result = 0
-    for i in range(4):
-        digit = selector >> 4 * i & 15
-        byte = (b << 32 | a) >> 8 * (digit % 8) & 255
-        result |= (byte if digit < 8 else (byte >> 7) * 255) << 8 * i
-    return result
-
-
-def width_of(kind: str) -> int:
-    return 1 if kind == "pred" else int(kind.lstrip("bfsux"))
-
-
-def reader(kind: str, flush: str = "") -> Callable[[int], Number]:
-    """The function from bits of a type to their number."""
-    if kind in FORMATS:
-        return partial(decoded, source=FORMATS[kind], flush=flush)
-    return lambda bits: Fraction(signed(bits, width_of(kind)) if kind[0] == "s" else bits)
-
-
-def floating(compute: Callable[..., Number], source: str, target: str, mode: str, flush: str) -> Operation:
-    """An operation on numbers as one on bits; only float32 and float16 are flushed."""
-    read = reader(source, "" if source == "f64" else flush)
-    result_flush = "" if target == "f64" else flush
-    return lambda *operands: encoded(compute(*map(read, operands)), FORMATS[target], mode, result_flush)
-
-
-def compared(order: Callable[[Number, Number], bool], kind: str, flush: str, with_nan: bool, *operands: int) -> int:
-    a, b = map(reader(kind, flush), operands)
-    return int(with_nan if a != a or b != b else order(a, b))
+def floating(name: str, source: str, target: str, mode: str = "rn") -> Operation:
+    """An operation on numbers as one on bits."""
+    return lambda *bits: encoded(EXACT[name](*(decoded(a, FORMATS[source]) for a in bits)), FORMATS[target], mode)
 
 
 def in_lanes(compute: Operation) -> Operation:
@@ -181,92 +126,43 @@ def in_lanes(compute: Operation) -> Operation:
     return lambda *operands: compute(*(a & 0xFFFF for a in operands)) | compute(*(a >> 16 for a in operands)) << 16
 
 
+def in_one_register(half: Operation) -> Operation:
+    """The first result in the upper half."""
+    return lambda a, b: half(a) << 16 | half(b)
+
+
+def width_of(kind: str) -> int:
+    return 1 if kind == "pred" else int(kind.lstrip("bfsux"))
+
+
+def signed(bits: int, width: int) -> int:
+    return bits - (bits >> width - 1 << width)
+
+
 # The name of an instruction; the types of its result and its operands; what it computes. Beside PTX's types there are
-# x16 and x32: registers, never an immediate number.
-Entries = Iterator[tuple[str, list[str], Operation]]
-INTEGERS = ("s32", "u32", "s64", "u64")
-
-
-def bits_and_integers() -> Entries:
-    for kind in ("pred", "b32", "b64"):
-        for name, compute in {"and": operator.and_, "or": operator.or_, "xor": operator.xor}.items():
-            yield f"{name}.{kind}", [kind] * 3, compute
-        yield f"not.{kind}", [kind] * 2, operator.invert
-    yield "mov.pred", ["pred"] * 2, int
-    for kind in (*INTEGERS, "b32", "b64", "f32", "f64"):
-        yield f"mov.{kind}", [kind] * 2, int
-        yield f"selp.{kind}", [kind, kind, kind, "pred"], lambda a, b, condition: a if condition else b
-    for name, kind in (("shl", "b32"), ("shl", "b64"), *(("shr", kind) for kind in ("b32", "b64", *INTEGERS))):
-        yield f"{name}.{kind}", [kind, kind, "u32"], partial(shifted, name, kind)
-    for side, end in product("lr", ("wrap", "clamp")):
-        compute = partial(funnel, right=side == "r", clamp=end == "clamp")
-        yield f"shf.{side}.{end}.b32", ["b32", "b32", "b32", "u32"], compute
-    yield "lop3.b32", ["b32"] * 5, looked_up
-    yield "prmt.b32", ["b32"] * 4, permuted
-    for kind in INTEGERS:
-        value = reader(kind)
-        arithmetic = {"add": operator.add, "sub": operator.sub, "mul.lo": operator.mul}
-        arithmetic |= {"min": partial(min, key=value), "max": partial(max, key=value)}
-        for name, compute in arithmetic.items():
-            yield f"{name}.{kind}", [kind] * 3, compute
-        yield f"mad.lo.{kind}", [kind] * 4, lambda a, b, c: a * b + c
-        if kind[0] == "s":
-            yield f"neg.{kind}", [kind] * 2, operator.neg
-            yield f"abs.{kind}", [kind] * 2, lambda a, value=value: int(abs(value(a)))
-
-
-def comparisons() -> Entries:
-    orders = {name: (getattr(operator, name), False) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
-    tests = {f"{name}u": (order, True) for name, (order, _) in orders.items()}
-    tests |= {**orders, "num": (lambda a, b: True, False), "nan": (lambda a, b: False, True)}
-    kinds = [("", kind, orders) for kind in INTEGERS]
-    kinds += [("", kind, {name: orders[name] for name in ("eq", "ne")}) for kind in ("b32", "b64")]
-    kinds += [("", "f32", tests), (".ftz", "f32", tests), ("", "f64", tests)]
-    for flush, kind, names in kinds:
-        for name, (order, with_nan) in names.items():
-            yield f"setp.{name}{flush}.{kind}", ["pred", kind, kind], partial(compared, order, kind, flush, with_nan)
-
-
-def float_arithmetic() -> Entries:
-    for kind, flush in (*product(FORMATS, ("",)), ("f32", ".ftz"), ("f16", ".ftz")):
-        register = kind if kind in ("f32", "f64") else "x16"
-        make = partial(floating, source=kind, target=kind, flush=flush)
-        made: dict[str, tuple[int, Operation]] = {}  # beginning of the name: operands, what it computes
-        for mode in MODES if kind in ("f32", "f64") else ("rn",):
-            for name, (count, exact) in ARITHMETIC.items():
-                made[f"{name}.{mode}{flush}"] = count, make(partial(exact, mode=mode), mode=mode)
-        for name in ("add", "sub", "mul"):  # rn is meant where no mode is written
-            made[f"{name}{flush}"] = made[f"{name}.rn{flush}"]
-        for name, nan in product(("min", "max"), ("",) if kind == "f64" else ("", ".NaN")):
-            choice = partial(chosen, largest=name == "max", keeps_nan=bool(nan))
-            made[f"{name}{flush}{nan}"] = 2, make(choice, mode="rn")
-        made |= {f"neg{flush}": (1, make(operator.neg, mode="rn")), f"abs{flush}": (1, make(abs, mode="rn"))}
-        for beginning, (count, compute) in made.items():
-            yield f"{beginning}.{kind}", [register] * (count + 1), compute
-            if register == "x16":
-                yield f"{beginning}.{kind}x2", ["x32"] * (count + 1), in_lanes(compute)
-
-
-def conversions() -> Entries:
-    same = partial(floating, lambda number: number)
-    for mode, flush in product(MODES, ("", ".ftz")):
-        yield f"cvt.{mode}{flush}.f32.f64", ["f32", "f64"], same("f64", "f32", mode, flush)
-    for mode, source, target in product(MODES, INTEGERS, ("f32", "f64")):
-        yield f"cvt.{mode}.{target}.{source}", [target, source], same(source, target, mode, "")
-    for mode, target in product(("rn", "rz"), ("f16", "bf16")):
-        compute = same("f32", target, mode, "")
-        yield f"cvt.{mode}.{target}.f32", ["x16", "f32"], compute
-        yield f"cvt.{mode}.{target}x2.f32", ["x32", "f32", "f32"], lambda a, b, half=compute: half(a) << 16 | half(b)
-    yield "cvt.f32.f16", ["f32", "x16"], same("f16", "f32", "rn", "")
-    yield "cvt.f32.bf16", ["f32", "x16"], lambda a: a << 16  # cards shift, also NaN
-    for flush in ("", ".ftz"):
-        yield f"cvt{flush}.f64.f32", ["f64", "f32"], same("f32", "f64", "rn", flush)
-        for kind in ("f32", "f64"):
-            yield f"rsqrt.approx{flush}.{kind}", [kind] * 2, partial(rsqrt, kind=kind, flush=flush)
-
-
-TABLES = (bits_and_integers, comparisons, float_arithmetic, conversions)
-INSTRUCTIONS = {name: (kinds, compute) for table in TABLES for name, kinds, compute in table()}
+# x16 and x32: registers, never an immediate number. These are the instructions that the kernels have.
+INSTRUCTIONS: dict[str, tuple[list[str], Operation]] = {
+    "and.b32": (["b32"] * 3, operator.and_),
+    "or.b32": (["b32"] * 3, operator.or_),
+    "mov.b32": (["b32"] * 2, int),
+    "mov.b64": (["b64"] * 2, int),
+    "shl.b32": (["b32", "b32", "u32"], lambda a, amount: a << min(amount, 32)),
+    "shr.s32": (["s32", "s32", "u32"], lambda a, amount: signed(a, 32) >> min(amount, 32)),
+    "setp.ne.u32": (["pred", "u32", "u32"], lambda a, b: int(a != b)),
+    "rsqrt.approx.ftz.f64": (["f64"] * 2, rsqrt),
+    "cvt.f32.f16": (["f32", "x16"], floating("cvt", "f16", "f32")),
+    "cvt.f64.f32": (["f64", "f32"], floating("cvt", "f32", "f64")),
+}
+for _mode in ("rn", "rz"):
+    INSTRUCTIONS[f"cvt.{_mode}.f32.f64"] = ["f32", "f64"], floating("cvt", "f64", "f32", _mode)
+    for _name, _kind in product(("add", "sub", "mul", "fma"), ("f32", "f64")):
+        _types = [_kind] * (4 if _name == "fma" else 3)
+        INSTRUCTIONS[f"{_name}.{_mode}.{_kind}"] = _types, floating(_name, _kind, _kind, _mode)
+for _kind in ("f16", "bf16"):
+    INSTRUCTIONS[f"cvt.rn.{_kind}x2.f32"] = ["x32", "f32", "f32"], in_one_register(floating("cvt", "f32", _kind))
+    INSTRUCTIONS[f"fma.rn.{_kind}x2"] = ["x32"] * 4, in_lanes(floating("fma", _kind, _kind))
+for _name in ("abs", "neg"):
+    INSTRUCTIONS[f"{_name}.f32"] = ["f32"] * 2, floating(_name, "f32", "f32")
 CONSTRAINTS = {"r": "b32", "f": "f32", "l": "b64", "d": "f64", "h": "b16"}
 IMMEDIATE = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)U?|0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}")
 

@@ -27,7 +27,7 @@ def has_triton() -> bool:
 pytestmark = pytest.mark.skipif(not has_triton(), reason="it needs Triton 3.9, which is for Linux alone")
 
 
-def run(tests, *options, package=ROOT, kernels="interpret", limit=230, float64="1"):
+def run(tests, *options, package=ROOT, kernels="interpret", limit=480, float64="1"):
     """Tests in a process of its own: Triton reads its options when it is imported, and aborts after TensorFlow."""
     environment = {
         **os.environ,
@@ -40,6 +40,8 @@ def run(tests, *options, package=ROOT, kernels="interpret", limit=230, float64="
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit)
 
 
+@pytest.mark.costly
+@pytest.mark.timeout(500)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="both run on the GPU")
 @pytest.mark.parametrize("tests", ["torch_kernels.py", "torch_calls.py"])
 def test_the_kernels_compute_the_goldens_numbers_in_the_interpreter(tests):
@@ -48,6 +50,8 @@ def test_the_kernels_compute_the_goldens_numbers_in_the_interpreter(tests):
     assert "skipped" not in done.stdout
 
 
+@pytest.mark.costly
+@pytest.mark.timeout(500)
 def test_assembly_has_the_bits_of_the_steps_in_triton():
     done = run("tests/gpu/assembly.py")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
@@ -59,10 +63,12 @@ def test_assembly_has_the_bits_of_the_steps_in_triton():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is tested where there is no GPU")
 def test_without_float64_the_kernels_compute_the_same_numbers():
     wanted = "(goldens or middle or ends or mask) and not float32"  # whose kernels are the same
-    done = run("tests/gpu/torch_kernels.py", "-k", wanted, limit=480, float64="0")
+    done = run("tests/gpu/torch_kernels.py", "-k", wanted, float64="0")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
 
 
+@pytest.mark.costly
+@pytest.mark.timeout(500)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is tested where there is no GPU")
 @pytest.mark.skipif(find_spec("jax") is None, reason="it needs JAX")
 @pytest.mark.parametrize(("tests", "kernels"), [("jax_kernels.py", "interpret"), ("jax_programs.py", "")])
@@ -102,6 +108,8 @@ MUTANTS = {
 }  # fmt: skip
 
 
+@pytest.mark.costly
+@pytest.mark.timeout(500)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is tested where there is no GPU")
 @pytest.mark.parametrize("mutant", MUTANTS)
 @pytest.mark.sample(1)
@@ -121,7 +129,7 @@ def test_a_mistake_in_the_arithmetic_is_noticed(mutant, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_what_the_compiler_makes_of_the_kernels():
-    done = run("tests/gpu/triton_machine_code.py", kernels="", limit=480)
+    done = run("tests/gpu/triton_machine_code.py", kernels="")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
 
 

@@ -21,6 +21,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("layer", "variant", "factor", "words"), WRONG)
 def test_a_layer_that_does_not_begin_as_the_norm_alone(layer, variant, factor, words):
     identity = identify(layer, gradients=False)

@@ -146,6 +146,7 @@ def test_without_the_framework(
             TARGETS[form].save(tmp_path / "out", config, random_parameters(config))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("kind", "dialect"), [("layer", "theano"), ("tied all", "tensorflow")])
 @pytest.mark.sample(1)
 def test_once_around(kind: str, dialect: str, tmp_path: Path) -> None:

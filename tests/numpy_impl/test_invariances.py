@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rmsnorm.numpy_impl.paper import derivation, invariances, norms
-from rmsnorm.numpy_impl.paper.invariances import NORMS, PROPERTIES, GradientFact, Invariance, gradient_facts, table
+from rmsnorm.numpy_impl.paper.invariances import PROPERTIES, GradientFact, Invariance, gradient_facts, table
 from rmsnorm.numpy_impl.paper.norms import layer_norm
 
 SEEDS = (0, 1, 2)
@@ -36,12 +36,6 @@ def test_the_run_gives_table_1(seed: int, delta: float) -> None:
     cells = table(seed=seed, delta=delta)
     assert {(cell.norm, cell.property): cell.holds for cell in cells} == paper()
     assert [cell.expected for cell in cells] == list(paper().values())
-
-
-def test_the_table_has_every_cell_once_in_order() -> None:
-    assert [(cell.norm, cell.property) for cell in table()] == [(norm, prop) for norm in NORMS for prop in PROPERTIES]
-    assert len(NORMS) == 5
-    assert len(PROPERTIES) == 6
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -55,6 +55,7 @@ def test_the_text_says_where_and_what_it_is_instead() -> None:
     ]
 
 
+@pytest.mark.costly
 def test_parameters_follow_the_signature() -> None:
     def bare(x: Any) -> Any:
         return fast.rms_norm(x)

@@ -11,6 +11,7 @@ from rmsnorm.parity import check
 from rmsnorm.parity.second import SECOND
 
 
+@pytest.mark.costly
 def test_torch() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
     result = check(torch.nn.RMSNorm, "torch", dtypes="bfloat16")
@@ -40,6 +41,7 @@ def test_torch() -> None:
     assert {record.quantity for record in result.run.failures} == {"dx", "dscale"}
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("few_circumstances")
 def test_a_gate() -> None:
     """Optional in Mamba-2's class, so that one case has it, and required in Qwen3-Next's, where all have."""

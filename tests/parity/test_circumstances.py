@@ -80,6 +80,7 @@ def test_a_right_norm_holds_in_every_circumstance(function):
     assert first_difference(function) is None
 
 
+@pytest.mark.costly
 def test_a_second_derivative_is_right_or_refused():
     """The gradients of a kernel are constants to autograd: a penalty on them would be none, and nobody would see it."""
 

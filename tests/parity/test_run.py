@@ -29,6 +29,7 @@ def runs():
         )  # fmt: skip
 
 
+@pytest.mark.costly
 def test_every_end_is_reported_and_the_other_backends_finish(runs):
     statuses = {state.name: state.status for state in runs}
     assert statuses == {

@@ -115,6 +115,7 @@ def test_what_was_not_compared_is_listed_with_the_reason(tmp_path: Path) -> None
     assert "not compared: 'huge', 'tiny' in f32: only with" in check(written, **options, init={"bias": 0.0}).text
 
 
+@pytest.mark.costly
 def test_lines_are_short_and_verbose_prints_the_rest(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(NORM.replace("np.float64", "x.dtype"))
     lines = rmsnorm("check", "own:norm", "--framework", "numpy", path=tmp_path).stdout.splitlines()
@@ -293,6 +294,7 @@ def test_a_class_is_opened_in_the_same_way_by_both(
     assert done.stderr.startswith(f"rmsnorm {command}: ") == (status == 2)
 
 
+@pytest.mark.costly
 def test_the_json_has_the_answer_of_identify_as_data(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(NORM)
     target, file = f"{tmp_path}/own.py:norm", tmp_path / "a.json"

@@ -23,6 +23,7 @@ def results(*names: str) -> dict[str, Any]:
     return json.loads(printed("-W", "ignore", PROGRAM, *names, timeout=200))
 
 
+@pytest.mark.costly
 def test_without_all_of_it() -> None:
     assert results(*MISSING) == results()
 
