@@ -13,16 +13,8 @@ namespace rmsnorm::RMSNORM_LEVEL {
 // The nearest number of a format, to even, of any float32: also subnormal ones, infinity and NaN.
 template <Format F>
 RMSNORM_INLINE void store_nearest(Stored<F>* to, Float x) {
-    if constexpr (F == Format::f32) {
-        std::memcpy(to, &x, sizeof x);
-    } else if constexpr (F == Format::f16) {
-#if defined(__AVX512F__)
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
-#elif defined(__AVX2__)
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
-#else
-        for (int i = 0; i < singles; ++i) to[i] = bits<std::uint16_t>(static_cast<Half>(x[i]));
-#endif
+    if constexpr (F != Format::bf16) {
+        store_singles<F>(to, x);
     } else {
         Unsigned word = (Unsigned)x;
         Word is_nan = x != x;
