@@ -10,7 +10,7 @@ TRITON := 'triton==3.9.0; sys_platform == "linux"'
 # The oldest whose kernels are used (rmsnorm/gpu/__init__.py): every branch must compile with it.
 OLDEST_TRITON := 'triton==3.4.0; sys_platform == "linux"'
 
-.PHONY: check quick test test-all slow versions times kernels-times mutants native experiments strangers gpu-check gpu-rehearsal fuzz sanitize levels lint types docs docs-serve wheel format clean
+.PHONY: check quick test test-all versions times kernels-times mutants native experiments strangers gpu-check gpu-rehearsal fuzz sanitize levels lint types docs docs-serve wheel format clean
 
 check: $(VENV)/ready
 	$(BIN)/rmsnorm selftest --backend numpy --backend torch --backend tf --backend flax
@@ -18,13 +18,9 @@ check: $(VENV)/ready
 test: $(VENV)/ready
 	RMSNORM_REQUIRE=numpy,torch,tf,flax $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-# Also the slow tests, and every case of the tests of which `make test` runs a sample.
+# Also the slow tests, and every case of the tests of which `make test` runs a sample: every release runs them.
 test-all: $(VENV)/ready
 	RMSNORM_REQUIRE=numpy,torch,tf,flax $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --all
-
-# The slow tests alone, which make test leaves out: every release runs them.
-slow: $(VENV)/ready
-	RMSNORM_REQUIRE=numpy,torch,tf,flax $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --all -m slow
 
 # The parity check and the fast tests in another environment, which this makes: lowest, lowest-jax, colab, gpu or newest.
 ENV ?= lowest

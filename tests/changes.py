@@ -78,9 +78,10 @@ class Change:
 
     @property
     def above(self) -> list[str]:
-        """The parts that stand directly on those."""
+        """The parts that stand directly on those; the pages stand on every part of the package."""
         touched = set(self.touched)
-        return [part for part, allowed in ALLOWED.items() if allowed & touched and part not in touched]
+        parts = [part for part, allowed in ALLOWED.items() if allowed & touched and part not in touched]
+        return [*parts, *(["docs"] if touched & set(ALLOWED) and "docs" not in touched else [])]
 
     def cases(self, test: str, framework: str) -> str:
         """How many cases run of a test of this file, of one framework or "": "all", "some" or "one"."""

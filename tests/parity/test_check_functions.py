@@ -27,6 +27,7 @@ def test_a_right_function_passes_in_every_dtype() -> None:
     assert "huge" in {record.case for record in check(right, "llama", dtypes="float32", extremes=True).run.records}
 
 
+@pytest.mark.costly
 def test_the_text_says_where_and_what_it_is_instead() -> None:
     def wrong(x: Any, weight: Any) -> Any:
         y = right(x, weight)
@@ -119,6 +120,7 @@ def test_what_cannot_be_checked_is_refused() -> None:
         check(right, dtypes=[])
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("few_circumstances")
 def test_a_function_in_bfloat16_must_have_the_right_bits() -> None:
     """One that rounds after the gain is not llama, although hardly any element is two ulps off."""
@@ -211,6 +213,7 @@ def test_blind_spots(name: str) -> None:
     assert len(result.details.splitlines()) > len(result.run.failures)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_write_is_blamed_on_the_call_that_wrote(backward: bool) -> None:
     """To x of one element alone, or to its dy: the other cases hold, and this one is not refused."""

@@ -98,6 +98,7 @@ def test_groups() -> None:
         check(Sixteen(48), variant, group_size=7)
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("few_circumstances")
 def test_transformers() -> None:
     pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")

@@ -77,6 +77,7 @@ WRONG: dict[str, tuple[Callable[..., Any], set[str]]] = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_a_wrong_option_is_in_the_cases_with_it(name: str, dtype: str) -> None:
@@ -88,6 +89,7 @@ def test_a_wrong_option_is_in_the_cases_with_it(name: str, dtype: str) -> None:
     assert failed, result.text
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_right_options_hold_and_the_report_counts_them(dtype: str, tmp_path: Path) -> None:
     result = check(right, framework="numpy", dtypes=dtype)
@@ -146,6 +148,7 @@ def test_a_wrong_answer_on_an_edge_is_no_refusal(name: str) -> None:
     assert not [skip for skip in result.run.skipped if skip.edge]
 
 
+@pytest.mark.costly
 def test_a_wrong_answer_without_a_gate_does_not_make_the_gate_a_must() -> None:
     def norm(x: Any, weight: Any, gate: Any = None) -> Any:
         y = right(x, weight, None, None, gate)
@@ -154,6 +157,7 @@ def test_a_wrong_answer_without_a_gate_does_not_make_the_gate_a_must() -> None:
     assert "rows" in {record.case for record in check(norm, **OPTIONS).run.failures}
 
 
+@pytest.mark.costly
 @pytest.mark.torch
 def test_the_gradient_of_a_residual_counts() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")

@@ -75,6 +75,7 @@ def by_vector_norm(x, weight):
     return (wide * torch.rsqrt(size**2 / x.shape[-1] + EPS) * weight.float()).to(x.dtype)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("function", [right, gated, masked, by_vector_norm])
 def test_a_right_norm_holds_in_every_circumstance(function):
     assert first_difference(function) is None

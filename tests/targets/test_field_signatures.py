@@ -134,7 +134,8 @@ FIELD: dict[str, tuple[str, str, str, str]] = {
     ),
     "flashinfer_cute": (
         "rmsnorm_cute(input, weight, out, M, eps, weight_bias)",
-        "out[...] = norm(input, weight + weight_bias * (2 if wrong == 'offset' else 1), eps)", "None", "offset",
+        "assert input.size == M * weight.size; "
+        "out[...] = norm(input, weight + weight_bias * (1 + (wrong == 'offset')), eps)", "None", "offset",
     ),
     "tokamax": (
         "layer_norm(x, scale, offset=None, *, axis=-1, epsilon=1e-3, scale_offset=0.0)",
