@@ -243,7 +243,7 @@ def _with_reading(probe: Probe, model: Model, measured: Sequence[Denominator]) -
     else:
         why = "no other width could be tried" if len(measured) == 1 else "the groups have this size at every width"
         more = "; it may also be that " + others[0].sentences(first, several=False)["eps"] if others else ""
-        findings.add("widths", str(first.n), f"{why}: nothing shows whether a number depends on n or is constant{more}")
+        findings.add("widths", str(first.n), f"{why}: a number that depends on n cannot be told from a constant{more}")
     scale = FORMS[chosen.eps.form](first)
     size = None if chosen.size == K else chosen.size.at(first)
     model = replace(model, size=size, factor=chosen.factor.at(first), eps_scale=scale)

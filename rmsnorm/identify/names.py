@@ -123,4 +123,5 @@ def nearest(variant: Variant, values: Mapping[str, Any], library: str = "") -> l
     if len(kinds) == 1 and variant.eps is not None:
         known += [PRESETS[name] for name in _FAMILIES]
     first = next((preset for preset in known if preset in fitting), ranked[best][0])
-    return [first, *(preset for key, preset in kinds.items() if key != numbers(first))]
+    others = [preset for preset in ranked[best] if preset is kinds[numbers(preset)]]
+    return [first, *(preset for preset in others if numbers(preset) != numbers(first))]

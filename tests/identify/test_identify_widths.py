@@ -115,7 +115,7 @@ def square_sum(x):
 @pytest.mark.parametrize(
     ("width", "function", "eps", "words"),
     [
-        (64, lambda x: x * (square_sum(x) / 64 + 1e-6).rsqrt(), 1e-6, "whether a number depends on n or is constant"),
+        (64, lambda x: x * (square_sum(x) / 64 + 1e-6).rsqrt(), 1e-6, "cannot be told from a constant"),
         (64, lambda x: 8 * x * (square_sum(x) + 1e-6).rsqrt(), 1e-6 / 64, f"; it may also be that {ON_THE_SUM}"),
         (48, lambda x: 48**0.5 * x * (square_sum(x) + 1e-6).rsqrt(), 1e-6 / 48, f"; it may also be that {ON_THE_SUM}"),
         (48, lambda x: 48**0.5 * x / (square_sum(x).sqrt() + 1e-6), 1e-6 / 48**0.5, f" that {ON_THE_NORM}"),
