@@ -18,7 +18,8 @@ from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import make, select
 from rmsnorm.parity.judge import golden, judge
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 
 
 @pytest.mark.parametrize(
