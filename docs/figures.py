@@ -155,7 +155,8 @@ def call() -> None:
     figure, axis = canvas(5.2, 108)
     box(axis, 18, 102, 64, "rms_norm(x, gain, variant=..., mask=..., ...)\ntorch_impl/functional.py", "#d5e8d4", 10)
     box(axis, 18, 86, 64, "derive: the variant, with its eps and partial\nspecification/variants.py", "#dae8fc", 10)
-    box(axis, 18, 70, 64, "resolve: axes, sizes, dtypes, roundings; or an error\nspecification/resolve.py", "#dae8fc", 10)
+    checked = "resolve: axes, sizes, dtypes, roundings; or an error\nspecification/resolve.py"
+    box(axis, 18, 70, 64, checked, "#dae8fc", 10)
     axis.text(100, 78, "kept for the next call\nof these shapes\nand options", ha="right", va="center", size=7)
     box(axis, 18, 54, 64, "which code computes it?\nengine_of in engines.py", "#fff2cc", 10)
     for start, end in ((97, 91), (81, 75), (65, 59)):
