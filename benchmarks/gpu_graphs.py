@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 
 from rmsnorm.parity import screen
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import derive
 from rmsnorm.torch_impl import gpu, kernels
 

@@ -34,7 +34,8 @@ from triton.compiler import ASTSource
 from rmsnorm.gpu import triton_backward, triton_forward
 from rmsnorm.gpu.plan import Tiles, has_fast_float64, settings, sum_tiles, tiles
 from rmsnorm.parity import screen
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Variant
 
 POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64"}

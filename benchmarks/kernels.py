@@ -117,7 +117,8 @@ def _candidates(kernel: str, dtype: str, rows: int, width: int) -> dict[str, Cal
     import torch
 
     from rmsnorm.cpu import launch
-    from rmsnorm.specification.call import Spec, resolve
+    from rmsnorm.specification.call import Spec
+    from rmsnorm.specification.resolve import resolve
     from rmsnorm.specification.variants import derive
 
     torch.manual_seed(0)

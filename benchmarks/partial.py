@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from rmsnorm.cpu import launch, threads
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Variant
 
 SHAPES = ((4096, 768), (4096, 4096), (64, 262144), (16, 1048576))

@@ -147,7 +147,9 @@ def kernels() -> str:
         texts = []
         for column in columns.values():
             both = [column[kernel, dtype, place] for place in ("L2", "memory")]
-            texts.append("; ".join(" / ".join(numbers([ns[n]]) for n in ("ours", "LayerNorm") if n in ns) for ns in both))
+            texts.append(
+                "; ".join(" / ".join(numbers([ns[n]]) for n in ("ours", "LayerNorm") if n in ns) for ns in both)
+            )
         lines.append([f"{kernel}, {dtype}", *texts])
     return markdown(lines)
 

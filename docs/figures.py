@@ -155,14 +155,15 @@ def call() -> None:
     figure, axis = canvas(5.2, 108)
     box(axis, 18, 102, 64, "rms_norm(x, gain, variant=..., mask=..., ...)\ntorch_impl/functional.py", "#d5e8d4", 10)
     box(axis, 18, 86, 64, "derive: the variant, with its eps and partial\nspecification/variants.py", "#dae8fc", 10)
-    box(axis, 18, 70, 64, "resolve: axes, sizes, dtypes, roundings; or an error\nspecification/call.py", "#dae8fc", 10)
+    checked = "resolve: axes, sizes, dtypes, roundings; or an error\nspecification/resolve.py"
+    box(axis, 18, 70, 64, checked, "#dae8fc", 10)
     axis.text(100, 78, "kept for the next call\nof these shapes\nand options", ha="right", va="center", size=7)
     box(axis, 18, 54, 64, "which code computes it?\nengine_of in engines.py", "#fff2cc", 10)
     for start, end in ((97, 91), (81, 75), (65, 59)):
         arrow(axis, (50, start), (50, end))
     ways = (
         "a compiler or a transform\nfollows: the operators of\noperators.py, or plain\noperations of operations.py",
-        "rows in memory, and\na kernel for them:\na plan of cpu/launch.py runs\nthe kernels of cpu/native",
+        "rows in memory, and\na kernel for them:\ncpu/launch.py runs\nthe kernels of cpu/native",
         "anything else:\nplain operations\nof operations.py",
     )
     for place, lines in enumerate(ways):

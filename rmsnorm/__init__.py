@@ -5,7 +5,7 @@ The way of one call, in PyTorch on a CPU; the other frameworks have the same fil
     torch_impl/functional.py    rms_norm(x, scale, ...)
     torch_impl/engines.py       what computes the call, and why
     cpu/prepared.py             the checked call and what its kernels need, kept for the next such call
-    specification/call.py       checks every argument and decides every choice: a Call
+    specification/resolve.py    checks every argument and decides every choice: a Call
     cpu/__init__.py             may a kernel compute it, and why not? rmsnorm.explain asks the same
     torch_impl/kernels.py       the memory of the results, and where the rows of each tensor are
     cpu/launch.py               what the kernels need for these formats and options

@@ -44,7 +44,8 @@ from rmsnorm.accuracy.bounds import bound
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.numpy_impl import fast
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import PRESETS
 from rmsnorm.targets.bridges import bridge
 

@@ -16,7 +16,8 @@ from rmsnorm.cpu import prepared
 from rmsnorm.numpy_impl import fast
 from rmsnorm.parity.cases import CASES, make
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.targets.bridges import bridge
 
 needs_kernels = pytest.mark.skipif(not cpu.is_available(), reason="there are no kernels")

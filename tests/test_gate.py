@@ -16,7 +16,8 @@ from rmsnorm.numpy_impl import fast
 from rmsnorm.numpy_impl.gate import factor, slope
 from rmsnorm.parity.cases import make, select
 from rmsnorm.parity.judge import Outcome, compare, expect
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets.bridges import bridge
 

@@ -18,7 +18,9 @@ from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import make, select
 from rmsnorm.parity.judge import golden, judge
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.interface import dy_and_dh
+from rmsnorm.specification.resolve import resolve
 
 
 @pytest.mark.parametrize(
@@ -289,3 +291,10 @@ def test_a_verdict_can_fail(framework):
         case = dataclasses.replace(data.case, variants=())  # so that the variant is passed as it is
         outcome = framework.direct(dataclasses.replace(changed, case=case))
         assert not all(verdict.passed for verdict in judge(lambda _, outcome=outcome: outcome, data))
+
+
+def test_dy_is_an_array_or_a_pair_with_dh() -> None:
+    assert dy_and_dh(1, None) == dy_and_dh(1, 2) == (1, None)
+    assert dy_and_dh((1, 3), 2) == (1, 3)
+    with pytest.raises(TypeError, match=r"dy is .* expected an array or a pair"):
+        rms_norm_vjp((np.ones(2),) * 3, np.ones(2), residual=np.ones(2))

@@ -17,7 +17,8 @@ import pytest
 from rmsnorm import PRESETS, cpu, numpy_impl
 from rmsnorm.numpy_impl import fast
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.targets.bridges import bridge
 
 needs_kernels = pytest.mark.skipif(not cpu.is_available(), reason="there are no kernels")

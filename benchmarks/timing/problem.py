@@ -21,7 +21,8 @@ from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.numpy_impl import rms_norm, rms_norm_vjp
 from rmsnorm.specification import dtypes, errors
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Variant
 
 Array = npt.NDArray[Any]

@@ -162,7 +162,8 @@ def bound(quantity: str, call: Call, dtype: str, *, residual: bool = False, auto
         KeyError: there is no such quantity.
 
     Example:
-        >>> from rmsnorm.specification.call import Spec, resolve
+        >>> from rmsnorm.specification.call import Spec
+        >>> from rmsnorm.specification.resolve import resolve
         >>> from rmsnorm.specification.variants import Variant
         >>> call = resolve("rms_norm", Spec((4, 64), "float32"), variant=Variant.get("standard"))
         >>> bound("y", call, "float32")
@@ -187,7 +188,8 @@ def bound(quantity: str, call: Call, dtype: str, *, residual: bool = False, auto
 def error_of(quantity: str, call: Call) -> float:
     """How far the arithmetic carries a quantity, as a share of its terms: without the roundings that are named.
 
-    >>> from rmsnorm.specification.call import Spec, resolve
+    >>> from rmsnorm.specification.call import Spec
+    >>> from rmsnorm.specification.resolve import resolve
     >>> from rmsnorm.specification.variants import Variant
     >>> error_of("y", resolve("rms_norm", Spec((4, 64), "bfloat16"), variant=Variant.get("standard"))) * 2**24
     13.0
@@ -207,7 +209,8 @@ def operations_of(quantity: str, call: Call, *, worst: bool = False, sums: float
 
     ``worst`` counts k for a sum of k terms in place of sqrt(k); ``sums`` multiplies what sums count.
 
-    >>> from rmsnorm.specification.call import Spec, resolve
+    >>> from rmsnorm.specification.call import Spec
+    >>> from rmsnorm.specification.resolve import resolve
     >>> from rmsnorm.specification.variants import Variant
     >>> operations_of("y", resolve("rms_norm", Spec((4, 64), "float32"), variant=Variant.get("standard")))
     13.0

@@ -15,7 +15,8 @@ import numpy as np
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.numpy_impl.double_double import Array
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Axis, Call, Spec, resolve
+from rmsnorm.specification.call import Axis, Call, Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Variant, derive
 
 

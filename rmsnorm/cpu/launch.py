@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -32,6 +32,7 @@ class Launch(NamedTuple):
     gradients that have an address, dscale and dbias in the formats of the parameters.
     """
 
+    key: Any  # the arguments of ``launch_of``
     native: _native.Plan
     name: str
     rows: int
@@ -40,6 +41,10 @@ class Launch(NamedTuple):
     reduced: tuple[int, ...]  # shape of 1 / rho
     small: bool  # one thread computes it
     chunked: bool  # whether the backward pass has several tasks
+
+    def __reduce__(self) -> Any:
+        """A copy of a layer of PyTorch that is parametrised copies what the layer keeps, too."""
+        return launch_of, self.key
 
     def forward_threads(self, threads: Threads) -> tuple[int, int]:
         """``threads`` and ``gomp_parallel`` of ``native.forward``, of which ``noted`` hears."""
@@ -92,6 +97,7 @@ def launch_of(call: Call, scale: str | None, bias: str | None, gate: str | None 
         function=variant.gate_function if gate else None, gate_before=gate is not None and call.is_gated_before,
     )  # fmt: skip
     return Launch(
+        key=(call, scale, bias, gate),
         native=native,
         name=_name_of(call, gate),
         rows=rows,

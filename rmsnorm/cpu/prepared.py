@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from rmsnorm import cpu, gpu
 from rmsnorm.cpu.rows import Order, axes_last, order_of
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Call, Spec, resolve
+from rmsnorm.specification.call import Call, Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import derive
 
 # The options of a call: variant, eps, partial, axis, feature_axis and out_dtype.

@@ -18,7 +18,8 @@ from rmsnorm import gpu as gpus
 from rmsnorm.cpu import prepared
 from rmsnorm.cpu.prepared import Prepared
 from rmsnorm.flax_impl import gpu, private
-from rmsnorm.specification.call import Call, without_none
+from rmsnorm.specification.absent import without_none
+from rmsnorm.specification.call import Call
 
 
 class Engine(Enum):

@@ -20,7 +20,8 @@ from rmsnorm.flax_impl.kernels import gradients, normalise
 from rmsnorm.flax_impl.operations import Across
 from rmsnorm.flax_impl.rounding import add, cast, double
 from rmsnorm.specification import dtypes, errors
-from rmsnorm.specification.call import Axis, Call, without_none
+from rmsnorm.specification.absent import without_none
+from rmsnorm.specification.call import Axis, Call
 from rmsnorm.specification.interface import dy_and_dh, forward_of, gradients_of, unknown_argument
 from rmsnorm.specification.variants import Preset, Variant
 

@@ -25,7 +25,8 @@ from rmsnorm.flax_impl.gate import Operands, Pair
 from rmsnorm.flax_impl.operations import Across, elementwise, gain, may_leave_range, statistic
 from rmsnorm.flax_impl.private import Primitive, ad, batching, mlir
 from rmsnorm.flax_impl.rounding import convert, double, excess, exponent_of, times_two_to, with_x64, zero_outside
-from rmsnorm.specification.call import Call, filled, without_none
+from rmsnorm.specification.absent import filled, without_none
+from rmsnorm.specification.call import Call
 
 Present: TypeAlias = tuple[bool | None, ...]  # True for each of the ``Operands`` that there is, else None
 Wanted: TypeAlias = tuple[str | None, ...]  # dtypes of dx, dscale, dbias and dgate; None for what is not computed

@@ -22,8 +22,8 @@ from rmsnorm.cpu.prepared import Options, prepare
 from rmsnorm.flax_impl.functional import arrays, forward
 from rmsnorm.flax_impl.operations import Across
 from rmsnorm.specification import errors
-from rmsnorm.specification.call import check_axis
 from rmsnorm.specification.interface import constructor
+from rmsnorm.specification.resolve import check_axis
 from rmsnorm.specification.variants import Preset, Variant, derive
 
 # By the offset of the gain. Flax 0.11 keeps the function: these are equal in every layer, and pickle knows them.

@@ -163,7 +163,8 @@ def settings(
     ``step``: from one row of x to the next, if there is a gap between them.
 
     Example:
-        >>> from rmsnorm.specification.call import Spec, resolve
+        >>> from rmsnorm.specification.call import Spec
+        >>> from rmsnorm.specification.resolve import resolve
         >>> from rmsnorm.specification.variants import Variant
         >>> call = resolve("rms_norm", Spec((64, 128), "float16"), variant=Variant.get("standard"))
         >>> settings("add_up", call, sum_tiles(8192), ("float16", None)).arguments

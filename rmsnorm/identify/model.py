@@ -10,7 +10,8 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from rmsnorm.accuracy.rounding import cast, rounded
-from rmsnorm.specification.call import Call, Spec, resolve
+from rmsnorm.specification.call import Call, Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets.bridges import Array
 

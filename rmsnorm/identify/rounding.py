@@ -13,7 +13,8 @@ from rmsnorm.accuracy.rounding import rounded
 from rmsnorm.identify.model import Model, Stages
 from rmsnorm.identify.probe import Answer, Probe
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import ResultDtype, Rounding, Variant
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError

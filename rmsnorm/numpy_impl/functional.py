@@ -35,8 +35,9 @@ from rmsnorm.numpy_impl.arithmetic import (
 from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
 from rmsnorm.numpy_impl.gate import factor, slope
 from rmsnorm.specification import errors
-from rmsnorm.specification.call import Axis, Call, Spec, resolve, three_of
+from rmsnorm.specification.call import Axis, Call, Spec
 from rmsnorm.specification.interface import dy_and_dh, forward_of, gradients_of, unknown_argument
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Preset, Variant, derive
 
 ArrayLike: TypeAlias = Any  # what np.asarray takes
@@ -255,8 +256,8 @@ def rms_norm_jvp(
     """
     if unknown:
         raise unknown_argument("rms_norm_jvp", rms_norm_jvp, unknown)
-    x, scale, bias = three_of("primals", primals)
-    dx, dscale, dbias = three_of("tangents", tangents)
+    x, scale, bias = _three_of("primals", primals)
+    dx, dscale, dbias = _three_of("tangents", tangents)
     x, scale, bias, mask, residual, gate, dx, dscale, dbias = arrays(
         "rms_norm_jvp",
         x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dx=dx, dscale=dscale, dbias=dbias,
@@ -312,6 +313,13 @@ def _rounded(terms: Scaled, dtype: str) -> Array:
 def _empty(rows: Rows) -> Scaled:
     hi, lo = np.empty((2, rows.count, rows.n))
     return DoubleDouble(hi, lo), np.zeros((rows.count, rows.n), np.int64)
+
+
+def _three_of(name: str, values: Sequence[Any]) -> list[Any]:
+    """The primals or tangents of rms_norm_jvp: x, scale and bias, or their tangents; None for what is left out."""
+    if not isinstance(values, Sequence) or not 1 <= len(values) <= 3:
+        raise errors.wrong_type("rms_norm_jvp", name, values, "(x, scale, bias)", "leave trailing ones out or None")
+    return [*values, None, None][:3]
 
 
 def arrays(op: str, **values: Any) -> list[Any]:

@@ -18,8 +18,9 @@ import numpy as np
 from rmsnorm.numpy_impl.arithmetic import Scaled, product_of, scaled, statistic, sum_of
 from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
 from rmsnorm.specification import dtypes, errors
-from rmsnorm.specification.call import Call, Spec, resolve
+from rmsnorm.specification.call import Call, Spec
 from rmsnorm.specification.quantisation import FORMATS, Quantisation, get_quantisation
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Variant, check_eps
 
 _BLOCK: Final = 2**15  # elements: the temporaries of a block of rows stay in cache

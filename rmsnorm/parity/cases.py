@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from rmsnorm.parity.values import gate_of, signed, tangent_of, values_of
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Axis, Call, Spec, resolve
+from rmsnorm.specification.call import Axis, Call, Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import (
     CHOICES,
     PRESETS,

@@ -20,7 +20,8 @@ from rmsnorm.parity.cases import Array, Case, Data
 from rmsnorm.parity.equations import Steps
 from rmsnorm.parity.judge import expect
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Variant
 
 FORMAT: Final = 1

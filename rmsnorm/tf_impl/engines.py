@@ -10,7 +10,8 @@ from typing import Any, Final
 import tensorflow as tf
 
 from rmsnorm.cpu.prepared import Prepared
-from rmsnorm.specification.call import Call, filled, without_none
+from rmsnorm.specification.absent import filled, without_none
+from rmsnorm.specification.call import Call
 from rmsnorm.tf_impl import graph, kernels, operations
 from rmsnorm.tf_impl.private import is_recording, record_gradient
 

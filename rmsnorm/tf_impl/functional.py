@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from rmsnorm.cpu.prepared import Options, Prepared, prepare
 from rmsnorm.specification import errors
-from rmsnorm.specification.call import Axis, Spec, without_none
+from rmsnorm.specification.absent import without_none
+from rmsnorm.specification.call import Axis, Spec
 from rmsnorm.specification.interface import dy_and_dh, forward_of, gradients_of, unknown_argument
 from rmsnorm.specification.variants import Preset, Variant
 from rmsnorm.tf_impl import engines

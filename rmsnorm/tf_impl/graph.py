@@ -29,7 +29,8 @@ from uuid import uuid4
 import tensorflow as tf
 
 from rmsnorm.specification import environment
-from rmsnorm.specification.call import Call, filled, without_none
+from rmsnorm.specification.absent import filled, without_none
+from rmsnorm.specification.call import Call
 from rmsnorm.specification.dtypes import promote
 from rmsnorm.tf_impl import operations, portable, private
 from rmsnorm.tf_impl.rounding import cast

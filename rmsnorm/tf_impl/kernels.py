@@ -11,7 +11,8 @@ import tensorflow as tf
 from rmsnorm.cpu.prepared import Prepared
 from rmsnorm.cpu.rows import mask_steps, moved, moved_back, with_all_axes
 from rmsnorm.cpu.threads import own_threads
-from rmsnorm.specification.call import Call, filled, without_none
+from rmsnorm.specification.absent import filled, without_none
+from rmsnorm.specification.call import Call
 from rmsnorm.tf_impl.private import numbers
 
 

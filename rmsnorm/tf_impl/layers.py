@@ -13,9 +13,10 @@ import keras
 
 from rmsnorm.specification import dtypes as formats
 from rmsnorm.specification import errors
-from rmsnorm.specification.call import Axis, Call, Spec, check_axis, resolve
+from rmsnorm.specification.call import Axis, Call, Spec
 from rmsnorm.specification.frameworks import FRAMEWORKS
 from rmsnorm.specification.interface import SIZES, check_arguments
+from rmsnorm.specification.resolve import check_axis, resolve
 from rmsnorm.specification.variants import PRESETS, Preset, Variant, derive, get_variant
 from rmsnorm.tf_impl import portable
 

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from rmsnorm.specification.call import Axis, Call, Spec, resolve
+from rmsnorm.specification.call import Axis, Call, Spec
 from rmsnorm.specification.dtypes import promote
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import CLAMPED, Variant
 
 

@@ -54,7 +54,8 @@ class RMSNormFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None = None, _: Any = None) -> tuple[Any, ...]:
         run, bias, dtypes = ctx.known
         h, scale, *more, inverse_rms = ctx.saved_tensors
-        if not more and not torch.is_grad_enabled() and not has_tangents() and run.is_readable(dy):
+        is_plain = not more and isinstance(run, Kept) and not torch.is_grad_enabled() and not has_tangents()
+        if is_plain and run.is_readable(dy):
             needed = ctx.needs_input_grad[1:]
             dx, dscale, dbias, _ = run.backward(needed, dy, None, h, scale, bias, None, None, inverse_rms)
             return None, dx if h.is_contiguous() else laid_out(dx, h), dscale, dbias
@@ -67,13 +68,7 @@ class RMSNormFunction(torch.autograd.Function):
         gradients: Gradients = (dh, None, None, None)
         if dy is not None:
             one_dtype = residual is None or (residual is x and run.rows.x == run.rows.sum)
-            arrays = dy, dh, h, scale, bias, mask, gate, inverse_rms
-            if one_dtype and not torch.is_grad_enabled() and not has_tangents() and run.is_readable(dy, dh):
-                gradients = run.backward(needed, *arrays)  # and nobody else sees it
-                if not h.is_contiguous():
-                    gradients = laid_out(gradients[0], h), *gradients[1:]
-            else:
-                gradients = _gradients(run, one_dtype, needed, *arrays)
+            gradients = _gradients(run, one_dtype, needed, dy, dh, h, scale, bias, mask, gate, inverse_rms)
         dx, dscale, dbias, dgate = (d if need else None for d, need in zip(gradients, needed, strict=True))
         results = None, _to(dx, x) if needs_x else None, dscale, dbias
         return (*results, _to(dx, residual) if needs_residual else None, None, dgate, None) if others else results
@@ -106,7 +101,11 @@ def _gradients(
 
     ``one_dtype``: that of the residual, if there is one, is that of x.
     """
-    if isinstance(run, operators.Node) or (
+    is_differentiable = is_differentiated(dy, dh, h, scale, gate)
+    is_plain = one_dtype and not is_differentiable and not is_transformed()
+    if isinstance(run, Kept) and is_plain and run.is_readable(dy, dh):
+        dx, *others = run.backward(needed, dy, dh, h, scale, bias, mask, gate, inverse_rms)
+    elif isinstance(run, operators.Node) or (
         one_dtype
         and run.rows.has_last_axes
         and is_watched()
@@ -114,12 +113,9 @@ def _gradients(
     ):
         arguments = run.arguments if isinstance(run, operators.Node) else operators.arguments_of(run.rows)
         dx, *others = operators.backward(arguments, dy, h, scale, bias, mask, inverse_rms, dh, gate)
-    elif is_transformed() or is_differentiated(dy, dh, h, scale, gate) or not one_dtype or not run.is_readable(dy, dh):
-        # a second derivative goes through 1 / rho
-        known = None if is_differentiated(h, gate) else inverse_rms
+    else:  # a second derivative goes through 1 / rho
+        known = None if is_differentiable and is_differentiated(h, gate) else inverse_rms
         dx, *others = operations.gradients(run.rows, dy, h, scale, bias, mask, dh, gate, known)
-    else:
-        dx, *others = run.backward(needed, dy, dh, h, scale, bias, mask, gate, inverse_rms)
     return laid_out(dx, h), *others
 
 

@@ -32,10 +32,6 @@ class Plain(NamedTuple):
 
     rows: Call
 
-    @staticmethod
-    def is_readable(*tensors: Tensor | None) -> bool:
-        return False
-
     def forward(
         self, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
         mask: Tensor | None, gate: Tensor | None,

@@ -23,7 +23,7 @@ from rmsnorm.cpu.rows import axes_last
 from rmsnorm.specification import text as texts
 from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl import gpu, inductor, private
-from rmsnorm.torch_impl.kernels import ALL, Plain, run_of
+from rmsnorm.torch_impl.kernels import ALL, Kept, Plain, run_of
 from rmsnorm.torch_impl.memory import is_plain, moved, moved_back
 from rmsnorm.torch_impl.private import constant, is_differentiated, untraced
 from rmsnorm.torch_impl.rounding import dtype_name, straight_through
@@ -88,10 +88,6 @@ class Node(NamedTuple):
         text, k = self.arguments
         return texts.call_of(text, self.shape, self.dtype, k)
 
-    @staticmethod
-    def is_readable(*tensors: Tensor | None) -> bool:
-        return False
-
     def forward(
         self, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, *others: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -144,7 +140,7 @@ def _run_backward(
     mask: Tensor | None, gate: Tensor | None, *text: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     run = _run_of(h, scale, bias, gate, *text)
-    if not run.is_readable(dy, dh):
+    if isinstance(run, Kept) and not run.is_readable(dy, dh):
         run = Plain(run.rows)
     return in_order(h, *run.backward(ALL, dy, dh, h, scale, bias, mask, gate, inverse_rms))
 
@@ -217,33 +213,8 @@ def _gradients_by_operations(
     return in_order(h, *Plain(call).backward(ALL, dy, dh, h, scale, bias, mask, gate, None))
 
 
-class _Backward(torch.autograd.Function):
-    """The operator with the derivatives of plain operations, which also go through 1 / rho."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        *tensors, text, k = arguments
-        ctx.text = text, k
-        ctx.save_for_backward(*tensors)
-        with private.below_autograd():
-            return _backward(*arguments)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-        tensors = dict(enumerate(ctx.saved_tensors))
-        indices = [i for i, t in tensors.items() if t is not None and t.is_floating_point()]
-
-        def gradients(*primals: Tensor) -> Any:
-            return _plain_backward(*(tensors | dict(zip(indices, primals, strict=True))).values(), *ctx.text)
-
-        _, pull_back = torch.func.vjp(gradients, *(tensors[i] for i in indices))
-        results = dict(zip(indices, pull_back(cotangents), strict=True))
-        return *map(results.get, tensors), None, None
-
-
 def _differentiable_backward(*arguments: Any) -> Any:
-    if not private.has_tangents():
-        return _Backward.apply(*arguments)
+    """The operator's values with the derivatives of plain operations, which also go through 1 / rho."""
     with private.below_autograd():
         values = _backward(*arguments)
     return tuple(map(straight_through, values, _plain_backward(*arguments)))

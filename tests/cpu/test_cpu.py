@@ -19,7 +19,8 @@ from rmsnorm.numpy_impl.double_double import DoubleDouble
 from rmsnorm.parity import judge
 from rmsnorm.parity.cases import CASES, make, select
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Variant
 
 if not cpu.is_available():

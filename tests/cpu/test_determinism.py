@@ -14,7 +14,8 @@ from rmsnorm.identify.batches import dependences
 from rmsnorm.identify.findings import Findings
 from rmsnorm.identify.probe import open_probe
 from rmsnorm.parity.cases import make
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.targets import open_target
 
 VARIANTS = ["standard", "llama"]

@@ -29,7 +29,8 @@ from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.flax_impl import RMSNorm, linen, rms_norm, rms_norm_vjp
 from rmsnorm.parity.judge import Expected, Outcome, compare
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import PRESETS
 
 ROWS, WIDTH = 16, 64  # on a device at least 8 rows or 16 columns: no part of x is as small as a row or a column of it

@@ -25,7 +25,8 @@ from rmsnorm.cpu.prepared import prepare  # noqa: E402
 from rmsnorm.flax_impl import engines, kernels, rms_norm, rms_norm_vjp  # noqa: E402
 from rmsnorm.flax_impl.engines import Engine  # noqa: E402
 from rmsnorm.flax_impl.private import enable_x64  # noqa: E402
-from rmsnorm.specification.call import Spec, resolve  # noqa: E402
+from rmsnorm.specification.call import Spec  # noqa: E402
+from rmsnorm.specification.resolve import resolve  # noqa: E402
 from rmsnorm.specification.variants import Variant  # noqa: E402
 
 if not cpu.is_available() or jax.default_backend() != "cpu":

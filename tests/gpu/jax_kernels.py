@@ -19,7 +19,8 @@ from rmsnorm import numpy_impl  # noqa: E402
 from rmsnorm.flax_impl import gpu, kernels  # noqa: E402
 from rmsnorm.flax_impl.gate import Operands  # noqa: E402
 from rmsnorm.gpu import plan  # noqa: E402
-from rmsnorm.specification.call import Spec, resolve  # noqa: E402
+from rmsnorm.specification.call import Spec  # noqa: E402
+from rmsnorm.specification.resolve import resolve  # noqa: E402
 from rmsnorm.specification.variants import Variant  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of infinite numbers in the interpreter

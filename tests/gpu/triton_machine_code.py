@@ -12,7 +12,8 @@ from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
 import rmsnorm.gpu
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Variant
 from rmsnorm.torch_impl import gpu, kernels
 

@@ -12,7 +12,8 @@ from rmsnorm import Variant
 from rmsnorm.identify import Target, identify
 from rmsnorm.parity.cases import CASES, make
 from rmsnorm.parity.equations import candidate
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.targets.bridges import NumPy
 
 _PLAIN = make(CASES[0], "standard", "float64")

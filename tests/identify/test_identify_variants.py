@@ -16,7 +16,8 @@ from rmsnorm import Variant
 from rmsnorm.identify import Target, identify
 from rmsnorm.numpy_impl import fast, rms_norm, rms_norm_vjp
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.targets.bridges import NumPy
 
 COUNT = int(os.environ.get("RMSNORM_IDENTIFY_VARIANTS", "120"))

@@ -21,7 +21,8 @@ from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.parity.cases import make, select
 from rmsnorm.parity.judge import Expected, Outcome, compare, expect
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install '.[onnx]'")
 ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed; pip install '.[onnx]'")

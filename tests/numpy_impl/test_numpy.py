@@ -17,7 +17,8 @@ from programs import finished
 from rmsnorm import PRESETS, cpu, numpy_impl
 from rmsnorm.numpy_impl import fast
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", [numpy_impl, fast], ids=["golden", "fast"])
 NAMES = ("dy", "x", "scale", "bias", "residual", "dh", "mask")

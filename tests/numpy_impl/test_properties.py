@@ -21,7 +21,8 @@ from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.parity.cases import Case, Data
 from rmsnorm.parity.judge import golden, judge
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # from forward_ad
 PROFILE = settings(

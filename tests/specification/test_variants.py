@@ -15,7 +15,8 @@ import pytest
 
 from rmsnorm import PRESETS, Variant
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Preset, derive
 
 # eps, its place, rounding, offset, bias, rounding of partial, dtype of y, name of the gain

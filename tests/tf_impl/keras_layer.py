@@ -25,7 +25,8 @@ from keras_configurations import CONFIGURATIONS, filled, normal
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.bounds import bound
 from rmsnorm.accuracy.terms import term_sizes
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.tf_impl import RMSNormalization
 
 BACKEND = keras.backend.backend()

@@ -12,7 +12,8 @@ import pytest
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.bounds import bound
 from rmsnorm.accuracy.terms import term_sizes
-from rmsnorm.specification.call import Spec, resolve
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import PRESETS
 
 tf = pytest.importorskip("tensorflow")

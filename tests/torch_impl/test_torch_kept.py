@@ -127,7 +127,8 @@ def test_an_operator_without_kernels_has_the_strides_that_it_promised(monkeypatc
 def test_a_switch_for_the_gpu_counts_from_when_it_is_set(monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
     """Also for a call whose launch was made before."""
     from rmsnorm import gpu
-    from rmsnorm.specification.call import Spec, resolve
+    from rmsnorm.specification.call import Spec
+    from rmsnorm.specification.resolve import resolve
     from rmsnorm.specification.variants import Variant
     from rmsnorm.torch_impl import gpu as rows
     from rmsnorm.torch_impl import kernels

@@ -22,7 +22,8 @@ from rmsnorm.identify.layout import find_axes, parameters, size_of_gain
 from rmsnorm.identify.solve import identify_opened
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Call, Spec, resolve
+from rmsnorm.specification.call import Call, Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.targets.arguments import argument_named
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import random_state_kept

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rmsnorm.specification import dtypes, errors
-from rmsnorm.specification.call import Axis, Spec, resolve
+from rmsnorm.specification.call import Axis, Spec
+from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import derive
 
 Array: TypeAlias = npt.NDArray[np.float64]
