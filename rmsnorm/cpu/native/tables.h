@@ -1,6 +1,6 @@
-// f(z) of gates of 16 bits, which have 65,536 numbers, from tables: that takes a third of the time of an exponential.
+// f(z) of gates of 16 bits, which have 65,536 numbers, from tables: that takes a third of the time of an exponential, or less.
 //
-// A table holds what gate.h computes. It is filled where it is first needed, in a fifth of a millisecond.
+// A table holds what gate.h computes. It is filled where it is first needed.
 #pragma once
 
 #include "gate.h"
