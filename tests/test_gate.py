@@ -183,6 +183,32 @@ def test_kernels_have_the_bits_of_the_golden_with_all_options(dtype, position, f
         assert np.array_equal(ours, golden)
 
 
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, where a NaN is cast
+@pytest.mark.sample(4)
+def test_kernels_have_the_bits_of_the_golden_for_every_gate_of_16_bits(dtype, position, function, monkeypatch):
+    """The kernels read f(z) of these from tables.
+
+    h / rho is not rounded before the gate: its product with an f(z) next to a number of few bits is next to a tie.
+    """
+    pytest.importorskip("rmsnorm.cpu._native")
+    monkeypatch.setattr(fast, "golden", None)
+    random = np.random.default_rng(3)
+    numbers = np.arange(0x10000, dtype=np.uint16).view(dtype)
+    z = numbers[np.argsort(numbers.astype(np.float64), kind="stable")].reshape(-1, 64)
+    for width in ("float32", dtype):
+        x, dy = (random.normal(size=z.shape).astype(width) for _ in range(2))
+        x[::7, ::3] = 0
+        options = {"variant": gated("standard", function, position), "gate": z}
+        gain = random.normal(size=64).astype(width)
+        want = [*numpy_impl.rms_norm(x, gain, return_inverse_rms=True, **options)]
+        want += numpy_impl.rms_norm_vjp(dy, x, gain, **options)
+        for ours, golden in zip(_kernels_of_numpy(dy, x, gain, **options), want, strict=True):
+            assert golden is None or np.array_equal(ours, golden, equal_nan=True)
+
+
 @pytest.mark.parametrize("result", ["x", "promote", "scale", "half_scale", "promote_first"])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_gradient_of_the_gate_has_the_gain_that_y_rounds(function, result, monkeypatch):

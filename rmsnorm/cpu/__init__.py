@@ -12,7 +12,8 @@ The kernels are in native/, which the build compiles into the module _native:
     lanes, formats      eight numbers at a time; the four formats
     residual, statistic h = x + residual, and rho
     forward, backward   the passes; single is the part of both in float32 arithmetic, cancelled what is computed again
-    general, row, gate  rows with masks, gates or float64
+    general, row        rows with masks or float64, or whose squares leave the range
+    gate, gated, tables rows with a gate
     driver, threads     rows shared out among threads
     python, xla         the doors
 """

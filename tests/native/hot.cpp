@@ -17,6 +17,8 @@ template bool gradients_of_row<f32, f32>(
 template bool gradients_of_row<bf16, bf16>(
     const Call&, const Group&, bool, const Words*, const Words*, const Words*, double, Words*);
 template void multiply_by_gate<f32>(const Call&, const float*, const std::byte*, double*);
+template void multiply_by_gate<bf16>(const Call&, const Words*, const std::byte*, double*);
 template void fill_product<f32>(const Call&, const double*, const std::byte*, float*);
+template void fill_wide<true>(const Call&, const Group&, const double*, Quotient, Words*);
 
 }  // namespace rmsnorm::RMSNORM_LEVEL

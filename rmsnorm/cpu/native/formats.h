@@ -284,6 +284,17 @@ RMSNORM_INLINE void store(Stored<F>* to, const D& d) {
                 return;
             }
 #endif
+#if defined(__AVX2__) && !defined(__AVX512F__)
+            if constexpr (F == Format::bf16) {  // both halves at once
+                Unsigned word = (Unsigned)joined(single), size = word & 0x7fffffff;
+                if (any((Word)(((word & 0xffff) == 0x8000) | (size > 0x7f800000)))) [[unlikely]] {
+                    for (int i = 0; i < parts; ++i) single[i] = rounded_again<F>(d.part[i]);
+                } else {
+                    split((__m256)(word + 0x7fff + ((word >> 16) & 1)), single);
+                }
+                return store_exact<F>(to, single);
+            }
+#endif
             HalfBits doubt{};
             for (auto& x : single) {
                 HalfNaturals word = (HalfNaturals)x, size = word & 0x7fffffff;

@@ -5,8 +5,8 @@
 #pragma once
 
 #include "forward.h"
-#include "gate.h"
 #include "row.h"
+#include "tables.h"
 
 namespace rmsnorm::RMSNORM_LEVEL {
 
@@ -42,13 +42,73 @@ inline void fill_gated(
     by_registers(c.n, compute, again);
 }
 
+// Two registers of float64 as one of float32.
+RMSNORM_INLINE Float to_singles(Part low, Part high) {
+    HalfPart a = to_single(low), b = to_single(high);
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+#elif defined(__AVX2__)
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7);
+#else
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3);
+#endif
+}
+
+// A row of y in bfloat16, of h in float64, in float32 arithmetic; see single.h. With BEFORE h / rho is rounded to bfloat16 first.
+template <bool BEFORE>
+[[gnu::noinline]] void fill_wide(const Call& c, const Group& p, const double* h, Quotient q, std::uint16_t* y) {
+    constexpr int units = forward_units + 1;  // h is rounded, too
+    Float inverse = all_singles(static_cast<float>(1 / q.rho));
+    auto again = [=, &c, gain = p.gain](std::int64_t from, std::int64_t to) {
+        fill<Format::f64, Format::bf16>(c, h + from, gain + from, nullptr, q, y + from, 0, to - from);
+    };
+    auto compute = [=, gain32 = p.single](std::int64_t j) RMSNORM_BODY {
+        Part low, high;
+        std::memcpy(&low, h + j, sizeof low);
+        std::memcpy(&high, h + j + native, sizeof high);
+        Float g, v = to_singles(low, high) * inverse;
+        std::memcpy(&g, gain32 + j, sizeof g);
+        Word doubt = is_tiny_or_zero(v);
+        if constexpr (BEFORE) {
+            doubt |= is_near(v, units);
+            v = to_bf16(v) * g;  // exact, or rounded as the variant says
+        } else {
+            v *= g;
+            doubt |= is_near(v, units);
+        }
+        store_singles<Format::bf16>(y + j, v);
+        doubt |= is_tiny(v);
+        if (any(doubt)) [[unlikely]] {  // of zeros there is none
+            Part one = all(1.0), none{};
+            Word zero = to_singles(choose(low == 0.0, one, none), choose(high == 0.0, one, none)) == 1.0f;
+            if (any(doubt & ~zero)) call_rarely(again, j, j + singles);
+        }
+    };
+    by_registers(c.n, compute, again);
+}
+
+// A row of y, of h = x f(z) in float64.
+template <Format Y>
+inline void row_of_wide_h(const Call& c, const Group& p, bool are_moderate, const double* h, double rho, Stored<Y>* y) {
+    Quotient q(rho, c.scale != Format::f64);
+    if constexpr (Y == Format::bf16) {
+        bool is_exact = c.product != Format::f64 && needs_singles(c, false);
+        if (is_exact && !p.bias && are_moderate && 0x1p-20 < rho && rho < 0x1p20 && c.k == c.n) {
+            if (c.norm == Format::bf16) return fill_wide<true>(c, p, h, q, y);
+            if (c.norm == Format::none) return fill_wide<false>(c, p, h, q, y);
+        }
+    }
+    fill<Format::f64, Y>(c, h, p.gain, p.bias, q, y, 0, c.n);
+}
+
 // A row of n f(z).
 template <Format Y>
 [[gnu::noinline]] void fill_product(const Call& c, const double* norm, const std::byte* gates, Stored<Y>* y) {
     with_format(c.gate, [=, &c]<Format Z>() {
-        const Stored<Z>* z = as<Stored<Z>>(gates);
+        auto own = gates_with_divisors<Z>(gates);
         by_eights(c.n, [=, function = c.function](std::int64_t j, auto count) RMSNORM_BODY {
-            store<Y>(y + j, gated(function, load<Format::f64>(norm + j, count), load<Z>(z + j, count)), count);
+            D z = load<Z>(own.z + j, count);
+            store<Y>(y + j, gated(function, load<Format::f64>(norm + j, count), z, own.divisors(j, count, z)), count);
         });
     });
 }
@@ -78,21 +138,50 @@ inline void row_of_gated_y(
 template <Format X>
 [[gnu::noinline]] void multiply_by_gate(const Call& c, const Stored<X>* x, const std::byte* gates, double* h) {
     with_format(c.gate, [=, &c]<Format Z>() {
-        const Stored<Z>* z = as<Stored<Z>>(gates);
+        auto own = gates_with_divisors<Z>(gates);
         by_eights(c.n, [=, function = c.function](std::int64_t j, auto count) RMSNORM_BODY {
-            store<Format::f64>(h + j, gated(function, load<X>(x + j, count), load<Z>(z + j, count)), count);
+            D z = load<Z>(own.z + j, count);
+            store<Format::f64>(h + j, gated(function, load<X>(x + j, count), z, own.divisors(j, count, z)), count);
         });
     });
 }
 
-// f(z) and, if `slope` is not null, f'(z) of a row. A loop of its own: the constants of the exponential fill the registers.
+// f(z) and, if `slope` is not null, f'(z) of a row.
 [[gnu::noinline]] inline void factors(const Call& c, const std::byte* gates, double* f, double* slope) {
     with_format(c.gate, [=, &c]<Format Z>() {
-        const Stored<Z>* z = as<Stored<Z>>(gates);
+        auto own = gates_with_factors<Z>(c.function, gates);
         by_eights(c.n, [=, function = c.function](std::int64_t j, auto count) RMSNORM_BODY {
             D steep;
-            store<Format::f64>(f + j, factor(function, load<Z>(z + j, count), slope ? &steep : nullptr), count);
+            store<Format::f64>(f + j, own.factors(function, j, count, steep), count);
             if (slope) store<Format::f64>(slope + j, steep, count);
+        });
+    });
+}
+
+// h = x f(z) of a row, f(z) and f'(z).
+[[gnu::noinline]] inline void multiply_by_factors(
+    const Call& c, const double* x, const std::byte* gates, double* h, double* f, double* slope) {
+    with_format(c.gate, [=, &c]<Format Z>() {
+        auto own = gates_with_factors<Z>(c.function, gates);
+        by_eights(c.n, [=, function = c.function](std::int64_t j, auto count) RMSNORM_BODY {
+            D steep, factor = own.factors(function, j, count, steep);
+            store<Format::f64>(h + j, load<Format::f64>(x + j, count) * factor, count);
+            store<Format::f64>(f + j, factor, count);
+            store<Format::f64>(slope + j, steep, count);
+        });
+    });
+}
+
+// dgate = n dy f'(z) of a row, and dy f(z) in place of dy.
+[[gnu::noinline]] inline void gradients_beside_norm(
+    const Call& c, const double* norm, const std::byte* gates, double* dy, std::byte* dgate) {
+    with_format(c.gate, [=, &c]<Format Z>() {
+        auto own = gates_with_factors<Z>(c.function, gates);
+        by_eights(c.n, [=, function = c.function](std::int64_t j, auto count) RMSNORM_BODY {
+            D steep, factor = own.factors(function, j, count, steep), v = load<Format::f64>(dy + j, count);
+            D product = load<Format::f64>(norm + j, count) * v * steep;
+            store<Z>(as<Stored<Z>>(dgate) + j, product + all_lanes(0.0), count);  // a zero becomes +0
+            store<Format::f64>(dy + j, v * factor, count);
         });
     });
 }

@@ -112,15 +112,18 @@ inline std::pair<int, int> take_powers(const Call& c, double* v, const double*& 
     return {a, b};
 }
 
-// Writes the i-th row of dx + dh. `other` has room for dh.
-inline void store_dx(const Call& c, const Backward& a, std::int64_t i, double* dx, double* other) {
-    std::int64_t bytes = c.n * size_of(c.x);
-    if (a.dh) {
-        load_any(c.x, a.dh + i * bytes, other, c.n);
-        for (std::int64_t j = 0; j < c.n; ++j) dx[j] += other[j];
-    }
-    for (std::int64_t j = 0; j < c.n; ++j) dx[j] += 0.0;  // a zero becomes +0
-    store_any(c.x, a.dx + i * bytes, dx, c.n);
+// Writes the i-th row of dx + dh, of which dx is multiplied by f first, if that is not null.
+inline void store_dx(const Call& c, const Backward& a, std::int64_t i, const double* dx, const double* f = nullptr) {
+    with_format(c.x, [=, &c, &a]<Format X>() {
+        Stored<X>* to = as<Stored<X>>(a.dx) + i * c.n;
+        const Stored<X>* dh = a.dh ? as<Stored<X>>(a.dh) + i * c.n : nullptr;
+        by_eights(c.n, [=](std::int64_t j, auto count) RMSNORM_BODY {
+            D v = load<Format::f64>(dx + j, count);
+            if (f) v = v * load<Format::f64>(f + j, count);
+            if (dh) v = v + load<X>(dh + j, count);
+            store<X>(to + j, v + all_lanes(0.0), count);  // a zero becomes +0
+        });
+    });
 }
 
 constexpr double may_cancel = 0x1p-16;  // here rows are not tested for being along h
@@ -209,7 +212,7 @@ inline bool backward_general(
         } else if (row.shift) {
             for (std::int64_t j = 0; j < n; ++j) dx[j] = std::ldexp(dx[j], row.shift);
         }
-        if (a.dx) store_dx(c, a, i, dx, v);
+        if (a.dx) store_dx(c, a, i, dx);
     }
     return true;
 }

@@ -41,8 +41,7 @@ bool forward_plain(const Call& c, const Forward& a, const double* parameters, st
             std::int64_t i = start + b;
             Stored<Y>* y = as<Stored<Y>>(a.y) + i * n;
             if (c.gate_before) {
-                const Group& p = groups.at(i);
-                fill<Format::f64, Y>(c, memory.get() + b * n, p.gain, p.bias, Quotient(rho[b], c.scale != Format::f64), y, 0, n);
+                row_of_wide_h<Y>(c, groups.at(i), groups.are_moderate(), memory.get() + b * n, rho[b], y);
             } else if (a.gate) {
                 const std::byte* gate = a.gate + place(c, i, a.gate_step, n * size_of(c.gate));
                 row_of_gated_y<X, Y>(c, groups.at(i), groups.are_moderate(), rows[b], rho[b], gate, memory.get(), y);
@@ -137,6 +136,22 @@ bool backward_plain(
     return succeeds;
 }
 
+// y of a row before its gate, as the variant rounds it. `x` is `row` in float64, `gains` has room for a row.
+inline void norm_of_row(
+    const Call& c, const Group& group, bool are_moderate, const std::byte* row, const double* x, double rho, double* gains,
+    double* norm) {
+    auto by_singles = [&]<Format X>() {
+        Stored<X>* y = reinterpret_cast<Stored<X>*>(gains);
+        row_of_y<X, X>(c, group, are_moderate, as<Stored<X>>(row), rho, y);
+        load_any(X, reinterpret_cast<const std::byte*>(y), norm, c.n);
+    };
+    bool is_rounded = c.norm != Format::none && c.product == c.x && c.y == c.x && c.offset == 0;
+    if (is_rounded && c.x == Format::bf16) return by_singles.template operator()<Format::bf16>();
+    if (is_rounded && c.x == Format::f16) return by_singles.template operator()<Format::f16>();
+    constexpr Format W = Format::f64;
+    fill<W, W>(c, x, gains_of_y(c, group.gain, gains), group.bias, Quotient(rho, true), norm, 0, c.n);
+}
+
 // The same with a gate. A row is read to float64 once.
 inline bool backward_gated(
     const Call& c, const Backward& a, const double* parameters, double* sums, std::int64_t first, std::int64_t last) {
@@ -149,13 +164,14 @@ inline bool backward_gated(
     bool needs_dx = a.dx || (a.dgate && c.gate_before), succeeds = true;
     for (std::int64_t i = first * c.groups; i < last * c.groups; ++i) {
         const Group& group = groups.at(i);
-        load_any(c.x, a.h + place(c, i, a.h_step, x_bytes), x, n);
+        const std::byte* row = a.h + place(c, i, a.h_step, x_bytes);
+        load_any(c.x, row, x, n);
         load_any(c.y, a.dy + i * n * size_of(c.y), v, n);
-        factors(c, a.gate + place(c, i, a.gate_step, gate_bytes), f, a.dgate ? slope : nullptr);
+        const std::byte* gate = a.gate + place(c, i, a.gate_step, gate_bytes);
         double* h = x;
         if (c.gate_before) {
             h = other;
-            for (std::int64_t j = 0; j < n; ++j) h[j] = x[j] * f[j];
+            multiply_by_factors(c, x, gate, h, f, slope);
         }
         double q = sum_of_squares<W>(h, c.k) / static_cast<double>(c.k), rho = rho_of(c, q, c.k);
         if (c.gate_before && may_have_left(c, q)) {
@@ -163,20 +179,17 @@ inline bool backward_gated(
             continue;
         }
         std::byte* dgate = a.dgate ? a.dgate + i * gate_bytes : nullptr;
-        if (!c.gate_before) {
-            if (dgate) {
-                fill<W, W>(c, x, gains_of_y(c, group.gain, other), group.bias, Quotient(rho, true), other, 0, n);
-                store_gradient(c.gate, other, v, slope, dgate, n);
-            }
+        if (!c.gate_before && dgate) {
+            norm_of_row(c, group, groups.are_moderate(), row, x, rho, slope, other);
+            gradients_beside_norm(c, other, gate, v, dgate);
+        } else if (!c.gate_before) {
+            factors(c, gate, f, nullptr);
             for (std::int64_t j = 0; j < n; ++j) v[j] *= f[j];
         }
         succeeds &= gradients_of_row<W, W>(c, group, groups.are_moderate(), h, v, nullptr, 1 / rho, needs_dx ? dx : nullptr);
         groups.add(i);
-        if (c.gate_before) {
-            if (dgate) store_gradient(c.gate, dx, x, slope, dgate, n);
-            for (std::int64_t j = 0; j < n && a.dx; ++j) dx[j] *= f[j];
-        }
-        if (a.dx) store_dx(c, a, i, dx, v);
+        if (c.gate_before && dgate) store_gradient(c.gate, dx, x, slope, dgate, n);
+        if (a.dx) store_dx(c, a, i, dx, c.gate_before ? f : nullptr);
     }
     return succeeds;
 }
