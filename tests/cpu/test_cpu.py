@@ -233,24 +233,44 @@ def test_many_elements(variant: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ["standard", "llama"])
-def test_where_float32_arithmetic_is_wrong(variant: str) -> None:
-    """Some bfloat16 elements are so near a tie that float32 arithmetic misses it. These are computed in float64."""
+def test_every_number_of_float16(variant: str) -> None:
+    """In rows of one size and of every size, with gains after which y is subnormal or infinite, too."""
+    numbers = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    numbers = np.sort(numbers[np.isfinite(numbers)])  # 62 rows of 1,024
+    x = np.concatenate([numbers.reshape(62, 1024), numbers.reshape(1024, 62).T])
     rng = np.random.default_rng(0)
-    x, dy = (rng.normal(size=(256, 2048)).astype("bfloat16") for _ in range(2))
-    scale = rng.normal(1, 0.3, 2048).astype("bfloat16")
+    for dtype in ("float16", "float32"):
+        scale = (rng.normal(size=1024) * 2.0 ** rng.integers(-16, 16, 1024)).clip(-6e4, 6e4).astype(dtype)
+        y = golden.rms_norm(x, scale, variant=variant)
+        if y.dtype == np.float16:
+            assert np.isinf(y).any()
+            assert ((y != 0) & (np.abs(y) < 2.0**-14)).any()
+        check_same(fast.rms_norm(x, scale, variant=variant), y, int(y.dtype == np.float32))
+        dy = (rng.normal(size=x.shape) * 2.0 ** rng.integers(-20, 4, (124, 1))).astype(y.dtype)
+        dx = golden.rms_norm_vjp(dy, x, scale, variant=variant)[0]
+        check_same(fast.rms_norm_vjp(dy, x, scale, variant=variant)[0], dx)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("variant", ["standard", "llama"])
+def test_where_float32_arithmetic_is_wrong(variant: str, dtype: str) -> None:
+    """Some elements are so near a tie that float32 arithmetic misses it. These are computed in float64."""
+    rng = np.random.default_rng(0)
+    x, dy = (rng.normal(size=(256, 2048)).astype(dtype) for _ in range(2))
+    scale = rng.normal(1, 0.3, 2048).astype(dtype)
     y = golden.rms_norm(x, scale, variant=variant)
     dx = golden.rms_norm_vjp(dy, x, scale, variant=variant)[0]
 
     wide_x, wide_dy, gain = (array.astype(np.float32) for array in (x, dy, scale))
     square = np.mean(wide_x.astype(np.float64) ** 2, 1, keepdims=True)
-    inverse_rms = (1 / np.sqrt(square + Variant.get(variant).eps_for("bfloat16"))).astype(np.float32)
+    inverse_rms = (1 / np.sqrt(square + Variant.get(variant).eps_for(dtype))).astype(np.float32)
     normalised = wide_x * inverse_rms
     if variant != "standard":
-        normalised = normalised.astype("bfloat16").astype(np.float32)
+        normalised = normalised.astype(dtype).astype(np.float32)
     share = np.mean(wide_dy.astype(np.float64) * gain * wide_x * inverse_rms, 1, keepdims=True).astype(np.float32)
     alone = [
-        (normalised * gain).astype("bfloat16"),
-        (inverse_rms * (wide_dy * gain - wide_x * inverse_rms * share)).astype("bfloat16"),
+        (normalised * gain).astype(dtype),
+        (inverse_rms * (wide_dy * gain - wide_x * inverse_rms * share)).astype(dtype),
     ]
     for got, want in zip(alone, (y, dx), strict=True):
         assert 0 < (got != want).sum() < 1e-3 * want.size

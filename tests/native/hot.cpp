@@ -4,18 +4,22 @@
 
 namespace rmsnorm::RMSNORM_LEVEL {
 
-using Words = std::uint16_t;
-constexpr Format bf16 = Format::bf16, f32 = Format::f32;
+using Short = std::uint16_t;
+constexpr Format f16 = Format::f16, bf16 = Format::bf16, f32 = Format::f32;
 
 template double sum_of_squares<f32>(const float*, std::int64_t);
-template double sum_of_squares<bf16>(const Words*, std::int64_t);
+template double sum_of_squares<bf16>(const Short*, std::int64_t);
+template double sum_of_squares<f16>(const Short*, std::int64_t);
 template void fill<f32, f32>(
     const Call&, const float*, const double*, const double*, Quotient, float*, std::int64_t, std::int64_t);
-template void row_of_y<bf16, bf16>(const Call&, const Group&, bool, const Words*, double, Words*);
+template void row_of_y<bf16, bf16>(const Call&, const Group&, bool, const Short*, double, Short*);
+template void row_of_y<f16, f16>(const Call&, const Group&, bool, const Short*, double, Short*);
 template bool gradients_of_row<f32, f32>(
     const Call&, const Group&, bool, const float*, const float*, const float*, double, float*);
 template bool gradients_of_row<bf16, bf16>(
-    const Call&, const Group&, bool, const Words*, const Words*, const Words*, double, Words*);
+    const Call&, const Group&, bool, const Short*, const Short*, const Short*, double, Short*);
+template bool gradients_of_row<f16, f16>(
+    const Call&, const Group&, bool, const Short*, const Short*, const Short*, double, Short*);
 template void multiply_by_gate<f32>(const Call&, const float*, const std::byte*, double*);
 template void multiply_by_gate<bf16>(const Call&, const Words*, const std::byte*, double*);
 template void fill_product<f32>(const Call&, const double*, const std::byte*, float*);

@@ -78,7 +78,8 @@ inline void fill_single(
     constexpr bool before = NORM != Format::none;
     double around = (before ? half_units_before : half_units) * 0x1p-24;
     Float inverse = all_singles(static_cast<float>(1 / q.rho));
-    Float less = all_singles(static_cast<float>((1 - around) / q.rho)), more = all_singles(static_cast<float>((1 + around) / q.rho));
+    Float less = all_singles(static_cast<float>((1 - around) / q.rho));
+    Float more = all_singles(static_cast<float>((1 + around) / q.rho));
     bool cuts = before && Y != NORM && c.product == NORM;
     auto again = [=, &c](std::int64_t from, std::int64_t to) { fill<X, Y>(c, h, gain, nullptr, q, y, from, to); };
     auto compute_f16 = [=](std::int64_t j) RMSNORM_BODY {
