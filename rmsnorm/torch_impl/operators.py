@@ -213,8 +213,33 @@ def _gradients_by_operations(
     return in_order(h, *Plain(call).backward(ALL, dy, dh, h, scale, bias, mask, gate, None))
 
 
+class _Backward(torch.autograd.Function):
+    """The operator with the derivatives of plain operations, which also go through 1 / rho."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        *tensors, text, k = arguments
+        ctx.text = text, k
+        ctx.save_for_backward(*tensors)
+        with private.below_autograd():
+            return _backward(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        tensors = dict(enumerate(ctx.saved_tensors))
+        indices = [i for i, t in tensors.items() if t is not None and t.is_floating_point()]
+
+        def gradients(*primals: Tensor) -> Any:
+            return _plain_backward(*(tensors | dict(zip(indices, primals, strict=True))).values(), *ctx.text)
+
+        _, pull_back = torch.func.vjp(gradients, *(tensors[i] for i in indices))
+        results = dict(zip(indices, pull_back(cotangents), strict=True))
+        return *map(results.get, tensors), None, None
+
+
 def _differentiable_backward(*arguments: Any) -> Any:
-    """The operator's values with the derivatives of plain operations, which also go through 1 / rho."""
+    if not private.has_tangents():
+        return _Backward.apply(*arguments)
     with private.below_autograd():
         values = _backward(*arguments)
     return tuple(map(straight_through, values, _plain_backward(*arguments)))
