@@ -91,8 +91,10 @@ def gradients(
         return kernels.backward(prepared, *tensors)
     if is_graph and gate is None and inverse_rms is not None:  # the derivative of an eager call
         return [*graph.backward(call, dy, h, scale, bias, mask, inverse_rms), None]
-    if is_graph or is_recorded or is_mixed:  # 1 / rho is computed again: the kept one would be a constant
-        return operations.gradients(call, dy, h, scale, bias, mask, gate, None, dh, is_mixed)
+    if is_graph or is_recorded or is_mixed:
+        if inverse_rms is not None:  # a constant; with a gate it may be that of h * f(z), which is computed again
+            inverse_rms = None if gate is not None else operations.recalled(call, h, mask, inverse_rms)
+        return operations.gradients(call, dy, h, scale, bias, mask, gate, inverse_rms, dh, is_mixed)
     results: list[tf.Tensor | None] = _run(engine, operations.gradients, call, tensors)
     return results
 

@@ -152,8 +152,8 @@ def gradients(
 ) -> list[tf.Tensor | None]:  # fmt: skip
     """dx + dh, dscale, dbias and dgate, each in the dtype of its tensor; the first is not rounded if it ``is_mixed``.
 
-    ``inverse_rms`` is what the forward pass computed. Without it 1 / rho is computed again, with its derivative, which
-    derivatives of these gradients need: d(dx) / dh goes through rho, too.
+    Derivatives of these gradients go through 1 / rho, too: ``inverse_rms`` has its derivative then (see ``recalled``).
+    If it is None, 1 / rho is computed here, and has one.
     """
 
     def without_gate(norm: Call, dy: tf.Tensor, h: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -219,6 +219,23 @@ def backward(
         zero_outside(live, v * normalised),
     )  # once more, as 1 / rho may be infinite
     return dx, _over_rows(call, along_scale), _over_rows(call, v)
+
+
+def recalled(call: Call, h: tf.Tensor, mask: tf.Tensor | None, inverse_rms: tf.Tensor) -> tf.Tensor:
+    """1 / rho as the forward pass left it, with the derivative that it has: faster than to compute it again."""
+    counted, k, _ = count(call, h, mask)
+    h = zero_outside(counted, _double(h))
+
+    @tf.custom_gradient
+    def function(h: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            saved = function(h)
+            along = _centred(call, h * saved, counted, k) * _slope(call, h, counted, k, saved)
+            return -upstream * saved * (saved * along / k)
+
+        return tf.identity(inverse_rms), gradient
+
+    return function(h)
 
 
 def count(
