@@ -124,38 +124,41 @@ def _candidates(kernel: str, dtype: str, rows: int, width: int) -> dict[str, Cal
     torch.manual_seed(0)
     kind = getattr(torch, dtype)
     is_gated = "gate" in kernel
-    residual, gate = ("x" if "residual" in kernel else None), ("x" if is_gated else None)
+    has_residual = "residual" in kernel
     variant = derive("rms_norm", "torch", 1e-6, None)
     if is_gated:
         variant = variant.replace(gate_function="silu", gate_position="after")
     spec, row = Spec((rows, width), dtype), Spec((width,), dtype)
-    call = resolve("rms_norm", spec, row, None, variant=variant, residual=residual and spec, gate=gate and spec)
-    plan = launch.plan(call, dtype, None, dtype if is_gated else None)
+    more = {"residual": spec if has_residual else None, "gate": spec if is_gated else None}
+    call = resolve("rms_norm", spec, row, None, variant=variant, **more)
+    native = launch.launch_of(call, dtype, None, dtype if is_gated else None).native
     arrays = [torch.randn(rows, width).to(kind) for _ in range(KERNELS[kernel])]
     x, results = arrays[0], [torch.empty_like(x) for x in arrays]
     weight, bias = torch.rand(width).to(kind) + 0.5, torch.zeros(width, dtype=kind)
     inverse_rms = torch.empty(rows, dtype=torch.float64)
     dscale = torch.empty(width, dtype=kind)
-    at = [array.data_ptr() for array in arrays]
-    step = width * BYTES[dtype]
-    one = lambda: (1, 0)  # noqa: E731
-    gates = (at[2], step) if is_gated else ()
-    forward = (
-        at[0], step, at[1] if residual else 0, weight.data_ptr(), 0, 0, 0, 0,
-        results[0].data_ptr(), results[1].data_ptr() if residual else 0, inverse_rms.data_ptr(), *gates,
-    )  # fmt: skip
-    plan.run_forward(one, *forward)
-    if kernel.startswith("backward"):
-        back = (
-            at[0], step, weight.data_ptr(), 0, 0, 0, inverse_rms.data_ptr(), at[1], 0, results[0].data_ptr(),
-            dscale.data_ptr(), 0, *((*gates, results[1].data_ptr(), 0) if is_gated else ()),
-        )  # fmt: skip
-        ours = lambda: plan.run_backward(one, *back)  # noqa: E731
-    else:
-        ours = lambda: plan.run_forward(one, *forward)  # noqa: E731
-    copied = _copy(arrays, results, KERNELS[kernel])
     keep = (arrays, results, weight, bias, inverse_rms, dscale)
-    candidates: dict[str, Callable[[], Any]] = {"ours": lambda: (ours(), keep)[0], "copy": copied}
+    at, to = ([array.data_ptr() for array in of] for of in (arrays, results))
+    step = width * BYTES[dtype]
+    alike: dict[str, Any] = {
+        "threads": 1, "gomp_parallel": 0, "scale": weight.data_ptr(), "mask": None, "mask_step": 0, "mask_stride": 0,
+        "inverse_rms": inverse_rms.data_ptr(), **({"gate": at[2], "gate_step": step} if is_gated else {}),
+    }  # fmt: skip
+    forward: dict[str, Any] = alike | {
+        "x": at[0], "x_step": step, "residual": at[1] if has_residual else None, "bias": None, "y": to[0],
+        "h": to[1] if has_residual else None,
+    }  # fmt: skip
+    native.forward(**forward)
+    if kernel.startswith("backward"):
+        backward: dict[str, Any] = alike | {
+            "h": at[0], "h_step": step, "dy": at[1], "dh": None, "dx": to[0], "dscale": dscale.data_ptr(),
+            "dbias": None, **({"dgate": to[1]} if is_gated else {}),
+        }  # fmt: skip
+        ours = lambda: (native.backward(**backward), keep)  # noqa: E731
+    else:
+        ours = lambda: (native.forward(**forward), keep)  # noqa: E731
+    copied = _copy(arrays, results, KERNELS[kernel])
+    candidates: dict[str, Callable[[], Any]] = {"ours": ours, "copy": copied}
     if kernel == "forward":
         candidates["LayerNorm"] = lambda: torch.native_layer_norm(x, (width,), weight, bias, 1e-6)
     elif kernel == "backward":
