@@ -105,3 +105,9 @@ def collected(folder: Path, *options: str) -> dict[str, int]:
     own = {name: value for name, value in os.environ.items() if name != "RMSNORM_TEST_ALL"}
     lines = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=True).stdout.splitlines()
     return {name: sum(line.startswith(f"tests/{name}/") for line in lines) for name in ("gpu", "cpu", "cli")}
+
+
+def test_a_change_of_many_parts_gets_some_cases_of_each():
+    paths = ["rmsnorm/cpu", "rmsnorm/gpu", "rmsnorm/files", "rmsnorm/parity"]
+    assert changes.of(paths).cases("tests/parity/test_vectors.py", "") == "all"
+    assert changes.of([*paths, "rmsnorm/identify"]).cases("tests/parity/test_vectors.py", "") == "some"
