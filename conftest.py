@@ -98,7 +98,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     else:
         names = [", ".join(parts) or "no part" for parts in (change.touched, change.above)]
         most = CASES if change.is_large else "all"
-        which = f"{most} cases for what changed ({names[0]}), {CASES} for what stands on it ({names[1]}), 1 for the rest"
+        which = f"{most} cases for what changed ({names[0]}), {CASES} for what stands on it ({names[1]}), 1 else"
     return f"{which}; no slow test; RMSNORM_TEST_SEED={SEED}; --all runs everything"
 
 
