@@ -232,21 +232,24 @@ def test_many_elements(variant: str, dtype: str) -> None:
         check_all_same(fast.rms_norm_vjp(dy, x[rows], scale, variant=variant), want, int(dtype == "float32"))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("variant", ["standard", "llama"])
-def test_every_number_of_float16(variant: str) -> None:
+def test_every_number_of_16_bits(variant: str, dtype: str) -> None:
     """In rows of one size and of every size, with gains after which y is subnormal or infinite, too."""
-    numbers = np.arange(2**16, dtype=np.uint16).view(np.float16)
-    numbers = np.sort(numbers[np.isfinite(numbers)])  # 62 rows of 1,024
-    x = np.concatenate([numbers.reshape(62, 1024), numbers.reshape(1024, 62).T])
+    kind, infinity, width = (np.float16, 0x7C00, 1024) if dtype == "float16" else (ml_dtypes.bfloat16, 0x7F80, 1020)
+    wide, words = np.float32, np.arange(2**16, dtype=np.uint16)
+    numbers = np.sort(words[words & 0x7FFF < infinity].view(kind).astype(wide)).astype(kind)
+    x = np.concatenate([numbers.reshape(-1, width), numbers.reshape(width, -1).T])
     rng = np.random.default_rng(0)
-    for dtype in ("float16", "float32"):
-        scale = (rng.normal(size=1024) * 2.0 ** rng.integers(-16, 16, 1024)).clip(-6e4, 6e4).astype(dtype)
+    for gain in (kind, wide):
+        scale = (rng.normal(size=width) * 2.0 ** rng.integers(-16, 16, width)).clip(-6e4, 6e4).astype(gain)
         y = golden.rms_norm(x, scale, variant=variant)
         if y.dtype == np.float16:
             assert np.isinf(y).any()
-            assert ((y != 0) & (np.abs(y) < 2.0**-14)).any()
-        check_same(fast.rms_norm(x, scale, variant=variant), y, int(y.dtype == np.float32))
-        dy = (rng.normal(size=x.shape) * 2.0 ** rng.integers(-20, 4, (124, 1))).astype(y.dtype)
+        if y.dtype == kind:
+            assert ((y != 0) & (np.abs(y.astype(wide)) < np.finfo(kind if kind is np.float16 else wide).tiny)).any()
+        check_same(fast.rms_norm(x, scale, variant=variant), y, int(y.dtype == wide))
+        dy = (rng.normal(size=x.shape) * 2.0 ** rng.integers(-20, 4, (len(x), 1))).astype(y.dtype)
         dx = golden.rms_norm_vjp(dy, x, scale, variant=variant)[0]
         check_same(fast.rms_norm_vjp(dy, x, scale, variant=variant)[0], dx)
 

@@ -99,16 +99,19 @@ inline void fill_single(
     auto compute_bf16 = [=](std::int64_t j) RMSNORM_BODY {
         Float g, v = load_singles<X>(h + j) * inverse;
         std::memcpy(&g, gain32 + j, sizeof g);
-        Word doubt = is_near(v, forward_units) | is_tiny(v);
+        if constexpr (!before) v *= g;
+        Unsigned up = half_up(v);
+        Word doubt = is_near_half(up, forward_units) | is_tiny_up(up);
         if constexpr (before) {
-            v = to_bf16(v) * g;  // exact, or rounded as the variant says
+            v = (Float)(up & 0xffff0000) * g;  // exact, or rounded as the variant says
             doubt |= is_tiny(v);
             if (cuts) v = to_bf16(v);
-        } else {
-            v *= g;
-            doubt = is_near(v, forward_units) | is_tiny(v);
         }
-        store_singles<Y>(y + j, v);
+        if constexpr (before || Y != Format::bf16) {
+            store_singles<Y>(y + j, v);
+        } else {
+            store_half_up(y + j, v, up);
+        }
         if (any(doubt)) [[unlikely]] call_rarely(again, j, j + singles);
     };
     if constexpr ((before ? NORM : Y) == Format::f16) {

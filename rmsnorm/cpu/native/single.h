@@ -128,6 +128,30 @@ RMSNORM_INLINE Word is_near(Float x, int units) {
     return (Word)(rest <= static_cast<std::uint32_t>(2 * units));
 }
 
+// A number whose first half is the nearest bfloat16, but for those in the middle between two: they become the larger one.
+RMSNORM_INLINE Unsigned half_up(Float x) { return (Unsigned)x + 0x8000; }
+
+// Whether such a number comes from one within so many units of the middle.
+RMSNORM_INLINE Word is_near_half(Unsigned up, int units) {
+    return (Word)((up + static_cast<std::uint32_t>(units)) & 0xffff) <= 2 * units;
+}
+
+// Whether it comes from one below 2^-80 that is not 0. Twice a word has no sign, and 0 has become 0x10000. With `offset`
+// the words above 0x10000 and below 2^-80 are the largest integers, so one comparison finds them.
+RMSNORM_INLINE Word is_tiny_up(Unsigned up) {
+    constexpr std::uint32_t zero = 0x10000, offset = 0x80000000 - (zero + ((127 - 80) << 24));
+    return (Word)(up + up + offset) > static_cast<std::int32_t>(zero + offset);
+}
+
+// A number that is near no middle, as bfloat16.
+RMSNORM_INLINE void store_half_up(std::uint16_t* to, [[maybe_unused]] Float x, [[maybe_unused]] Unsigned up) {
+#if defined(__AVX512BF16__)
+    store_singles<Format::bf16>(to, x);
+#else
+    store_words(to, up >> 16);
+#endif
+}
+
 // Whether a number is below 2^-80 and not 0.
 RMSNORM_INLINE Word is_tiny(Float x) {
     Unsigned below = ((Unsigned)x & 0x7fffffff) - 1;  // 0 becomes the largest number
