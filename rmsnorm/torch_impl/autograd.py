@@ -54,7 +54,7 @@ class RMSNormFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None = None, _: Any = None) -> tuple[Any, ...]:
         run, bias, dtypes = ctx.known
         h, scale, *more, inverse_rms = ctx.saved_tensors
-        is_plain = not more and isinstance(run, Kept) and not torch.is_grad_enabled() and not has_tangents()
+        is_plain = not (more or torch.is_grad_enabled() or has_tangents()) and isinstance(run, Kept)
         if is_plain and run.is_readable(dy):
             needed = ctx.needs_input_grad[1:]
             dx, dscale, dbias, _ = run.backward(needed, dy, None, h, scale, bias, None, None, inverse_rms)

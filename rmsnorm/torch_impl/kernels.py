@@ -134,13 +134,18 @@ class Kept(NamedTuple):
         else:
             bias, (gate, gate_step) = gapless(bias), _rows(gate, launch.n)
         h, h_step = (h, launch.row_bytes) if h.is_contiguous() else _rows(h, launch.n)
-        dy, dh, scale = dy.contiguous(), gapless(dh), gapless(scale)
+        dy, dh = dy.contiguous(), None if dh is None else dh.contiguous()
+        scale = None if scale is None else scale.contiguous()
         threads, gomp_parallel = launch.backward_threads(openmp_threads)
-        launch.native.backward(
-            threads=threads, gomp_parallel=gomp_parallel, h=h.data_ptr(), h_step=h_step, scale=_address(scale),
-            mask=_address(masks), mask_step=mask_step, mask_stride=mask_stride, inverse_rms=_address(inverse_rms),
-            dy=dy.data_ptr(), dh=_address(dh), dx=_address(dx), dscale=_address(dscale), dbias=_address(dbias),
-            gate=_address(gate), gate_step=gate_step, dgate=_address(dgate), bias=_address(bias),
+        launch.native.backward(  # written out, as in the forward pass
+            threads=threads, gomp_parallel=gomp_parallel, h=h.data_ptr(), h_step=h_step,
+            scale=None if scale is None else scale.data_ptr(),
+            mask=None if masks is None else masks.data_ptr(), mask_step=mask_step, mask_stride=mask_stride,
+            inverse_rms=None if inverse_rms is None else inverse_rms.data_ptr(), dy=dy.data_ptr(),
+            dh=None if dh is None else dh.data_ptr(), dx=None if dx is None else dx.data_ptr(),
+            dscale=None if dscale is None else dscale.data_ptr(), dbias=None if dbias is None else dbias.data_ptr(),
+            gate=None if gate is None else gate.data_ptr(), gate_step=gate_step,
+            dgate=None if dgate is None else dgate.data_ptr(), bias=None if bias is None else bias.data_ptr(),
         )  # fmt: skip
         return dx, dscale, dbias, dgate
 
@@ -285,7 +290,3 @@ def _rows(x: Tensor, n: int) -> tuple[Tensor, int]:
 def openmp_threads() -> tuple[int, int]:
     """How many threads PyTorch uses, and the function that starts them: a ``Threads`` of cpu/launch.py."""
     return torch.get_num_threads(), openmp.gomp_parallel()
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
