@@ -21,8 +21,8 @@ template bool gradients_of_row<bf16, bf16>(
 template bool gradients_of_row<f16, f16>(
     const Call&, const Group&, bool, const Short*, const Short*, const Short*, double, Short*);
 template void multiply_by_gate<f32>(const Call&, const float*, const std::byte*, double*);
-template void multiply_by_gate<bf16>(const Call&, const Words*, const std::byte*, double*);
+template void multiply_by_gate<bf16>(const Call&, const Short*, const std::byte*, double*);
 template void fill_product<f32>(const Call&, const double*, const std::byte*, float*);
-template void fill_wide<true>(const Call&, const Group&, const double*, Quotient, Words*);
+template void fill_wide<true>(const Call&, const Group&, const double*, Quotient, Short*);
 
 }  // namespace rmsnorm::RMSNORM_LEVEL
