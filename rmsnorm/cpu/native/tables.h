@@ -1,6 +1,7 @@
 // f(z) of gates of 16 bits, which have 65,536 numbers, from tables: that takes a third of the time of an exponential, or less.
 //
-// A table holds what gate.h computes. It is filled where it is first needed.
+// A table holds what gate.h computes. It is filled where it is first needed, without a lock: a process that is forked while a
+// thread fills a table would find the lock taken for ever. Threads that come at once fill it together, with the same numbers.
 #pragma once
 
 #include "gate.h"
@@ -20,55 +21,68 @@ inline void by_numbers(Body body) {
     }
 }
 
-// 1 + exp(-z), which counts where z is moderate.
-template <Format Z>
-struct Divisors {
-    double of[0x10000];
-
-    Divisors() {
-        by_numbers<Z>([this](int j, const D& z) { store_plain(of + j, divisor_of(z)); });
-    }
-};
-
 // f(z) and f'(z) beside each other.
 struct Factor {
     double f, slope;
 };
 
-template <Format Z, Function F>
-struct Factors {
-    Factor of[0x10000];
+// A table of T for the numbers of a format. As a static variable it has no guard: its first bytes are 0.
+template <class T>
+struct Table {
+    T of[0x10000];
+    bool is_full;
 
-    Factors() {
-        by_numbers<Z>([this](int j, const D& z) {
+    // Fills it by fill(table), unless it is full.
+    template <class Fill>
+    const T* filled(Fill fill) {
+        if (!__atomic_load_n(&is_full, __ATOMIC_ACQUIRE)) {
+            fill(*this);
+            __atomic_store_n(&is_full, true, __ATOMIC_RELEASE);
+        }
+        return of;
+    }
+};
+
+// As another thread may write the same number.
+inline void write(double* to, double number) { __atomic_store(to, &number, __ATOMIC_RELAXED); }
+
+// 1 + exp(-z), which counts where z is moderate; null if the format has no table.
+template <Format Z>
+inline const double* divisor_table() {
+    if constexpr (has_table(Z)) {
+        static Table<double> table;
+        return table.filled([](Table<double>& own) {
+            by_numbers<Z>([&own](int j, const D& z) {
+                double divisors[lanes];
+                store_plain(divisors, divisor_of(z));
+                for (int i = 0; i < lanes; ++i) write(own.of + j + i, divisors[i]);
+            });
+        });
+    }
+    return nullptr;
+}
+
+template <Format Z, Function F>
+inline const Factor* factor_table() {
+    static Table<Factor> table;
+    return table.filled([](Table<Factor>& own) {
+        by_numbers<Z>([&own](int j, const D& z) {
             double f[lanes], slope[lanes];
             D steep;
             store_plain(f, factor(F, z, &steep));
             store_plain(slope, steep);
-            for (int i = 0; i < lanes; ++i) of[j + i] = {f[i], slope[i]};
+            for (int i = 0; i < lanes; ++i) {
+                write(&own.of[j + i].f, f[i]);
+                write(&own.of[j + i].slope, slope[i]);
+            }
         });
-    }
-};
-
-// The tables of a format; null if it has none.
-template <Format Z>
-inline const double* divisor_table() {
-    if constexpr (has_table(Z)) {
-        static const Divisors<Z> table;
-        return table.of;
-    }
-    return nullptr;
+    });
 }
 
 template <Format Z>
 inline const Factor* factor_table(Function function) {
     if constexpr (has_table(Z)) {
-        if (function == Function::silu) {
-            static const Factors<Z, Function::silu> table;
-            return table.of;
-        }
-        static const Factors<Z, Function::sigmoid> table;
-        return table.of;
+        return function == Function::silu ? factor_table<Z, Function::silu>() : factor_table<Z, Function::sigmoid>();
     }
     return nullptr;
 }
