@@ -1,25 +1,25 @@
 """What every test shares: settings of the frameworks before any import, compiled code on disk, and which tests run.
 
-``make test`` leaves out the tests with the mark ``slow``. Which cases of the others run depends on what changed since
-the branch main (`tests/changes.py`): of a part that changed all of them, and the tests with the mark ``costly``; of a
-part that stands on it three for each framework, or as many as the mark ``sample(n)`` says; of any other test one.
-Where git does not know what changed, every part gets the three. ``make test-all`` (``pytest --all``) runs everything.
-The sample depends on RMSNORM_TEST_SEED alone, by default the commit, without git the date; the first lines of a run
-say it.
+``make test`` runs as many tests as take about seven minutes on two cores (`tests/selection.py`): first those of what
+changed since the branch main (`tests/changes.py`), then of what stands on it, then of all else; without git all are
+equal. It leaves out the tests with the mark ``slow``, and runs those with the mark ``costly`` where their part changed
+and there is time for all its cases. ``--minutes`` says another time, and ``make test-all`` (``pytest --all``) runs
+everything. Which cases are drawn depends on RMSNORM_TEST_SEED alone, by default the commit, without git the date; the
+first lines of a run say it, and the last ones how many cases ran.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import sys
-from collections import defaultdict
 from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import changes
 import pytest
+import selection
 
 from rmsnorm.parity.run import keep_what_jax_compiles
 from rmsnorm.targets.processes import import_triton_before_tensorflow
@@ -35,7 +35,6 @@ os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_CACHE / "inductor"))
 if os.environ.get("RMSNORM_TEST_BYTECODE") != "0" and os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     sys.dont_write_bytecode = False
 _TESTS = Path(__file__).with_name("tests")
-CASES = 3
 # Workers and other processes inherit it.
 SEED = os.environ.setdefault("RMSNORM_TEST_SEED", (changes.commit() or f"{date.today()}")[:12])
 _HAS_KERNELS = bool(find_spec("rmsnorm.cpu._native"))
@@ -72,6 +71,9 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also the slow tests, and every case of those that are sampled")
     parser.addoption(
+        "--minutes", type=float, default=selection.MINUTES, help="how long the tests may take on two cores"
+    )
+    parser.addoption(
         "--changed",
         action="append",
         metavar="PATHS",
@@ -93,37 +95,53 @@ def pytest_report_header(config: pytest.Config) -> str:
     if "RMSNORM_TEST_ALL" in os.environ:
         return "every test and every case"
     change = config._rmsnorm_change
-    if change is None:
-        which = f"{CASES} cases of each test"
-    else:
+    which = "of every part"
+    if change is not None:
         names = [", ".join(parts) or "no part" for parts in (change.touched, change.above)]
-        most = CASES if change.is_large else "all"
-        which = f"{most} cases for what changed ({names[0]}), {CASES} for what stands on it ({names[1]}), 1 else"
-    return f"{which}; no slow test; RMSNORM_TEST_SEED={SEED}; --all runs everything"
+        which = f"first of what changed ({names[0]}), then of what stands on it ({names[1]}), then of the others"
+    minutes = f"{config.getoption('--minutes'):g} minutes"
+    return f"tests for {minutes} on two cores, {which}; RMSNORM_TEST_SEED={SEED}; --all runs everything"
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out slow tests, and all but some cases of a test. One that is named by its id runs whole."""
+    """Keeps what fits into the time. A test that is named by its id runs whole."""
     if "RMSNORM_TEST_ALL" in os.environ or any("::" in argument for argument in config.args):
         return
-    groups: defaultdict[tuple[str, str, int], list[pytest.Item]] = defaultdict(list)
-    left = []
-    for item in items:
-        callspec, mark = getattr(item, "callspec", None), item.get_closest_marker("sample")
-        framework = callspec.params.get("framework") if callspec else None
-        framework = framework if isinstance(framework, str) else ""
-        path = item.path.relative_to(_TESTS.parent).as_posix()
-        cases = config._rmsnorm_change.cases(path, framework) if config._rmsnorm_change else "some"
-        if item.get_closest_marker("slow") or (cases != "all" and item.get_closest_marker("costly")):
-            left.append(item)
-        elif callspec and cases != "all":
-            count = 1 if cases == "one" else mark.args[0] if mark else CASES
-            groups[item.nodeid.partition("[")[0], "" if cases == "one" else framework, count].append(item)
-    for (name, framework, count), group in groups.items():
-        kept = random.Random(f"{SEED} {name} {framework}").sample(range(len(group)), min(count, len(group)))
-        left += [item for number, item in enumerate(group) if number not in kept]
+    kept, config._rmsnorm_levels = selection.chosen(
+        [_case(config._rmsnorm_change, item) for item in items], SEED, config.getoption("--minutes")
+    )
+    left = [item for item in items if item not in kept]
     if left:
         config.hook.pytest_deselected(items=left)
-        gone = set(left)
-        items[:] = [item for item in items if item not in gone]
+        items[:] = [item for item in items if item in kept]
+
+
+def _case(change: changes.Change | None, item: pytest.Item) -> selection.Case:
+    callspec, sample = getattr(item, "callspec", None), item.get_closest_marker("sample")
+    framework = callspec.params.get("framework") if callspec else None
+    framework = framework if isinstance(framework, str) else ""
+    path = item.path.relative_to(_TESTS.parent).as_posix()
+    relation = change.relation(path, framework) if change else "changed"
+    mark = next((name for name in ("slow", "costly") if item.get_closest_marker(name)), "")
+    test, of_sample = item.nodeid.partition("[")[0], sample.args[0] if sample else None
+    return selection.Case(item, path, test, relation, framework, of_sample, mark)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """What a worker chose, all of them chose."""
+    node.config._rmsnorm_levels = node.workeroutput.get("rmsnorm_levels", {})
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if output := getattr(session.config, "workeroutput", None):
+        output["rmsnorm_levels"] = getattr(session.config, "_rmsnorm_levels", {})
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """How many cases ran of the tests of what changed, of what stands on it, and of the others."""
+    words = {"changed": "what changed", "above": "what stands on it", "other": "the others"}
+    levels = [f"{name} of {words[relation]}" for relation, name in getattr(config, "_rmsnorm_levels", {}).items()]
+    if levels:
+        terminalreporter.write_line(f"of the tests there ran: {', '.join(levels)}")

@@ -87,10 +87,10 @@ def measure(name: str) -> dict[str, Any]:
         verdicts = asked.every_number(dtype, extremes=True)
         every |= {f"{dtype} {entry.quantity}": (entry.bit_identical, entry.parity_ratio) for entry in verdicts}
     probe = open_probe(target, 64, float("inf"), float("inf"), Findings())
-    found, (widths, _) = dependences(probe, gradients=target.differentiable)
+    answers, (widths, _) = dependences(probe, gradients=target.differentiable)
     return {
         "layer": name, "package": package, "version": version(package), "cells": cells, "every": every,
-        "dependences": [vars(entry) for entry in found], "widths": widths,
+        "dependences": [vars(entry) for entry in answers], "widths": widths,
     }  # fmt: skip
 
 
@@ -112,8 +112,8 @@ def page(data: dict[str, Any]) -> str:
     lines += ["", BATCHES.strip().format(widths=", ".join(map(str, widths))), "", "| layer | y | dx | dscale |",
               "| --- " * 4 + "|"]  # fmt: skip
     for layer in data["layers"]:
-        found = {entry["quantity"]: entry for entry in reversed(layer["dependences"])}
-        lines.append(f"| {_name(layer)} | {' | '.join(_dependence(found.get(name)) for name in QUANTITIES)} |")
+        first = {entry["quantity"]: entry for entry in reversed(layer["dependences"])}
+        lines.append(f"| {_name(layer)} | {' | '.join(_dependence(first.get(name)) for name in QUANTITIES)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -295,8 +295,8 @@ def with_litert() -> Norm:
     def model(x: Any) -> bytes:
         flatbuffers = importlib.import_module("flatbuffers")
 
-        held, kind = schema.ModelT(), types[x.dtype.name]
-        held.version, held.buffers, held.operatorCodes = 3, [schema.BufferT()], []
+        flat, kind = schema.ModelT(), types[x.dtype.name]
+        flat.version, flat.buffers, flat.operatorCodes = 3, [schema.BufferT()], []
         graph = schema.SubGraphT()
         graph.tensors, graph.operators = [], []
 
@@ -306,8 +306,8 @@ def with_litert() -> Norm:
             if value is not None:
                 data = schema.BufferT()
                 data.data = np.frombuffer(value.tobytes(), np.uint8)
-                held.buffers.append(data)
-                entry.buffer = len(held.buffers) - 1
+                flat.buffers.append(data)
+                entry.buffer = len(flat.buffers) - 1
             graph.tensors.append(entry)
             return len(graph.tensors) - 1
 
@@ -316,9 +316,9 @@ def with_litert() -> Norm:
             code.builtinCode = getattr(schema.BuiltinOperator, name)
             code.deprecatedBuiltinCode = code.builtinCode
             code.version = 1
-            held.operatorCodes.append(code)
+            flat.operatorCodes.append(code)
             entry, output = schema.OperatorT(), tensor(shape)
-            entry.opcodeIndex, entry.inputs, entry.outputs = len(held.operatorCodes) - 1, list(inputs), [output]
+            entry.opcodeIndex, entry.inputs, entry.outputs = len(flat.operatorCodes) - 1, list(inputs), [output]
             if options:
                 entry.builtinOptionsType = getattr(schema.BuiltinOptions, options)
                 entry.builtinOptions = getattr(schema, f"{options}T")()
@@ -335,9 +335,9 @@ def with_litert() -> Norm:
         normalised = operator("MUL", [inputs[0], operator("RSQRT", [total], one)], x.shape, "MulOptions")
         graph.inputs = inputs
         graph.outputs = [operator("MUL", [normalised, inputs[1]], x.shape, "MulOptions")]
-        held.subgraphs = [graph]
+        flat.subgraphs = [graph]
         builder = flatbuffers.Builder(1024)
-        builder.Finish(held.Pack(builder), b"TFL3")
+        builder.Finish(flat.Pack(builder), b"TFL3")
         return bytes(builder.Output())
 
     @functools.cache

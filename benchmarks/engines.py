@@ -156,7 +156,7 @@ def measured(name: str) -> list[str]:
     bits = {dtype: agreement(norm, variant, dtype) for dtype in DTYPES}
     taken = [dtype for dtype in DTYPES if bits[dtype]]
     report = check(norm, variant, framework="numpy", gradients=False, dtypes=taken)
-    held = len(report.run.records) - len(report.run.failures)
+    agreeing = len(report.run.records) - len(report.run.failures)
     return [
         importlib.metadata.version(distribution),
         engine.calls,
@@ -164,7 +164,7 @@ def measured(name: str) -> list[str]:
         *(str(identity[key]) if identity[key] is not None else "not observable" for key in ("eps", "rounding")),
         engine.variant,
         *(bits[dtype] or "not taken" for dtype in DTYPES),
-        f"{held:,} of {len(report.run.records):,}",
+        f"{agreeing:,} of {len(report.run.records):,}",
         rows(norm),
         f"{datetime.date.today()}, {processor()}",
     ]
@@ -214,8 +214,8 @@ def rows(norm: Norm) -> str:
     """Whether the bits of a row depend on how many rows there are."""
     target = open_target(norm, framework="numpy")
     probe = open_probe(target, 64, time.monotonic() + SECONDS, SECONDS, Findings())
-    found, asked = dependences(probe, gradients=False)
-    return "; ".join(entry.sentence for entry in found) or f"the same bits alone and among {max(asked.counts):,} rows"
+    answers, asked = dependences(probe, gradients=False)
+    return "; ".join(entry.sentence for entry in answers) or f"the same bits alone and among {max(asked.counts):,} rows"
 
 
 def processor() -> str:

@@ -220,9 +220,9 @@ def table(records: list[dict[str, Any]]) -> str:
     places = list(dict.fromkeys(r["place"] for r in records))
     lines = [["level", "kernel", "dtype", "bytes", *(f"{place}: ours, LN, copy" for place in places)]]
     lines.append(["---"] * len(lines[0]))
-    found = {(r["level"], r["kernel"], r["dtype"], r["place"]): r for r in records}
-    for level, kernel, dtype in dict.fromkeys(key[:3] for key in found):
-        own = [found[level, kernel, dtype, place] for place in places]
+    results = {(r["level"], r["kernel"], r["dtype"], r["place"]): r for r in records}
+    for level, kernel, dtype in dict.fromkeys(key[:3] for key in results):
+        own = [results[level, kernel, dtype, place] for place in places]
         cells = [
             ", ".join(f"{r['ns'][name]:.2f}" if name in r["ns"] else "-" for name in ("ours", "LayerNorm", "copy"))
             for r in own

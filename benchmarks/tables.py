@@ -137,9 +137,9 @@ def kernels() -> str:
     """A line for each kernel and dtype, a column for each processor and level: ours and LayerNorm, in L2 and memory."""
     columns: dict[str, dict[tuple[str, str, str], dict[str, float]]] = {}
     for path in sorted(RESULTS.glob("kernels-*.jsonl")):
-        machine, *found = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        machine, *results = map(json.loads, path.read_text(encoding="utf-8").splitlines())
         name = path.stem.removeprefix("kernels-").removesuffix(f"-{machine['date'][:10]}")
-        for r in found:
+        for r in results:
             column = columns.setdefault(f"{name}, {r['level']}, {machine['date'][:10]}", {})
             column[r["kernel"], r["dtype"], r["place"]] = r["ns"]
     lines = [["", *columns], ["---"] * (len(columns) + 1)]

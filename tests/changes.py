@@ -1,8 +1,7 @@
-"""Which tests a change needs: the tests of each part of the package, and what git says is different.
+"""Which tests a change needs first: the tests of each part of the package, and what git says is different.
 
-The table of parts in CONTRIBUTING.md says which part stands on which: all cases run of the tests of the parts that a
-change touches, some of the parts that stand directly on them, and one of each other test. Of a change that touches more
-than four parts of the package some cases run in place of all.
+The table of parts in CONTRIBUTING.md says which part stands on which. `selection.py` decides how many cases of each
+test run.
 """
 
 from __future__ import annotations
@@ -58,8 +57,6 @@ TESTS = {
     ],
 }
 
-MOST = 4  # parts of the package whose tests run with all cases
-
 
 def part_of(path: str) -> str | None:
     """The part that a file of the repository belongs to, as ``cpu`` for ``rmsnorm/cpu/launch.py``."""
@@ -86,16 +83,11 @@ class Change:
         parts = [part for part, allowed in ALLOWED.items() if allowed & touched and part not in touched]
         return [*parts, *(["docs"] if touched & set(ALLOWED) and "docs" not in touched else [])]
 
-    @property
-    def is_large(self) -> bool:
-        """Whether it touches so many parts of the package that all their cases would take an hour."""
-        return len(ALLOWED.keys() & set(self.touched)) > MOST
-
-    def cases(self, test: str, framework: str) -> str:
-        """How many cases run of a test of this file, of one framework or "": "all", "some" or "one"."""
+    def relation(self, test: str, framework: str) -> str:
+        """Of a test in this file, of one framework or "": "changed", "above" for what stands on that, or "other"."""
         if test in self.files or self._helps(test) or any(_tests(part, test, framework) for part in self.touched):
-            return "some" if self.is_large else "all"
-        return "some" if any(_tests(part, test, framework) for part in self.above) else "one"
+            return "changed"
+        return "above" if any(_tests(part, test, framework) for part in self.above) else "other"
 
     def _helps(self, test: str) -> bool:
         """Whether the test imports or starts a file of tests/ that changed, or a conftest.py of its folder did."""

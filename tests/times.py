@@ -1,14 +1,13 @@
-"""The processor time of every test and its subprocesses: ``PYTHONPATH=tests pytest -p times --times FILE``.
+"""The processor time of a test in each file, for `selection.py`: ``PYTHONPATH=tests pytest -p times --times FILE``.
 
-Wall time depends on what else the machine does; processor time does much less. The time of a test holds its setup and
-its end, and the import of a framework if it is the first that needs it. With ``-n`` it is the sum over the workers.
+Wall time depends on what else the machine does; processor time does much less. The time of a test holds its setup, its
+end and the programs that it starts, and the import of a framework if it is the first that needs it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,11 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--times", type=Path, help="write the seconds of processor time of each test to this JSON file")
+    parser.addoption(
+        "--times",
+        type=Path,
+        help="write the mean seconds of processor time of the tests of each file to this JSON file",
+    )
 
 
 def _seconds() -> float:
@@ -43,34 +46,27 @@ class _Table:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.processor: defaultdict[str, float] = defaultdict(float)
-        self.wall: defaultdict[str, float] = defaultdict(float)
+        self.of_tests: defaultdict[str, float] = defaultdict(float)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        self.processor[report.nodeid] += getattr(report, "processor_seconds", 0.0)
-        self.wall[report.nodeid] += report.duration
+        self.of_tests[report.nodeid] += getattr(report, "processor_seconds", 0.0)
 
-    def pytest_sessionfinish(self) -> None:
-        rows = {name: [round(self.processor[name], 3), round(self.wall[name], 3)] for name in self.processor}
-        self.path.write_text(json.dumps(rows, indent=0))
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Writes the file, and the files of tests that take longest to the screen."""
+        files: defaultdict[str, list[float]] = defaultdict(list)
+        for name, seconds in self.of_tests.items():
+            files[name.partition("::")[0]].append(seconds)
+        table = {name: round(sum(seconds) / len(seconds), 3) for name, seconds in sorted(files.items())}
+        self.path.write_text(json.dumps(table, indent=0) + "\n", encoding="utf-8")
+        terminalreporter.write_line("seconds  tests  file")
+        for name, seconds in sorted(files.items(), key=lambda item: -sum(item[1]))[:40]:
+            terminalreporter.write_line(f"{sum(seconds):7.1f}  {len(seconds):5}  {name}")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    """Whatever changed, each file gets as many cases of its tests as any other."""
+    config._rmsnorm_change = None
     path = config.getoption("--times")
     if path and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Table(path), "rmsnorm-times")
-
-
-def main() -> None:
-    """``python tests/times.py times.json``: the files as a table, the longest first."""
-    rows: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
-    for name, (processor, wall) in json.loads(Path(sys.argv[1]).read_text()).items():
-        row = rows[name.partition("::")[0]]
-        row[:] = row[0] + 1, row[1] + processor, row[2] + wall
-    print("| file | tests | processor, s | wall, s |\n| --- | --- | --- | --- |")
-    for name, (count, processor, wall) in sorted(rows.items(), key=lambda item: -item[1][1]):
-        print(f"| {name} | {count} | {processor:.1f} | {wall:.1f} |")
-
-
-if __name__ == "__main__":
-    main()

@@ -129,7 +129,7 @@ def identify(
         "axis": [-1] if wanted is None else wanted,
         "args": dict(map(_argument, arg or [])),
     }
-    of_norm = _given(
+    of_norm = _written(
         framework=framework, axis=axis, shape=shape, arg=arg, call=call, group_size=group_size, width=width,
         compiled=compiled or None, no_gradients=None if gradients else True, device=None if device == "cpu" else device,
     )  # fmt: skip
@@ -157,7 +157,7 @@ def identify(
         raise typer.Exit(DIFFERS)
 
 
-def _given(**options: Any) -> list[str]:
+def _written(**options: Any) -> list[str]:
     """The options that the user wrote, as they are written."""
     return [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
 

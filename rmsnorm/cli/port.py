@@ -230,7 +230,7 @@ def verify(
     words = f"the same {count} word{'s' * (count != 1)}" if same else "other words"
     scores = ", ".join(f"{score:.10g}" for score in verdict.expected.scores)
     numbers = f"{words}; -log p {scores}: max error {verdict.error:.2g}, at most {verdict.bound:.2g} is rounding"
-    if verdict.is_held:
+    if verdict.holds:
         console.print(f"held in {name}: {numbers}", soft_wrap=True)
         return
     console.print(Text(f"not held in {name}: {numbers}", style="red"), soft_wrap=True)

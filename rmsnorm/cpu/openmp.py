@@ -34,12 +34,12 @@ def _gomp_parallel() -> int:
     if sys.platform != "linux" or environment.read("RMSNORM_OPENMP") == "0":
         return 0
     try:
-        return _found()
+        return _loaded_parallel()
     except (OSError, AttributeError):
         return 0
 
 
-def _found() -> int:
+def _loaded_parallel() -> int:
     with open("/proc/self/stat") as stat:
         flags = stat.read().rpartition(")")[2].split()[6]  # after the name of the program, which may have any character
     if int(flags) & _FORKED:

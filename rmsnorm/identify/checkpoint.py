@@ -298,7 +298,7 @@ def _conclusions(kinds: tuple[Kind, ...], variant: Variant | None) -> tuple[bool
     for fit in ("w", "1 + w", "unclear", "bias"):
         some = [kind for kind in kinds if kind.fits == fit]
         if some:
-            text = _UNTOLD.get(fit) or _told(fit, some, variant)
+            text = _UNTOLD.get(fit) or _said_of_gains(fit, some, variant)
             names = [kind.name for kind in some]
             more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
             sentences.append(f"{text} ({', '.join(names[:_NAMES])}{more})")
@@ -308,7 +308,7 @@ def _conclusions(kinds: tuple[Kind, ...], variant: Variant | None) -> tuple[bool
     return (True if variant is None else offsets == {variant.scale_offset}), sentences
 
 
-def _told(fit: str, some: list[Kind], variant: Variant | None) -> str:
+def _said_of_gains(fit: str, some: list[Kind], variant: Variant | None) -> str:
     """What gains say that fit w or 1 + w."""
     offset = OFFSETS[fit]
     mean = sum(kind.mean * kind.count for kind in some) / sum(kind.count for kind in some)

@@ -188,8 +188,8 @@ def _norm(options: Mapping[str, Any], names: Collection[str], asked: Norm | None
     if asked not in (None, *possible):
         want = f"{' or '.join(possible)}, as its variables say"
         raise errors.out_of_domain("nematus.load", "norm", asked, want, "leave it out")
-    kind, is_told = asked or options.get("norm"), own.names_norm or any(name.endswith("/new_mean") for name in names)
-    if kind not in possible and (len(possible) < 3 or (is_told and not own.ambiguous_norm)):
+    kind, names_norm = asked or options.get("norm"), own.names_norm or any(name.endswith("/new_mean") for name in names)
+    if kind not in possible and (len(possible) < 3 or (names_norm and not own.ambiguous_norm)):
         kind = possible[0]
     elif kind not in possible:
         kind = {"rmsnorm": "rms", "layernorm": "layer"}.get(str(options.get("layer_normalization_type")))

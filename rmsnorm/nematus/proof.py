@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
         return BOUND * max(1.0, *map(abs, self.expected.scores))
 
     @property
-    def is_held(self) -> bool:
+    def holds(self) -> bool:
         """Whether the words are the same, and the scores but for rounding."""
         return self.now.output == self.expected.output and self.error <= self.bound
 

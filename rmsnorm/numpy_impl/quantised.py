@@ -95,8 +95,8 @@ def rms_norm_quantised(
     """
     op = "rms_norm_quantised"
     preset = get_quantisation(op, quantisation)
-    is_given, is_static = preset.global_scale == "given", preset.block == "static"
-    inputs = _inputs(op, x, scale, residual, static_scale, global_scale, eps, preset, is_given)
+    takes_global, is_static = preset.global_scale == "given", preset.block == "static"
+    inputs = _inputs(op, x, scale, residual, static_scale, global_scale, eps, preset, takes_global)
     amax, g = np.zeros((len(inputs.x), inputs.blocks), np.float32), inputs.global_scale
     with np.errstate(all="ignore"):
         for rows in () if is_static else inputs.rows:

@@ -89,7 +89,7 @@ def check_all_reduce(
     run, signed = Run("", device=kernel.device), SignedErrors()
     run.skipped.append(Skip("gradients", "", "check differentiates no function of parts"))
     calls: list[tuple[Case, Sequence[Array]]] = []
-    for dtype, case in _posed(kernel, variant, types):
+    for dtype, case in _cases(kernel, variant, types):
         run.cases += 1
         try:
             outputs = kernel.call(case)
@@ -109,7 +109,7 @@ def check_all_reduce(
     return Report(kernel.name, variant, run, label=f"{variant.label} of a sum over ranks, {order}")
 
 
-def _posed(kernel: Kernel, variant: Variant, types: Sequence[str]) -> Iterator[tuple[str, Case]]:
+def _cases(kernel: Kernel, variant: Variant, types: Sequence[str]) -> Iterator[tuple[str, Case]]:
     """Calls with parts and a residual that are multiples of one number in each row.
 
     float32 adds nine parts below 2^(bits + 2) of these exactly, as bits + 6 <= 24. What the dtype loses of their sum is

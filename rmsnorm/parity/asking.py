@@ -63,13 +63,13 @@ def in_circumstances(
     for circumstance in circumstances(levels, strength=strength):
         case = case_of(circumstance, variant)
         sized, fitting = adapted(target, case, group_size, every_row=True)
-        posed = question(circumstance, replace(fitting, scale=case.scale, bias=case.bias), variant)
+        current = question(circumstance, replace(fitting, scale=case.scale, bias=case.bias), variant)
         try:
-            comparisons = ask(sized, posed, group_size)
+            comparisons = ask(sized, current, group_size)
         except Refused as refusal:
-            yield circumstance, posed, str(refusal)
+            yield circumstance, current, str(refusal)
         else:
-            yield circumstance, posed, comparisons
+            yield circumstance, current, comparisons
 
 
 def _requires_gate(target: Target, variant: Variant, dtype: str) -> bool:

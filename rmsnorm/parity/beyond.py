@@ -69,7 +69,7 @@ class Beyond:
         self.skipped.append(Skip(name, dtype, reason))
         return []
 
-    def _posed(self, target: Target, case: Case, dtype: str) -> tuple[Target, Data]:
+    def _sized(self, target: Target, case: Case, dtype: str) -> tuple[Target, Data]:
         return adapted_data(target, case, self.variant, dtype, self.group_size)
 
     def _batches(self, target: Target) -> list[Comparison]:
@@ -88,7 +88,7 @@ class Beyond:
     def _elements(self, target: Target, dtype: str) -> list[Comparison]:
         if target.rank not in (None, 2) or target.sizes:
             return self._skip(LARGE.name, dtype, "it takes no x of two axes and any size")
-        sized, data = self._posed(target, LARGE, dtype)
+        sized, data = self._sized(target, LARGE, dtype)
         rows, count = len(data.x), ELEMENTS // data.x.size + 1
         repeats = [1] * (data.x.ndim - 1)
         gate = {} if data.gate is None else {"gate": np.tile(data.gate, (count, *repeats))}

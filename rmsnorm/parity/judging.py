@@ -174,7 +174,7 @@ class Judging:
         if not target.backward:
             of_one = of_eps(target, self.variant, self.types, self.group_size)
             run.records += labelled(of_one, name, self.types[0], "eps")
-        if self.differentiated and "float32" in self.types and _all_held(run, "y", "dx"):
+        if self.differentiated and "float32" in self.types and _all_agree(run, "y", "dx"):
             of_two = of_second(target, self.variant, self.group_size, run.skipped)
             run.records += labelled(of_two, name, "float32", SECOND)
 
@@ -199,7 +199,7 @@ class Judging:
                 run.message = "; ".join(sentences(run, self.variant))
 
 
-def _all_held(run: Run, *quantities: str) -> bool:
+def _all_agree(run: Run, *quantities: str) -> bool:
     return all(record.passed for record in run.records if record.quantity in quantities)
 
 

@@ -84,8 +84,8 @@ def backward(
     def gradient(upstream: Sequence[Any], tensors: Sequence[Any], _: Any) -> list[tf.Tensor | None]:
         results, variables = without_none(_backward(call, *tensors[:-1])), without_none(tensors[:-2])
         # not a tape: it records nothing in a graph that TensorFlow traces while it stops all tapes
-        found = tf.gradients(results, variables, upstream, unconnected_gradients="zero")
-        return filled(found, tensors[:-2])
+        gradients = tf.gradients(results, variables, upstream, unconnected_gradients="zero")
+        return filled(gradients, tensors[:-2])
 
     functions, shapes = (_backward, _portable_backward), [t.shape for t in without_none(primals)]
     return filled(_with_gradient(functions, call, tensors, 2, shapes, gradient), primals)
