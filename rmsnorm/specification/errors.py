@@ -244,10 +244,6 @@ def another_kind(op: str, path: object, kind: str, want: str, fix: str) -> Value
     return AnotherKind(f"{op}: {path} is {kind}, expected {want}; {fix}")
 
 
-def unreadable(op: str, path: object, reason: object, want: str) -> ValueError:
-    return InputValueError(f"{op}: {path} cannot be read ({reason}), expected {want}; check the name")
-
-
 def no_memory(op: str, shape: Shape) -> ValueError:
     fix = "bring it back first, as FSDP's summon_full_params does"
     return InputValueError(
