@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -66,11 +67,13 @@ class Study(ABC):
         values: each parameter in NumPy, by the name of its place; one that is tied has several places.
         seen: what the last run showed.
         rms: the norms that are RMSNorm in a run.
+        operations: the framework's functions of arrays, with NumPy's names.
         separator: between the name of a layer and that of its parameter.
     """
 
     bridge: Bridge
     values: dict[str, Array]
+    operations: ClassVar[Any]
     separator: ClassVar[str] = "/"
 
     def __init__(self) -> None:
@@ -87,6 +90,21 @@ class Study(ABC):
     @abstractmethod
     def total(self, outputs: Sequence[Any], weights: Sequence[Array | None]) -> Any:
         """The sum of the products of outputs and weights, without the outputs that have none."""
+
+    def moments(self, x: Any, axes: Axes) -> tuple[Any, Any]:
+        """The means of x and of its squares."""
+        mean = partial(self.operations.mean, axis=axes, keepdims=True)
+        return mean(x), mean(self.operations.square(x))
+
+    def normed(self, norm: Norm, x: Any, subtracted: Any, scale: Any, bias: Any) -> Any:
+        """y of a LayerNorm; of RMSNorm where ``subtracted``, the mean, is 0."""
+        c, gained = x - subtracted, {axis % len(x.shape) for axis in norm.gain_axes}
+        _, square = self.moments(c, norm.axes)
+        shape = [size if axis in gained else 1 for axis, size in enumerate(x.shape)]
+        y = c / self.operations.sqrt(square + norm.known.eps_for("float64"))
+        if scale is not None:
+            y = y * (self.operations.reshape(scale, shape) + norm.known.scale_offset)
+        return y if bias is None else y + self.operations.reshape(bias, shape)
 
     def observed(self, values: Mapping[str, Array], rms: Collection[str] = ()) -> tuple[list[Array], Seen]:
         """The outputs, with these norms as RMSNorm, and what the norms read."""
@@ -307,6 +325,11 @@ def _centred(values: Mapping[str, Array], shifts: Iterable[Shift], mean: float =
     for name, axes in shifts:
         result[name] = centred(result[name], [axes]) + mean * np.abs(result[name]).mean().astype(result[name].dtype)
     return result
+
+
+def rounded(names: Mapping[Any, Iterable[str]]) -> list[str]:
+    """A note for each dtype of 16 bits in which parameters with these names are rounded again."""
+    return [f"{first_names(sorted(some))}: rounded to {dtype} once more" for dtype, some in names.items()]
 
 
 def _layers(model: Model, norms: Mapping[str, Norm], left: Mapping[str, str]) -> Iterator[Layer]:

@@ -12,8 +12,7 @@ import numpy as np
 from flax import nnx
 from jax import numpy as jnp
 
-from rmsnorm.conversion.layer_norm.convert import Model, Study
-from rmsnorm.conversion.layer_norm.result import first_names
+from rmsnorm.conversion.layer_norm.convert import Model, Study, rounded
 from rmsnorm.conversion.layer_norm.streams import Array, Axes, centred, drawn
 from rmsnorm.conversion.replacement.flax import BACKEND, is_float, iter_modules
 from rmsnorm.conversion.replacement.layout import Norm
@@ -100,6 +99,8 @@ class SampledModel(Model):
 
 
 class _Study(Study):
+    operations = jnp
+
     def __init__(self, model: Any, inputs: Any, options: Any, norms: Mapping[str, Norm]) -> None:
         super().__init__()
         self.bridge, self.norms = bridge("jax"), norms
@@ -153,17 +154,12 @@ class _Study(Study):
         if norm is not None and (len(inputs) + sum(v is not None for v in named.values()) != 1 or not is_float(x)):
             self.seen.more.add(name)
             return type(layer).__mro__[1].__call__(layer, *inputs, **named)
-        mean, square = jnp.mean(x, axes, keepdims=True), jnp.mean(jnp.square(x), axes, keepdims=True)
+        mean, square = self.moments(x, axes)
         jax.debug.callback(partial(self.note, name, x.size // max(mean.size, 1)), mean, square)
         if norm is None:  # a dropout
             return x
-        c = x - self.means[name] * mean
-        y = c * jax.lax.rsqrt(jnp.mean(jnp.square(c), axes, keepdims=True) + norm.known.eps_for("float64"))
-        shape = [x.shape[axis] if axis - x.ndim in norm.gain_axes or axis in norm.gain_axes else 1
-                 for axis in range(x.ndim)]  # fmt: skip
-        if norm.scale is not None:
-            y = y * (getattr(layer, norm.scale)[...].reshape(shape) + norm.known.scale_offset)
-        return y if norm.bias is None else y + getattr(layer, norm.bias)[...].reshape(shape)
+        scale, bias = (None if n is None else getattr(layer, n)[...] for n in (norm.scale, norm.bias))
+        return self.normed(norm, x, self.means[name] * mean, scale, bias)
 
 
 class _Compiled:
@@ -216,7 +212,7 @@ def _apply(model: nnx.Module, centre: Mapping[str, Sequence[Axes]], norms: Mappi
             layer.__class__ = RMSNorm
         elif norm is not None:
             BACKEND.become(layer, norm)
-    return [f"{first_names(sorted(names))}: rounded to {dtype} once more" for dtype, names in coarse.items()]
+    return rounded(coarse)
 
 
 def _arrays(outputs: Any) -> list[Any]:

@@ -11,8 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from rmsnorm.conversion.layer_norm.convert import Model, Study
-from rmsnorm.conversion.layer_norm.result import first_names
+from rmsnorm.conversion.layer_norm.convert import Model, Study, rounded
 from rmsnorm.conversion.layer_norm.streams import Array, Axes, centred, drawn
 from rmsnorm.conversion.replacement.keras import BACKEND
 from rmsnorm.conversion.replacement.layout import Norm
@@ -82,6 +81,8 @@ class SampledModel(Model):
 
 
 class _Study(Study):
+    operations = keras.ops
+
     def __init__(self, model: Any, inputs: Any, options: Any, norms: Mapping[str, Norm]) -> None:
         super().__init__()
         self.bridge, self.model, self.options = bridge(keras.backend.backend()), model, options
@@ -118,19 +119,13 @@ class _Study(Study):
         if len(inputs) + len(named) != 1 or not _is_float(x):
             self.seen.more.add(name)
             return own(*inputs, **named)
-        mean, square = (keras.ops.mean(each, norm.axes, keepdims=True) for each in (x, keras.ops.square(x)))
+        mean, square = self.moments(x, norm.axes)
         self._note(name, int(np.prod([x.shape[axis] for axis in norm.axes])), mean, square)
-        c = x if name in self.rms else x - mean
-        square = keras.ops.mean(keras.ops.square(c), norm.axes, keepdims=True)
-        root = keras.ops.sqrt(square + norm.known.eps_for("float64"))
-        gained = {axis % len(x.shape) for axis in norm.gain_axes}
-        shape = [size if axis in gained else 1 for axis, size in enumerate(x.shape)]
         scale, bias = (_weight(layer, entry) for entry in (norm.scale, norm.bias))
-        y = c / root if scale is None else c / root * (keras.ops.reshape(scale, shape) + norm.known.scale_offset)
-        return y if bias is None else y + keras.ops.reshape(bias, shape)
+        return self.normed(norm, x, 0 if name in self.rms else mean, scale, bias)
 
     def _dropout(self, name: str, x: Any, **_: Any) -> Any:
-        self._note(name, 0, keras.ops.mean(x, -1), keras.ops.mean(keras.ops.square(x), -1))
+        self._note(name, 0, *self.moments(x, (-1,)))
         return x
 
     def _note(self, name: str, size: int, mean: Any, square: Any) -> None:
@@ -152,7 +147,7 @@ def _apply(model: Any, centre: Mapping[str, Sequence[Axes]], norms: Mapping[str,
             _become(layer)
         elif name in norms:
             BACKEND.become(layer, norms[name])
-    return [f"{first_names(sorted(names))}: rounded to {dtype} once more" for dtype, names in coarse.items()]
+    return rounded(coarse)
 
 
 def _become(layer: Any) -> None:

@@ -7,7 +7,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from rmsnorm.conversion.layer_norm.convert import Model, Study
+from rmsnorm.conversion.layer_norm.convert import Model, Study, rounded
 from rmsnorm.conversion.layer_norm.result import first_names
 from rmsnorm.conversion.layer_norm.streams import Array, Axes, centred
 from rmsnorm.conversion.replacement.layout import Norm
@@ -86,7 +86,7 @@ class SampledModel(Model):
 
 
 class _Study(Study):
-    separator: ClassVar[str] = "."
+    operations, separator = torch, "."
 
     def __init__(self, model: nn.Module, inputs: Any, options: Any, norms: Mapping[str, Norm]) -> None:
         super().__init__()
@@ -135,13 +135,10 @@ class _Study(Study):
         if len(inputs) + len(named) != 1 or not is_float(x):
             self.seen.more.add(name)
             return own(*inputs, **named)
-        mean, square = x.mean(norm.axes, keepdim=True), x.square().mean(norm.axes, keepdim=True)
+        mean, square = self.moments(x, norm.axes)
         self.seen.note(name, x.numel() // max(mean.numel(), 1), *(_numpy(each) for each in (mean, square)))
-        c = x if name in self.rms else x - mean
-        y = c * (c.square().mean(norm.axes, keepdim=True) + norm.known.eps_for("float64")).rsqrt()
         scale, bias = (None if n is None else getattr(module, n) for n in (norm.scale, norm.bias))
-        y = y if scale is None else y * (scale + norm.known.scale_offset)
-        return y if bias is None else y + bias
+        return self.normed(norm, x, 0 if name in self.rms else mean, scale, bias)
 
     def _dropout(self, name: str, module: Any, inputs: Any) -> None:
         if inputs and is_float(inputs[0]) and inputs[0].ndim:
@@ -194,7 +191,7 @@ def _apply(model: nn.Module, centre: Mapping[str, Sequence[Axes]], norms: Mappin
             config: Any = getattr(module, "config", None)
             if getattr(config, "tie_word_embeddings", False):
                 config.tie_word_embeddings = False
-    notes += [f"{first_names(sorted(names))}: rounded to {dtype} once more" for dtype, names in coarse.items()]
+    notes += rounded(coarse)
     for name, norm in norms.items():
         layer: Any = modules[name]
         if isinstance(layer, nn.LayerNorm) and not norm.known.scale_offset:
