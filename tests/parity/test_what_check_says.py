@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import numpy_zoo
 import pytest
 from commands import rmsnorm
 
@@ -30,68 +30,8 @@ BY_NAME = {case.name: case for case in CASES}
 OPTIONS: dict[str, Any] = {"framework": "numpy", "dtypes": "float32"}
 
 
-def written(x: Any, weight: Any, bias: Any = 0.0, *, mean: Any = np.mean, rounded: Any = np.asarray) -> Any:
-    wide = x.astype(np.float64)
-    inverse = rounded(1 / np.sqrt(mean(wide * wide, axis=-1, keepdims=True) + 1e-6))
-    return (wide * inverse * weight.astype(np.float64) + bias).astype(x.dtype)
-
-
-def over_n_minus_1(square: Any, axis: int, keepdims: bool) -> Any:
-    return np.sum(square, axis=axis, keepdims=keepdims) / max(1, square.shape[-1] - 1)
-
-
-def in_16_bits(inverse: Any) -> Any:
-    return inverse.astype(np.float16).astype(np.float64)
-
-
-DEFECTS: dict[str, tuple[Any, list[str]]] = {
-    "n - 1": (lambda x, weight: written(x, weight, mean=over_n_minus_1), ["sum of squares is divided by n - 1 = 63"]),
-    "no bias": (lambda x, weight, bias: written(x, weight), ["the bias is not applied"]),
-    "1 / rho in 16 bits": (
-        lambda x, weight: written(x, weight, rounded=in_16_bits if x.dtype == np.float16 else np.asarray),
-        ["for float16 x, 1 / rho is rounded to float16 before the product with x"],
-    ),
-    "n - 1 and 1 + gain": (
-        lambda x, weight: written(x, 1 + weight.astype(np.float64), mean=over_n_minus_1),
-        ["the sum of squares is divided by n - 1 = 63", "scale_offset is 1.0, standard has 0.0"],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", DEFECTS)
-def test_every_defect_is_named_in_the_text_and_in_junit(name: str, tmp_path: Path) -> None:
-    function, sentences = DEFECTS[name]
-    result = check(function, framework="numpy", dtypes="float16")
-    assert not result.passed
-    lines = result.text.splitlines()
-    assert sentences[0] in lines[0], result.text
-    assert lines[1].startswith("mend: "), result.text
-    assert all(sentence in "\n".join(lines[:5]) for sentence in sentences), result.text
-    report.write_junit([result.run], tmp_path / "parity.xml")
-    messages = [entry.get("message") or "" for entry in ElementTree.parse(tmp_path / "parity.xml").iter("failure")]
-    assert len(messages) == len(result.run.failures)
-    assert all(sentence in message for message in messages for sentence in sentences)
-
-
-def test_a_name_that_is_the_variants_comes_with_the_cases_that_differ() -> None:
-    def only_wide(x: Any, weight: Any) -> Any:
-        return written(x, weight) * (2 if x.shape[-1] > 5000 else 1)
-
-    line = check(only_wide, **OPTIONS).text.splitlines()[0]
-    said = " is not standard: it agrees on the rows that identify tries, and not in 'wide', 'very wide' and "
-    assert said in line
-    assert re.search(r" \d+ of \d+ circumstances(, each with 'rows of \d+')?$", line)
-
-
-def test_rows_that_are_normalised_in_parts_are_named() -> None:
-    def halves(x: Any, weight: Any) -> Any:
-        n = x.shape[-1] // 2 if x.shape[-1] % 2 == 0 else x.shape[-1]
-        parts = x.astype(np.float64).reshape(*x.shape[:-1], -1 if x.size else 1, n)
-        y = parts / np.sqrt((parts * parts).mean(-1, keepdims=True) + 1e-6)
-        return (y.reshape(x.shape) * weight.astype(np.float64)).astype(x.dtype)
-
-    line = check(halves, **OPTIONS).text.splitlines()[0]
-    assert "it agrees on the rows that identify tries, in groups of 32, and not in 'rows'" in line
+def written(x: Any, weight: Any, bias: Any = 0.0) -> Any:
+    return (numpy_zoo.no_gain(x.astype(np.float64)) * weight.astype(np.float64) + bias).astype(x.dtype)
 
 
 def test_what_was_not_compared_is_listed_with_the_reason(tmp_path: Path) -> None:
@@ -115,12 +55,14 @@ def test_what_was_not_compared_is_listed_with_the_reason(tmp_path: Path) -> None
     assert "not compared: 'huge', 'tiny' in f32: only with" in check(written, **options, init={"bias": 0.0}).text
 
 
-@pytest.mark.costly
-def test_lines_are_short_and_verbose_prints_the_rest(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("without_workers")
+def test_lines_are_short_and_verbose_prints_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.py").write_text(NORM.replace("np.float64", "x.dtype"))
-    lines = rmsnorm("check", "own:norm", "--framework", "numpy", path=tmp_path).stdout.splitlines()
+    monkeypatch.chdir(tmp_path)
+    command = ("check", "own:norm", "--framework", "numpy")
+    lines = rmsnorm(*command).stdout.splitlines()
     assert max(map(len, lines[1:])) <= 100
-    shown = rmsnorm("check", "own:norm", "--framework", "numpy", "-v", path=tmp_path).stdout
+    shown = rmsnorm(*command, "-v").stdout
     assert shown.splitlines()[: len(lines)] == lines
     assert "parity ratio" in shown
     assert "'gate, mask', 'gate, residual'" in shown
@@ -185,6 +127,8 @@ class TestOnnx:
         assert right.passed, right.text
         assert {record.dtype for record in right.run.records} == {dtype}
         assert "rows" in {record.case for record in right.run.records}
+        if len(shape) == 6:  # of ten rows, so that many rows are thousands of calls
+            return
         wrong = check(self.file(tmp_path / "b.onnx", dtype, shape, eps=1e-5), "standard")
         assert not wrong.passed
         assert not any("raised" in line for line in wrong.text.splitlines() if line.startswith("  '"))
@@ -236,13 +180,12 @@ def norm(x, weight):
         ),
     ],
 )
+@pytest.mark.usefixtures("without_workers")
 def test_the_command_checks_a_target(
     arguments: list[str], status: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own.py").write_text(NORM)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "own", raising=False)
     done = rmsnorm("check", *arguments)
     assert done.exit_code == status, done.output
     assert words in done.output
@@ -280,6 +223,7 @@ class WithoutGradient(Norm):
     ],
 )
 @pytest.mark.parametrize("command", ["check", "identify"])
+@pytest.mark.usefixtures("without_workers")
 def test_a_class_is_opened_in_the_same_way_by_both(
     command: str, arguments: list[str], status: int, tmp_path: Path
 ) -> None:
@@ -294,7 +238,7 @@ def test_a_class_is_opened_in_the_same_way_by_both(
     assert done.stderr.startswith(f"rmsnorm {command}: ") == (status == 2)
 
 
-@pytest.mark.costly
+@pytest.mark.usefixtures("without_workers")
 def test_the_json_has_the_answer_of_identify_as_data(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(NORM)
     target, file = f"{tmp_path}/own.py:norm", tmp_path / "a.json"
