@@ -37,6 +37,13 @@ def only_float32(x: Any, weight: Any) -> Any:
     return rows(x, 1e-5) * weight
 
 
+def truncated(exact: Any, dtype: Any) -> Any:
+    """float64 numbers, rounded towards zero."""
+    near = exact.astype(dtype)
+    bits = near.view(f"u{near.dtype.itemsize}")
+    return (bits - (np.abs(near.astype(np.float64)) > np.abs(exact)).astype(bits.dtype)).view(near.dtype)
+
+
 def no_gain(x: Any) -> Any:
     return rows(x.astype(np.float64)).astype(x.dtype)
 

@@ -92,7 +92,7 @@ def test_a_limit_may_be_infinite(tmp_path):
 
 
 @pytest.mark.costly
-def test_a_package_is_identified_in_a_line_for_each_norm(tmp_path, monkeypatch):
+def test_a_package_is_identified_in_a_line_for_each_norm(tmp_path, monkeypatch, request):
     package = tmp_path / "zoo"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -113,6 +113,7 @@ def test_a_package_is_identified_in_a_line_for_each_norm(tmp_path, monkeypatch):
     assert lines[:2] == [f"zoo.norms:{name}RMSNorm is RMSNorm: the variant torch" for name in "AB"]
     assert lines[2].startswith("zoo.norms:OddRMSNorm requires 'secret'")
     assert lines[3:] == ["zoo.norms:OtherLayerNorm is RMSNorm: the variant x_transformers with eps 0.0"]
+    request.getfixturevalue("without_workers")
     shown = rmsnorm("identify", package / "norms.py", "--json", "--init", "secret=1")
     entries = json.loads(shown.stdout)
     assert [entry["target"].split(":")[1] for entry in entries if "refused" in entry] == ["ARMSNorm", "BRMSNorm"]

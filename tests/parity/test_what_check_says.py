@@ -101,44 +101,6 @@ def test_automatic_differentiation_may_round_what_the_formulas_do_not() -> None:
             assert another.ratio - ours.ratio == pytest.approx(roundings)
 
 
-class TestOnnx:
-    """A file is called with the dtypes and the sizes that it declares."""
-
-    @staticmethod
-    def file(path: Path, dtype: str, shape: tuple[Any, ...], eps: float = 1e-6) -> Path:
-        onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install '.[onnx]'")
-        pytest.importorskip("onnxruntime", reason="onnxruntime is not installed; pip install '.[onnx]'")
-        code = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-        x, y = (onnx.helper.make_tensor_value_info(name, code, shape) for name in "xy")
-        gain = onnx.numpy_helper.from_array(np.linspace(0.5, 2, shape[-1]).astype(dtype), "weight")
-        node = onnx.helper.make_node("RMSNormalization", ["x", "weight"], ["y"], axis=-1, epsilon=eps)
-        graph = onnx.helper.make_graph([node], "norm", [x], [y], [gain])
-        opsets = [onnx.helper.make_opsetid("", 23)]
-        onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
-        return path
-
-    @pytest.mark.parametrize(
-        ("dtype", "shape"),
-        [("float32", (4, 64)), ("float32", ("rows", 64)), ("float16", (2, 3, 64)), ("float32", (5, 1, 2, 1, 1, 16))],
-    )
-    @pytest.mark.sample(2)
-    def test_as_declared(self, dtype: str, shape: tuple[Any, ...], tmp_path: Path) -> None:
-        right = check(self.file(tmp_path / "a.onnx", dtype, shape), "standard")
-        assert right.passed, right.text
-        assert {record.dtype for record in right.run.records} == {dtype}
-        assert "rows" in {record.case for record in right.run.records}
-        if len(shape) == 6:  # of ten rows, so that many rows are thousands of calls
-            return
-        wrong = check(self.file(tmp_path / "b.onnx", dtype, shape, eps=1e-5), "standard")
-        assert not wrong.passed
-        assert not any("raised" in line for line in wrong.text.splitlines() if line.startswith("  '"))
-
-    def test_another_dtype_is_refused(self, tmp_path: Path) -> None:
-        path = self.file(tmp_path / "a.onnx", "float32", (4, 64))
-        with pytest.raises(ValueError, match=r"a.onnx was compared in no case, .*it takes x in float32 alone"):
-            check(path, "standard", dtypes="float16")
-
-
 def test_opening_a_backend_leaves_jax_as_it_is() -> None:
     jax = pytest.importorskip("jax", reason="jax is not installed; pip install '.[flax]'")
     from rmsnorm.parity.backends import open_backend
