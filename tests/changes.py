@@ -41,7 +41,7 @@ TESTS = {
     "tf_impl": ["tests/tf_impl", *_OF_EVERY_FRAMEWORK],
     "accuracy": ["tests/parity", "tests/identify", "tests/test_numbers.py", "tests/test_accuracy_page.py"],
     "targets": ["tests/targets", "tests/identify"],
-    "identify": ["tests/identify"],
+    "identify": ["tests/identify", "tests/parity/test_zoo.py"],
     "parity": ["tests/parity", "tests/test_quantised.py", "tests/test_quantised_formats.py"],
     "conversion": ["tests/conversion"],
     "nematus": ["tests/nematus"],

@@ -234,6 +234,60 @@ Mixed = plain("Mixed", norm=lambda self, x: 0.5 * x + Plain.norm(self, x))
 # fmt: on
 
 
+class InTraining(torch.nn.RMSNorm):
+    """Another one in training."""
+
+    def forward(self, x: Any) -> Any:
+        return torch.nn.functional.dropout(super().forward(x), 0.1, self.training)
+
+
+class CutOff(Qwen3Next):
+    def act(self, gate: Any) -> Any:
+        return super().act(gate.clamp(-10, 10))
+
+
+class ConstantGate(Qwen3Next):
+    def act(self, gate: Any) -> Any:
+        return super().act(gate.detach())
+
+
+def as_if_dy_were_dense(x: Any, weight: Any) -> Any:
+    y = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-6)
+    if y.requires_grad:
+        y.register_hook(lambda dy: dy.as_strided(dy.shape, torch.empty(dy.shape).stride()))
+    return y
+
+
+def sum_without_gradient(x: Any, weight: Any, residual: Any = None) -> Any:
+    """No gradient reaches the residual."""
+    h = x if residual is None else x + residual.detach()
+    y = rows(h) * weight
+    return y if residual is None else (y, h)
+
+
+class WritesDy(torch.autograd.Function):
+    """Where it has one element."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        return dy.detach().mul_(-1).neg() if dy.numel() == 1 else dy
+
+
+def writes_dy(x: Any) -> Any:
+    return WritesDy.apply(rows(x.float()).to(x.dtype))
+
+
+def writes_one_element(x: Any) -> Any:
+    y = rows(x.float()).to(x.dtype)
+    if x.numel() == 1:
+        x.detach().zero_()
+    return y
+
+
 def softmax(x: Any) -> Any:
     return torch.softmax(x, -1)
 

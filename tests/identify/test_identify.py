@@ -1,9 +1,8 @@
-"""Common layers are recognised without a hint: their names, axes and other arguments, and their defects."""
+"""identify: other names, axes and arguments, MLX, JSON, and its findings. test_zoo_identify.py has a row for a norm."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 
 import numpy_zoo
@@ -11,57 +10,10 @@ import pytest
 import torch_zoo
 from torch_zoo import torch
 
-from rmsnorm import Variant
+from rmsnorm import PRESETS
 from rmsnorm.identify import Identity, identify
-
-HF = "transformers.models.{0}.modeling_{0}:{1}"
-
-
-# target, preset, and findings that the report must have
-KNOWN = [
-    ("torch.nn:RMSNorm", "torch", {"eps": "machine epsilon", "overflow": "right in f16; 0 in bf16, f32, f64"}),
-    ("keras.layers:RMSNormalization", "keras", {"eps": 1e-6}),
-    ("flax.nnx:RMSNorm", "flax", {"eps": 1e-6, "empty_row": "NaN", "nan_under_mask": "reaches the gradient"}),
-    ("flax.linen:RMSNorm", "flax", {"eps": 1e-6}),
-    ("equinox.nn:RMSNorm", "equinox", {"eps": 1e-5, "bias": True}),
-    (HF.format("llama", "LlamaRMSNorm"), "llama", {"float64": "down-cast to float32"}),
-    (HF.format("gemma", "GemmaRMSNorm"), "gemma", {"scale_offset": 1.0}),
-    (HF.format("t5", "T5LayerNorm"), "t5", {"float64": "statistic in float32"}),
-    (HF.format("gemma3n", "Gemma3nRMSNorm"), "gemma4", {}),
-    (HF.format("gemma4", "Gemma4RMSNorm"), "gemma4", {}),
-    (HF.format("olmo2", "Olmo2RMSNorm"), "olmo2", {}),
-    ("rmsnorm.torch_impl:RMSNorm", "torch", {"overflow": "right", "empty_row": "0", "nan_under_mask": "kept out"}),
-    ("rmsnorm.tf_impl:RMSNormalization", "keras", {"overflow": "right"}),
-    ("rmsnorm.numpy_impl:rms_norm", "standard", {"returned_sum": "rounded", "residual_rounding": "before"}),
-]
-
-
-NEEDS = {"keras.layers:RMSNormalization": pytest.mark.needs("keras>=3.9", "the layer is of 3.9")}
-
-
-@pytest.mark.parametrize(
-    ("name", "preset", "findings"),
-    [pytest.param(*known, id=known[0], marks=NEEDS.get(known[0], ())) for known in KNOWN],
-)
-@pytest.mark.sample(2)
-def test_it_is_recognised_with_no_hint(name, preset, findings):
-    package = {"rmsnorm.tf_impl:RMSNormalization": "keras"}.get(name, name.split(".")[0])
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
-    identity = identify(name)
-    assert identity.recognised, identity.text
-    assert identity.plain
-    assert {finding: identity[finding] for finding in findings} == findings
-    variant = Variant.get(preset).replace(bias=identity.variant.bias)
-    assert not identity.differences(variant), identity.text
-    near = dict(identity.nearest)
-    assert near[preset] <= min(near.values()), identity.nearest
-
-
-@pytest.mark.parametrize("width", [16, 24])
-def test_a_gain_runs_along_the_last_axis_of_its_size(width):
-    identity = identify(torch_zoo.Jointly, width=width)
-    assert "is RMSNorm over axis 0, 1 of 2" in identity.headline
+from rmsnorm.identify.findings import Findings
+from rmsnorm.identify.names import described
 
 
 def test_mlx():
@@ -80,13 +32,6 @@ def test_mlx():
         assert not identity.differences(preset)
         assert identity["gradients"] == "agree"
     assert identify(nn.LayerNorm).kind == "layernorm"
-
-
-def test_the_first_of_several_names_is_said_and_then_the_others():
-    identity = identify(numpy_zoo.only_float32, framework="numpy")
-    others = "(or onnx, apex, transformer_engine, theano, the same in what was asked)"
-    assert identity.headline.endswith(f"is RMSNorm: the variant mlx {others}")
-    assert not any(row.name == "also known as" for row in identity.rows)
 
 
 def test_presets_with_the_same_numbers_are_one_with_several_names():
@@ -115,13 +60,6 @@ def test_shape_axis_and_other_arguments_are_as_asked():
     assert identity["assumed"] == "condition=0 of shape (4,) was passed"
 
 
-def test_an_instance_of_its_own_width_and_axes():
-    identity = identify(torch.nn.RMSNorm((4, 6), eps=1e-3))
-    assert identity.recognised, identity.text
-    assert (identity["axes"], identity["eps"]) == ("last 2", 1e-3)
-    assert identify(torch.nn.RMSNorm, init={"normalized_shape": 24, "eps": 0.5})["eps"] == 0.5
-
-
 def test_without_gradients_none_are_asked_for():
     asked = []
 
@@ -143,29 +81,23 @@ def test_an_identity_survives_json():
     assert again.nearest == identity.nearest
 
 
-@pytest.mark.parametrize(
-    ("framework", "power", "words"),
-    [
-        ("torch", 1, "x is multiplied by the root of its mean square, not divided by it, as by x / rsqrt(q + eps)"),
-        ("numpy", 1, "x is multiplied by the root of its mean square, not divided by it, as by x / rsqrt(q + eps)"),
-        ("numpy", -2, "x is divided by its mean square, not by the root of it"),
-        ("numpy", 2, "x is multiplied by its mean square, not divided by the root of it"),
-        ("torch", -0.5, "x is divided by the fourth root of its mean square, not by the square root"),
-    ],
-)
-def test_another_power_of_the_root_is_named(framework, power, words):
-    def norm(x, weight):
-        mean = (x * x).mean(-1)[..., None]
-        return x * (mean + 1e-6) ** (power / 2) * weight
-
-    identity = identify(norm, framework=framework)
-    assert identity.headline.endswith(f"is not recognised: {words}")
-    mends = identity.mends(Variant.get("llama"))
-    assert mends[0] == "divide x by sqrt(q + eps), or multiply it by rsqrt(q + eps)"
+def test_what_rests_on_a_model_is_withdrawn_with_it():
+    findings = Findings()
+    findings.add("gain", True, "y is linear in it")
+    findings.defect("seen before")
+    before = len(findings)
+    findings.add("eps", 1e-6, "solved")
+    findings.add("eps", 1e-5, "solved again")
+    findings.add("eps in bfloat16", 1e-2, "solved from bfloat16 rows")
+    findings.defect("seen by the model")
+    assert [finding.name for finding in findings.answers] == ["gain", "eps", "eps in bfloat16"]
+    assert findings["eps"].value == 1e-5
+    findings.withdraw_model(before)
+    assert {finding.name: finding.value for finding in findings.answers} == {"gain": True, "eps": None}
+    assert not findings["eps"].is_observable
+    assert findings["rounding"] is None, "it was not asked"
+    assert findings.defects == ("seen before",)
 
 
-def test_a_power_of_the_standard_deviation_is_named():
-    def norm(x, weight):
-        return x * (x.var(-1, unbiased=False)[..., None] + 1e-6).sqrt() * weight
-
-    assert "multiplied by the root of its variance, not divided by it" in identify(norm, framework="torch").headline
+def test_a_fraction_is_written_as_one():
+    assert described(PRESETS["torch"].replace(partial=0.25, eps=1e-5), {"partial": 0.25}).endswith("partial is 1/4")

@@ -29,6 +29,7 @@ def run(*arguments, path=Path(__file__).parents[1]):  # which this file imports 
     return rmsnorm("identify", *arguments, path=path)
 
 
+@pytest.mark.usefixtures("without_workers")
 def test_the_command_reports_and_exits():
     shown = run("torch.nn:RMSNorm")
     assert "eps_position" in shown.stdout
@@ -42,6 +43,7 @@ def test_the_command_reports_and_exits():
     assert json.loads(shown.stdout)["kind"] == "layernorm"
 
 
+@pytest.mark.usefixtures("without_workers")
 def test_the_short_report_has_the_defects_first_and_fits_into_80_columns(tmp_path):
     (tmp_path / "own.py").write_text(
         "import numpy as np\n\ndef norm(x, weight):\n"
@@ -82,6 +84,7 @@ def test_a_target_that_ends_its_process_is_no_success_and_the_next_ones_are_aske
     assert run(names[1], "--framework", "numpy").exit_code == 1
 
 
+@pytest.mark.usefixtures("without_workers")
 def test_a_limit_may_be_infinite(tmp_path):
     (tmp_path / "own.py").write_text("def norm(x):\n    return x\n")
     shown = run(f"{tmp_path}/own.py:norm", "--time-limit", "inf", "--framework", "numpy")
@@ -89,7 +92,7 @@ def test_a_limit_may_be_infinite(tmp_path):
 
 
 @pytest.mark.costly
-def test_a_package_is_identified_in_a_line_for_each_norm(tmp_path, monkeypatch):
+def test_a_package_is_identified_in_a_line_for_each_norm(tmp_path, monkeypatch, request):
     package = tmp_path / "zoo"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -110,6 +113,7 @@ def test_a_package_is_identified_in_a_line_for_each_norm(tmp_path, monkeypatch):
     assert lines[:2] == [f"zoo.norms:{name}RMSNorm is RMSNorm: the variant torch" for name in "AB"]
     assert lines[2].startswith("zoo.norms:OddRMSNorm requires 'secret'")
     assert lines[3:] == ["zoo.norms:OtherLayerNorm is RMSNorm: the variant x_transformers with eps 0.0"]
+    request.getfixturevalue("without_workers")
     shown = rmsnorm("identify", package / "norms.py", "--json", "--init", "secret=1")
     entries = json.loads(shown.stdout)
     assert [entry["target"].split(":")[1] for entry in entries if "refused" in entry] == ["ARMSNorm", "BRMSNorm"]
@@ -132,6 +136,7 @@ def test_a_package_is_identified_in_a_line_for_each_norm(tmp_path, monkeypatch):
     assert "Not called: 1.\n\n- `OddRMSNorm`: it requires 'secret'" in written
 
 
+@pytest.mark.usefixtures("without_workers")
 def test_a_file_of_functions_is_asked_for_the_name_of_one(tmp_path):
     path = tmp_path / "norms.py"
     path.write_text("def norm(x, weight):\n    return x * weight\n", encoding="utf-8")

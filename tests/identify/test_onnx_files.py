@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,54 +17,60 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install '.
 ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed; pip install '.[onnx]'")
 
 
-def test_an_onnx_model(tmp_path):
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
-    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
-    gain = onnx.numpy_helper.from_array(np.linspace(0.5, 2, 32, dtype="float32"), "onnx::Mul_7")
-    node = helper.make_node("RMSNormalization", ["x", "onnx::Mul_7"], ["y"], epsilon=3e-4)
-    shapes = [helper.make_tensor_value_info(name, floats, ["n", 32]) for name in "xy"]
-    graph = helper.make_graph([node], "norm", shapes[:1], shapes[1:], [gain])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
-    onnx.save(model, tmp_path / "norm.onnx")
-    identity = identify(str(tmp_path / "norm.onnx"))
-    assert identity.recognised, identity.text
-    assert (identity["eps"], identity["eps_position"], identity["scale_offset"]) == (3e-4, "inside", 0.0)
-    assert identity["rounding"] is None, "it takes float32 only"
-    node.output[0] = "h"
-    gate = [helper.make_node("Sigmoid", ["gate"], ["f"]), helper.make_node("Mul", ["h", "f"], ["y"])]
-    inputs = [*shapes[:1], helper.make_tensor_value_info("gate", floats, ["n", 32])]
-    graph = helper.make_graph([node, *gate], "norm", inputs, shapes[1:], [gain])
-    onnx.save(helper.make_model(graph, opset_imports=model.opset_import, ir_version=10), tmp_path / "gated.onnx")
-    assert identify(str(tmp_path / "gated.onnx"))["gate"] == "sigmoid, after"
-
-
 def _saved(
-    path: Any, operator: str, inputs: list[str], outputs: list[str], ir_version: int = 10, rows: Any = "n",
+    path: Path, operator: str = "RMSNormalization", inputs: Any = ("x", "gamma"), outputs: Any = ("y",), *,
+    eps: float = 3e-4, dtype: str = "float32", shape: Any = ("n", 32), gate: bool = False, ir_version: int = 10,
     **options: Any,
 ) -> str:  # fmt: skip
-    """A file of one operator of onnxruntime, of which inputs with one axis are initializers."""
-    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    """A file of one operator, of which gamma and beta are initializers; its y is multiplied by sigmoid(gate)."""
+    helper, code = onnx.helper, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     domain = "com.microsoft" if operator.startswith("Skip") else ""
-    node = helper.make_node(operator, inputs, outputs, domain=domain, epsilon=3e-4)
-    values = [
-        helper.make_tensor_value_info(name, floats, [rows, 32])
-        for name in (*inputs, *outputs)
-        if name and name not in ("gamma", "beta")
-    ]
-    vectors = [
-        onnx.numpy_helper.from_array(np.linspace(0.5, 2, 32, dtype="float32"), name)
-        for name in inputs
-        if name in ("gamma", "beta")
-    ]
-    count = len(inputs) - len(vectors)
-    graph = helper.make_graph([node], "norm", values[:count], values[count:], vectors)
+    nodes = [helper.make_node(operator, inputs, ["h"] if gate else outputs, domain=domain, epsilon=eps)]
+    if gate:
+        nodes += [helper.make_node("Sigmoid", ["z"], ["f"]), helper.make_node("Mul", ["h", "f"], ["y"])]
+    own = [name for name in inputs if name in ("gamma", "beta")]
+    taken, given = (
+        [helper.make_tensor_value_info(name, code, shape) for name in names if name and name not in own]
+        for names in ((*inputs, *["z"] * gate), outputs)
+    )
+    vectors = [onnx.numpy_helper.from_array(np.linspace(0.5, 2, shape[-1]).astype(dtype), name) for name in own]
+    graph = helper.make_graph(nodes, "norm", taken, given, vectors)
     opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=ir_version), path, **options)
     return str(path)
 
 
-def test_operators_of_onnxruntime(tmp_path: Any) -> None:
+def test_an_onnx_model(tmp_path: Path) -> None:
+    identity = identify(_saved(tmp_path / "norm.onnx"))
+    assert identity.recognised, identity.text
+    assert (identity["eps"], identity["eps_position"], identity["scale_offset"]) == (3e-4, "inside", 0.0)
+    assert identity["rounding"] is None, "it takes float32 only"
+    assert identify(_saved(tmp_path / "gated.onnx", gate=True))["gate"] == "sigmoid, after"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [("float32", (40, 64)), ("float32", ("rows", 64)), ("float16", (2, 3, 64)), ("float32", (5, 1, 2, 1, 1, 16))],
+)
+@pytest.mark.sample(2)
+@pytest.mark.usefixtures("few_circumstances")
+def test_a_file_is_called_as_it_declares(dtype: str, shape: tuple[Any, ...], tmp_path: Path) -> None:
+    right = check(_saved(tmp_path / "a.onnx", dtype=dtype, shape=shape, eps=1e-6), "standard")
+    assert right.passed, right.text
+    assert {record.dtype for record in right.run.records} == {dtype}
+    assert "rows" in {record.case for record in right.run.records}
+    few = {"max_rows": 300}  # as many are thousands of calls of ten rows
+    wrong = check(_saved(tmp_path / "b.onnx", dtype=dtype, shape=shape, eps=1e-5), "standard", limits=few)
+    assert not wrong.passed
+    assert not any("raised" in line for line in wrong.text.splitlines() if line.startswith("  '"))
+
+
+def test_another_dtype_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a.onnx was compared in no case, .*it takes x in float32 alone"):
+        check(_saved(tmp_path / "a.onnx", shape=(4, 64)), "standard", dtypes="float16")
+
+
+def test_operators_of_onnxruntime(tmp_path: Path) -> None:
     """One is in ONNX's domain, where the checker of onnx refuses it; one takes a residual and returns the sum last."""
     path = _saved(tmp_path / "simple.onnx", "SimplifiedLayerNormalization", ["input", "gamma"], ["y"])
     identity = identify(path)
@@ -84,27 +91,26 @@ def test_operators_of_onnxruntime(tmp_path: Any) -> None:
     assert "is LayerNorm, not RMSNorm" in identify(path).text
 
 
-def test_a_fixed_number_of_rows_and_a_residual(tmp_path: Any) -> None:
+def test_a_fixed_number_of_rows_and_a_residual(tmp_path: Path) -> None:
     """Both results of the batches are put together."""
     path = _saved(tmp_path / "skip.onnx", "SkipSimplifiedLayerNormalization", ["skip", "input", "gamma"],
-                  ["y", "", "", "sum"], rows=3)  # fmt: skip
+                  ["y", "", "", "sum"], shape=(3, 32))  # fmt: skip
     report = check(path, Variant(name="mine", eps=3e-4), limits={"max_rows": 300})
     assert report.passed, report.details
 
 
-def test_onnxruntime_decides_what_a_model_is(tmp_path: Any) -> None:
+def test_onnxruntime_decides_what_a_model_is(tmp_path: Path) -> None:
     """Weights may be in a file beside it; the message says why a model does not run."""
-    arguments = "RMSNormalization", ["x", "gamma"], ["y"]
     beside = {"save_as_external_data": True, "location": "gains", "size_threshold": 0}
-    path = _saved(tmp_path / "beside.onnx", *arguments, **beside)
+    path = _saved(tmp_path / "beside.onnx", **beside)
     assert (tmp_path / "gains").stat().st_size == 32 * 4
     assert identify(path)["eps"] == 3e-4
-    path = _saved(tmp_path / "newer.onnx", *arguments, ir_version=99)
+    path = _saved(tmp_path / "newer.onnx", ir_version=99)
     with pytest.raises(
         NoTarget, match=r"newer.onnx is no ONNX model that onnxruntime runs \(Fail: Unsupported model IR"
     ):
         open_target(path)
-    path = _saved(tmp_path / "other.onnx", "NoOperator", ["x", "gamma"], ["y"])
+    path = _saved(tmp_path / "other.onnx", "NoOperator")
     with pytest.raises(NoTarget, match=r"onnxruntime runs \(.*NoOperator"):
         open_target(path)
     (tmp_path / "empty.onnx").write_bytes(b"")

@@ -6,6 +6,7 @@ import functools
 
 import numpy as np
 import pytest
+from numpy_zoo import truncated
 
 from rmsnorm import Variant
 from rmsnorm.numpy_impl import all_reduced, rms_norm, rms_norm_vjp
@@ -18,12 +19,6 @@ SAID = {
     "rounded_once": "the sum over ranks and the residual is rounded once",
     "truncated": "the sum over ranks is truncated",
 }
-
-
-def truncated(exact, dtype):
-    near = exact.astype(dtype)
-    bits = near.view(f"u{near.dtype.itemsize}")
-    return (bits - (np.abs(near.astype(np.float64)) > np.abs(exact)).astype(bits.dtype)).view(near.dtype)
 
 
 def kernel(order, *, sums_only_y=False, reads="before", wrong=""):

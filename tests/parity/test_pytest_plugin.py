@@ -61,8 +61,17 @@ def test_mistaken(rmsnorm_parity):
 """
 
 
+FEW = """
+from rmsnorm.parity import asking
+
+every = asking.circumstances
+asking.circumstances = lambda *levels, **options: every(*levels, **options)[::8]  # all of them take seconds
+"""
+
+
 def test_a_users_test(tmp_path: Path) -> None:
     """pytest loads the plugin by its entry point. A failure shows the report without a traceback, in JUnit too."""
+    (tmp_path / "conftest.py").write_text(FEW)
     (tmp_path / "test_mine.py").write_text(PROJECT)
     done = _pytest(tmp_path, "--junitxml", "parity.xml")
     assert done.returncode == 1, done.stdout + done.stderr

@@ -7,20 +7,13 @@ import re
 
 import numpy as np
 import pytest
-from numpy_zoo import in_float32
+from numpy_zoo import in_float32, truncated
 
 from rmsnorm.accuracy.signed import SignedErrors
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.parity import check, report
 
 pytestmark = pytest.mark.usefixtures("few_circumstances")
-
-
-def truncated(exact, dtype):
-    """Towards zero, of float64."""
-    near = exact.astype(dtype)
-    bits = near.view(f"u{near.dtype.itemsize}")
-    return (bits - (np.abs(near.astype(np.float64)) > np.abs(exact)).astype(bits.dtype)).view(near.dtype)
 
 
 def kernel(x, weight, residual=None, *, truncates_sum=False, truncates_y=False):

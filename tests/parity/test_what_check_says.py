@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import numpy_zoo
 import pytest
 from commands import rmsnorm
 
@@ -30,68 +30,8 @@ BY_NAME = {case.name: case for case in CASES}
 OPTIONS: dict[str, Any] = {"framework": "numpy", "dtypes": "float32"}
 
 
-def written(x: Any, weight: Any, bias: Any = 0.0, *, mean: Any = np.mean, rounded: Any = np.asarray) -> Any:
-    wide = x.astype(np.float64)
-    inverse = rounded(1 / np.sqrt(mean(wide * wide, axis=-1, keepdims=True) + 1e-6))
-    return (wide * inverse * weight.astype(np.float64) + bias).astype(x.dtype)
-
-
-def over_n_minus_1(square: Any, axis: int, keepdims: bool) -> Any:
-    return np.sum(square, axis=axis, keepdims=keepdims) / max(1, square.shape[-1] - 1)
-
-
-def in_16_bits(inverse: Any) -> Any:
-    return inverse.astype(np.float16).astype(np.float64)
-
-
-DEFECTS: dict[str, tuple[Any, list[str]]] = {
-    "n - 1": (lambda x, weight: written(x, weight, mean=over_n_minus_1), ["sum of squares is divided by n - 1 = 63"]),
-    "no bias": (lambda x, weight, bias: written(x, weight), ["the bias is not applied"]),
-    "1 / rho in 16 bits": (
-        lambda x, weight: written(x, weight, rounded=in_16_bits if x.dtype == np.float16 else np.asarray),
-        ["for float16 x, 1 / rho is rounded to float16 before the product with x"],
-    ),
-    "n - 1 and 1 + gain": (
-        lambda x, weight: written(x, 1 + weight.astype(np.float64), mean=over_n_minus_1),
-        ["the sum of squares is divided by n - 1 = 63", "scale_offset is 1.0, standard has 0.0"],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", DEFECTS)
-def test_every_defect_is_named_in_the_text_and_in_junit(name: str, tmp_path: Path) -> None:
-    function, sentences = DEFECTS[name]
-    result = check(function, framework="numpy", dtypes="float16")
-    assert not result.passed
-    lines = result.text.splitlines()
-    assert sentences[0] in lines[0], result.text
-    assert lines[1].startswith("mend: "), result.text
-    assert all(sentence in "\n".join(lines[:5]) for sentence in sentences), result.text
-    report.write_junit([result.run], tmp_path / "parity.xml")
-    messages = [entry.get("message") or "" for entry in ElementTree.parse(tmp_path / "parity.xml").iter("failure")]
-    assert len(messages) == len(result.run.failures)
-    assert all(sentence in message for message in messages for sentence in sentences)
-
-
-def test_a_name_that_is_the_variants_comes_with_the_cases_that_differ() -> None:
-    def only_wide(x: Any, weight: Any) -> Any:
-        return written(x, weight) * (2 if x.shape[-1] > 5000 else 1)
-
-    line = check(only_wide, **OPTIONS).text.splitlines()[0]
-    said = " is not standard: it agrees on the rows that identify tries, and not in 'wide', 'very wide' and "
-    assert said in line
-    assert re.search(r" \d+ of \d+ circumstances(, each with 'rows of \d+')?$", line)
-
-
-def test_rows_that_are_normalised_in_parts_are_named() -> None:
-    def halves(x: Any, weight: Any) -> Any:
-        n = x.shape[-1] // 2 if x.shape[-1] % 2 == 0 else x.shape[-1]
-        parts = x.astype(np.float64).reshape(*x.shape[:-1], -1 if x.size else 1, n)
-        y = parts / np.sqrt((parts * parts).mean(-1, keepdims=True) + 1e-6)
-        return (y.reshape(x.shape) * weight.astype(np.float64)).astype(x.dtype)
-
-    line = check(halves, **OPTIONS).text.splitlines()[0]
-    assert "it agrees on the rows that identify tries, in groups of 32, and not in 'rows'" in line
+def written(x: Any, weight: Any, bias: Any = 0.0) -> Any:
+    return (numpy_zoo.no_gain(x.astype(np.float64)) * weight.astype(np.float64) + bias).astype(x.dtype)
 
 
 def test_what_was_not_compared_is_listed_with_the_reason(tmp_path: Path) -> None:
@@ -115,12 +55,14 @@ def test_what_was_not_compared_is_listed_with_the_reason(tmp_path: Path) -> None
     assert "not compared: 'huge', 'tiny' in f32: only with" in check(written, **options, init={"bias": 0.0}).text
 
 
-@pytest.mark.costly
-def test_lines_are_short_and_verbose_prints_the_rest(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("without_workers")
+def test_lines_are_short_and_verbose_prints_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.py").write_text(NORM.replace("np.float64", "x.dtype"))
-    lines = rmsnorm("check", "own:norm", "--framework", "numpy", path=tmp_path).stdout.splitlines()
+    monkeypatch.chdir(tmp_path)
+    command = ("check", "own:norm", "--framework", "numpy")
+    lines = rmsnorm(*command).stdout.splitlines()
     assert max(map(len, lines[1:])) <= 100
-    shown = rmsnorm("check", "own:norm", "--framework", "numpy", "-v", path=tmp_path).stdout
+    shown = rmsnorm(*command, "-v").stdout
     assert shown.splitlines()[: len(lines)] == lines
     assert "parity ratio" in shown
     assert "'gate, mask', 'gate, residual'" in shown
@@ -157,42 +99,6 @@ def test_automatic_differentiation_may_round_what_the_formulas_do_not() -> None:
         for name, roundings in extra.items():
             ours, another = (bound(name, call, "bfloat16", automatic=automatic) for automatic in (False, True))
             assert another.ratio - ours.ratio == pytest.approx(roundings)
-
-
-class TestOnnx:
-    """A file is called with the dtypes and the sizes that it declares."""
-
-    @staticmethod
-    def file(path: Path, dtype: str, shape: tuple[Any, ...], eps: float = 1e-6) -> Path:
-        onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install '.[onnx]'")
-        pytest.importorskip("onnxruntime", reason="onnxruntime is not installed; pip install '.[onnx]'")
-        code = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-        x, y = (onnx.helper.make_tensor_value_info(name, code, shape) for name in "xy")
-        gain = onnx.numpy_helper.from_array(np.linspace(0.5, 2, shape[-1]).astype(dtype), "weight")
-        node = onnx.helper.make_node("RMSNormalization", ["x", "weight"], ["y"], axis=-1, epsilon=eps)
-        graph = onnx.helper.make_graph([node], "norm", [x], [y], [gain])
-        opsets = [onnx.helper.make_opsetid("", 23)]
-        onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
-        return path
-
-    @pytest.mark.parametrize(
-        ("dtype", "shape"),
-        [("float32", (4, 64)), ("float32", ("rows", 64)), ("float16", (2, 3, 64)), ("float32", (5, 1, 2, 1, 1, 16))],
-    )
-    @pytest.mark.sample(2)
-    def test_as_declared(self, dtype: str, shape: tuple[Any, ...], tmp_path: Path) -> None:
-        right = check(self.file(tmp_path / "a.onnx", dtype, shape), "standard")
-        assert right.passed, right.text
-        assert {record.dtype for record in right.run.records} == {dtype}
-        assert "rows" in {record.case for record in right.run.records}
-        wrong = check(self.file(tmp_path / "b.onnx", dtype, shape, eps=1e-5), "standard")
-        assert not wrong.passed
-        assert not any("raised" in line for line in wrong.text.splitlines() if line.startswith("  '"))
-
-    def test_another_dtype_is_refused(self, tmp_path: Path) -> None:
-        path = self.file(tmp_path / "a.onnx", "float32", (4, 64))
-        with pytest.raises(ValueError, match=r"a.onnx was compared in no case, .*it takes x in float32 alone"):
-            check(path, "standard", dtypes="float16")
 
 
 def test_opening_a_backend_leaves_jax_as_it_is() -> None:
@@ -236,13 +142,12 @@ def norm(x, weight):
         ),
     ],
 )
+@pytest.mark.usefixtures("without_workers")
 def test_the_command_checks_a_target(
     arguments: list[str], status: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own.py").write_text(NORM)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "own", raising=False)
     done = rmsnorm("check", *arguments)
     assert done.exit_code == status, done.output
     assert words in done.output
@@ -280,6 +185,7 @@ class WithoutGradient(Norm):
     ],
 )
 @pytest.mark.parametrize("command", ["check", "identify"])
+@pytest.mark.usefixtures("without_workers")
 def test_a_class_is_opened_in_the_same_way_by_both(
     command: str, arguments: list[str], status: int, tmp_path: Path
 ) -> None:
@@ -294,7 +200,7 @@ def test_a_class_is_opened_in_the_same_way_by_both(
     assert done.stderr.startswith(f"rmsnorm {command}: ") == (status == 2)
 
 
-@pytest.mark.costly
+@pytest.mark.usefixtures("without_workers")
 def test_the_json_has_the_answer_of_identify_as_data(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(NORM)
     target, file = f"{tmp_path}/own.py:norm", tmp_path / "a.json"

@@ -6,13 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch_zoo import standard as right
 
 EPS = 1e-6
-
-
-def right(x, weight):
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS) * weight.float()).to(x.dtype)
 
 
 def rows_of(x):

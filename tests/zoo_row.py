@@ -1,0 +1,111 @@
+"""A row of the zoo: a norm, right or wrong, with what `check` and `identify` must say of it, each asked once.
+
+numpy_zoo.py and torch_zoo.py have the norms; parity/test_zoo.py, parity/test_zoo_numpy.py and
+identify/test_zoo_identify.py have the rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+from rmsnorm import Variant
+from rmsnorm.identify import Identity, identify
+from rmsnorm.parity import check, report
+from rmsnorm.parity.circumstances import is_circumstance
+from rmsnorm.parity.fitting import options_of
+from rmsnorm.parity.report import Report
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Row(NamedTuple):
+    """A norm and what is said of it. What is None is not asked."""
+
+    norm: Any
+    asked: Variant | str | None = None  # what check compares it with
+    differ: str | None = ""  # the quantities in which it differs from that
+    headline: str = ""  # the end of the first line of identify
+    finds: Mapping[str, Any] = NOTHING  # answers of identify
+    defects: Sequence[str] | None = ()  # sentences of identify; "..." ends a beginning
+    tells: Sequence[str] = ()  # words of its text
+    because: Mapping[str, str] = NOTHING  # a pattern in the evidence of an answer
+    recognised: bool | None = None  # and so that identify is asked at all
+    preset: str = ""  # the nearest one to identify, from which it does not differ
+    cases: Collection[str] | None = None  # those that fail in every dtype, without circumstances
+    has: Collection[str] = ()  # cases that are compared
+    says: Sequence[str] = ()  # words of the report of check
+    lacks: str | None = None  # words that it has not
+    is_named: bool = False  # whether the first lines and each failure of JUnit have those words, and how to mend it
+    check: Mapping[str, Any] = NOTHING  # options of check
+    identify: Mapping[str, Any] = NOTHING  # options of identify
+
+    def hold(self, folder: Path, framework: str, dtypes: str = "bfloat16") -> Report | None:
+        """Asks check, and identify where that is not in its report; returns what check said."""
+        found = identity = None
+        if self.asked is not None:
+            options: dict[str, Any] = {"framework": framework, "dtypes": dtypes, **self.check}
+            found = check(self.norm, self.asked, **options)
+            self._hold_report(found, folder)
+            identity = found.run.identity
+            if self.differ and "y" not in self.differ.split():
+                assert check(self.norm, self.asked, **options, gradients=False).passed
+        if self.recognised is not None:
+            self.hold_identity(identity or identify(self.norm, **{"framework": framework, **self.identify}))
+        return found
+
+    def _hold_report(self, found: Report, folder: Path) -> None:
+        failures = found.run.failures
+        if self.differ is not None:
+            assert {record.quantity for record in failures} == set(self.differ.split()), found.text
+        assert found.passed == (self.differ == "" and not self.cases), found.text
+        assert (found.run.identity is None) == found.passed
+        if self.cases is not None:
+            for dtype in {record.dtype for record in found.run.records}:
+                named = {record.case for record in failures if record.dtype == dtype}
+                assert {case for case in named if not is_circumstance(case)} == set(self.cases), found.text
+                options = {*map(options_of, self.cases)} if self.cases else None
+                assert options is None or {options_of(case) for case in named} <= options, found.text
+            assert not [skip for skip in found.run.skipped if skip.edge], found.text
+        assert {*self.has} <= {record.case for record in found.run.records}
+        for words in self.says:
+            assert words in found.text, found.text
+        assert self.lacks is None or self.lacks not in found.text
+        for sentence in self.defects or ():
+            assert sentence.removesuffix("...") in found.details, found.details
+        if self.is_named:
+            lines = found.text.splitlines()
+            assert self.says[0] in lines[0]
+            assert lines[1].startswith("mend: "), found.text
+            assert all(words in "\n".join(lines[:5]) for words in self.says), found.text
+            report.write_junit([found.run], folder / "parity.xml")
+            messages = [
+                entry.get("message") or "" for entry in ElementTree.parse(folder / "parity.xml").iter("failure")
+            ]
+            assert len(messages) == len(failures)
+            assert all(words in message for message in messages for words in self.says)
+
+    def hold_identity(self, identity: Identity) -> None:
+        assert identity.headline.endswith(self.headline), identity.text
+        finds = {"kind": "rmsnorm", **self.finds}
+        assert {finding: identity[finding] for finding in finds} == finds, identity.text
+        if self.defects is not None:
+            assert len(identity.defects) == len(self.defects), identity.text
+            for said, sentence in zip(identity.defects, self.defects, strict=True):
+                assert said.startswith(sentence[:-3]) if sentence.endswith("...") else said == sentence, identity.text
+        assert identity.recognised == self.recognised, identity.text
+        for words in self.tells:
+            assert words in " ".join(identity.text.split()), identity.text
+        for name, pattern in self.because.items():
+            evidence = next(finding.evidence for finding in identity.findings if finding.name == name)
+            assert re.search(pattern, evidence), evidence
+        if self.preset:
+            assert identity.plain
+            variant = Variant.get(self.preset).replace(bias=identity.variant.bias)
+            assert not identity.differences(variant), identity.text
+            near = dict(identity.nearest)
+            assert near[self.preset] <= min(near.values()), identity.nearest
