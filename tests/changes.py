@@ -25,6 +25,7 @@ PART = {name: names[0] for names, _ in _ROWS for name in names}  # by file or fo
 _OF_EVERY_FRAMEWORK = [
     *("tests/test_interface.py", "tests/test_numbers.py", "tests/test_gate.py", "tests/test_fuzz.py"),
     *("tests/test_l2_norm.py", "tests/test_engines.py", "tests/test_hard_cases.py", "tests/test_signatures.py"),
+    "tests/layers",
 ]
 # The files and folders of tests of each part, those that are likely to notice most first.
 TESTS = {

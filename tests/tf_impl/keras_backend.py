@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +33,17 @@ from rmsnorm.specification import dtypes
 from rmsnorm.tf_impl import RMSNormalization
 
 BACKEND = keras.backend.backend()
-POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
+POLICIES = ("float32", "mixed_bfloat16", "mixed_float16", "float64")
+MAGNITUDES = (1, 0, 1e20, 1e-30)  # of one row after the other
 SHAPES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "last": ({}, (6, 32)),
-    "middle": ({"axis": 1}, (3, 8, 4)),
-    "unsorted": ({"axis": (-1, 1)}, (3, 8, 2, 4)),
-    "image": ({"axis": (2, 3), "feature_axis": 1}, (2, 3, 4, 4)),
+    "middle": ({"axis": 1}, (4, 8, 4)),
+    "unsorted": ({"axis": (-1, 1)}, (4, 8, 2, 4)),
+    "image": ({"axis": (2, 3), "feature_axis": 1}, (4, 3, 4, 4)),
     "partial": ({"partial": 0.3}, (6, 32)),
     "no scale": ({"scale": False, "bias": True}, (6, 32)),
     "no weights": ({"scale": False, "bias": False}, (4, 8)),
 }
-assert len(SHAPES) % len(POLICIES)  # check_outputs runs one shape of each policy, another one each time
 
 
 def to_numpy(x: Any) -> Any:
@@ -103,25 +102,20 @@ def check_bound(got: Any, want: Any, layer: Any, x: Any) -> None:
     assert near.all(), (layer.variant.name, x.dtype, got[~near], want[~near], error * terms[~near])
 
 
-def check_outputs(function: Callable[[Any, Any], Any], policies: Sequence[str] = POLICIES) -> None:
+def check_outputs() -> None:
+    """Of every variant, under every policy, in every shape."""
     rng = np.random.default_rng(0)
-    for index, (policy, variant, (options, shape)) in enumerate(
-        itertools.product(policies, rmsnorm.PRESETS, SHAPES.values())
-    ):
-        pair = index // len(SHAPES)  # of a policy and a variant
-        if BACKEND != "numpy" and (index % len(SHAPES) != pair % len(SHAPES) or pair % len(POLICIES)):
-            continue  # the frameworks have tests of their own
+    for policy, variant, (options, shape) in itertools.product(POLICIES, rmsnorm.PRESETS, SHAPES.values()):
         options = {"bias": variant == "llama" or None, **options}
         layer = RMSNormalization(**options, variant=variant, dtype=policy)
         layer.build(shape)
         layer.set_weights([rng.standard_normal(w.shape) for w in layer.weights])
-        for magnitude in (1.0,) if policy == "mixed_float16" else (1.0, 1e20, 1e-30):
-            x = (rng.standard_normal(shape) * magnitude).astype(layer.compute_dtype)
-            x[1] = 0
-            check(to_numpy(function(layer, x)), layer, x)
+        x = rng.standard_normal(shape)
+        sizes = MAGNITUDES[:2] if policy == "mixed_float16" else MAGNITUDES
+        x = (x * np.resize(sizes, (len(x), *[1] * (x.ndim - 1)))).astype(layer.compute_dtype)
+        check(to_numpy(layer(x)), layer, x)
     for shape in ((0, 8), (4, 0)):
-        y = function(RMSNormalization(scale=False), np.zeros(shape, np.float32))
-        assert tuple(y.shape) == shape
+        assert tuple(RMSNormalization(scale=False)(np.zeros(shape, np.float32)).shape) == shape
 
 
 def check_a_file_of_tensorflow(folder: Path) -> None:
@@ -132,6 +126,24 @@ def check_a_file_of_tensorflow(folder: Path) -> None:
     check(to_numpy(model(x)), model.layers[-1], x)
 
 
+def check_promises(folder: Path) -> None:
+    """Those of tests/layers, with a half of the cases of the kit, on JAX a sixth, as it compiles."""
+    import test_promises as promises
+    from layer_keras import Layer
+
+    for part in range(promises.PARTS // 2 if BACKEND == "torch" else 1):
+        promises.test_every_case_of_the_kit(Layer, part)
+    promises.test_every_variant_starts_with_a_factor_of_one(Layer)
+    promises.test_options(Layer)
+    promises.test_copies(Layer)
+    promises.test_no_transform_changes_a_bit(Layer)
+    if Layer.CLASSES[1] is not None:
+        for dtype in dtypes.FLOATS if BACKEND == "torch" else ("bfloat16", "float32"):
+            promises.test_it_stands_for_the_built_in(Layer, None, dtype)
+        promises.test_every_argument_of_the_built_in(Layer, None)
+        promises.test_state_goes_both_ways(Layer, None, folder)
+
+
 def has_double() -> bool:
     """JAX computes in float64 only if that is switched on."""
     return BACKEND != "jax" or bool(sys.modules["jax"].config.jax_enable_x64)
@@ -139,27 +151,25 @@ def has_double() -> bool:
 
 def main(folder: Path) -> None:
     import keras_layer
-    import keras_parity
 
-    if BACKEND == "numpy":  # which warns of 0 / 0 with every layer
-        np.seterr(all="ignore")
-    check_outputs(lambda layer, x: layer(x))
     check_a_file_of_tensorflow(folder)
-    if BACKEND == "numpy":  # which neither differentiates nor trains
-        check_outputs(lambda layer, x: layer(x), ["float64"])
+    if BACKEND == "numpy":  # which neither differentiates nor trains, and warns of 0 / 0 with every layer
+        np.seterr(all="ignore")
+        check_outputs()
         return
-    for check in (*keras_parity.CHECKS.values(), *keras_layer.CHECKS.values()):
+    check_promises(folder)
+    for check in keras_layer.CHECKS.values():
         if keras_layer.BuiltIn is not None or not hasattr(check, "pytestmark"):  # that of beside_the_built_in
             check(folder)
-    if not has_double():
-        sys.modules["jax"].config.update("jax_enable_x64", True)
-        for check in keras_parity.CHECKS.values():
-            check(folder)
-    check_outputs(lambda layer, x: layer(x), ["float64"])
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if sys.argv[2:] == ["compiled"]:
+        from keras_layer import train_compiled
+
+        train_compiled()
+    else:
+        main(Path(sys.argv[1]))
     frameworks = {
         name for name in ("tf_impl.functional", "torch_impl", "flax_impl") if f"rmsnorm.{name}" in sys.modules
     }

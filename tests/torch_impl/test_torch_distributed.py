@@ -66,6 +66,7 @@ def said_by(world: int, folder: Path, *names: str) -> dict[str, list[str]]:
     return said
 
 
+@pytest.mark.costly
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.sample(2)

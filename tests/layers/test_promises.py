@@ -1,0 +1,197 @@
+"""What the layers of PyTorch, Keras, NNX and Linen promise alike. ``layer_kinds`` says what a kind of layers has.
+
+``keras_backend`` runs these tests for Keras on its other backends.
+"""
+
+from __future__ import annotations
+
+import inspect
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from layer_kinds import normal
+
+from rmsnorm import PRESETS, Variant, cpu
+from rmsnorm import numpy_impl as golden
+from rmsnorm.accuracy.bounds import QUANTITIES
+from rmsnorm.accuracy.ulps import ulps
+from rmsnorm.parity import cases
+from rmsnorm.parity.judge import compare, expect
+from rmsnorm.specification import dtypes
+
+OWN = Variant(name="mine", eps=0.1, scale_offset=0.5, partial=Fraction(1, 3))
+PARTS = 4  # of the cases of the kit
+TINY = {
+    "float16": 2.0**-14,
+    "bfloat16": 2.0**-126,
+    "float32": 2.0**-126,
+    "float64": 2.0**-1022,
+}  # the smallest normal ones
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"
+)  # Keras
+
+
+def same(got: Any, want: Any) -> None:
+    """The golden's bits; without kernels 16 bits may be the neighbour, where JAX computes in float32."""
+    got, want = (each if isinstance(each, tuple) else (each,) for each in (got, want))
+    for one, other in zip(got, want, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert ulps(one, other).max(initial=0) <= (0 if cpu.is_available() else 1)
+
+
+def of_the_kit(layers: Any) -> list[tuple[cases.Case, str, str]]:
+    """Its cases with options that a layer passes on, in one dtype after the other; rare numbers are the function's."""
+    brief = [run for run in cases.select(brief=True, large=False) if run[0].data in ("rows", "alike")]
+    runs = [run for i, run in enumerate(brief) if run[0].name != "rows" or i % 5 == 0]  # each variant in a dtype
+    asked = [(layers.case(case, dtype), variant, dtype) for case, variant, dtype in runs if not case.edge]
+    return [run for run in asked if run[0] is not None]
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.sample(1)
+def test_every_case_of_the_kit(layers: Any, part: int) -> None:
+    """y, the gradients and the derivative along tangents: every option that the layer has, in every dtype."""
+    runs = of_the_kit(layers)
+    assert len(runs) > 35
+    for case, variant, dtype in runs[part::PARTS]:
+        data = cases.make(case, variant, dtype)
+        for found in compare(layers.outcome(data), expect(data, [q for q in QUANTITIES if q != "inverse_rms"])):
+            assert found.passed, (case.name, variant, dtype, found.quantity, found.parity_ratio, found.detail)
+
+
+def test_every_variant_starts_with_a_factor_of_one(layers: Any) -> None:
+    """With a bias where the variant has one, of 0; a residual and a mask are passed to the function."""
+    x = normal(4, 8)
+    for variant in (*PRESETS.values(), OWN):
+        layer, gain = layers(x.shape, variant=variant), np.ones(8, "float32")
+        want = {"scale": (1 - variant.scale_offset) * gain} | ({"bias": 0 * gain} if variant.bias else {})
+        assert {name: value.tolist() for name, value in layer.values.items()} == {
+            name: value.tolist() for name, value in want.items()
+        }
+        same(layer(x), golden.rms_norm(x, variant=variant))
+        same(layer.filled()(x), golden.rms_norm(x, **layer.values, variant=variant))
+        if layers.KEY != "tf":
+            more = {"mask": normal(4, 8, seed=2) > -0.5, "residual": normal(4, 8, seed=3)}
+            same(layer(x, **more), golden.rms_norm(x, **layer.values, variant=variant, **more))
+
+
+def test_options(layers: Any) -> None:
+    """Of the layer, each by itself: those that are not named are the variant's."""
+    x, default = normal(4, 8), layers.VARIANT
+    for options, names in (
+        ({}, {"scale"}),
+        ({"bias": True}, {"scale", "bias"}),
+        ({"variant": "equinox"}, {"scale", "bias"}),
+        ({"variant": "equinox", "bias": False}, {"scale"}),
+        ({"scale": False}, set()),
+        ({"scale": False, "bias": True}, set() if layers.KEY == "torch" else {"bias"}),
+        ({"eps": 0.25, "variant": "nematus"}, {"scale"}),
+        ({"partial": 0.3, "variant": "gemma"}, {"scale"}),
+    ):
+        layer = layers(x.shape, **options).filled()
+        assert layer.values.keys() == names, options
+        named = {name: options[name] for name in ("eps", "partial") if name in options}
+        same(layer(x), golden.rms_norm(x, **layer.values, variant=options.get("variant", default), **named))
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # of PyTorch's
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+def test_it_stands_for_the_built_in(layers: Any, beside: None, dtype: str) -> None:
+    """Dtypes, shapes and values, of y and of the gradients. The built-in layer computes in 32 bits, or 64 of float64.
+
+    It rounds at each addition of n squares, which the root halves, and at six operations; of 16 bits also y, and with
+    ``dtype`` x, which counts twice as it enters the statistic, too, or the gain.
+    """
+    if dtype in dtypes.HALF and not layers.ROUNDS_ONCE:
+        pytest.skip("the built-in of PyTorch 2.5 computes in 16 bits, that of 2.6 rounds before the gain")
+    shape = (4, 3, 8)
+    x, dy = normal(*shape, dtype=dtype), normal(*shape, seed=3, dtype=dtype)
+    mask = np.random.default_rng(3).uniform(size=shape) < 0.7
+    mask[:, 0], mask[..., 0] = True, True
+    with layers.precision(dtype == "float64"):
+        for options in layers.BUILT_IN:
+            named = {name: dtype if value == "x" else value for name, value in options.items()}
+            ours, theirs = (layers(shape, built_in=which, **named) for which in (False, True))
+            for name in layers.ATTRIBUTES:
+                assert getattr(ours.own, name) == getattr(theirs.own, name)
+            theirs.filled(**ours.filled().values)
+            assert theirs.values.keys() == ours.values.keys()
+            unit = 4 if "dtype" in options else 2
+            results = [layer.gradients(dy, x=x) for layer in (ours, theirs)]
+            pairs = [("y", results[0][0], results[1][0])]
+            pairs += [(name, results[0][1].pop(name), want) for name, want in results[1][1].items()]
+            assert results[0][1] == {}
+            if "mask" in layers.INPUTS:  # what is under it has no gradient in ours
+                pairs.append(("y", *(layer(x, mask=mask) for layer in (ours, theirs))))
+            for name, got, want in pairs:
+                assert (got.dtype, got.shape) == (want.dtype, want.shape), (options, name)
+                of_y, own = (dtypes.unit_roundoff(array.dtype.name) for array in (pairs[0][2], want))
+                error = (24 / 2 + 6) * (min(of_y, 2.0**-24) if layers.HAS_DOUBLE else 2.0**-24) + unit * max(
+                    own, of_y if "dtype" in options else 0
+                )
+                got, want = got.astype(np.float64), want.astype(np.float64)
+                # the terms of dx are at most |u| / rho and its mean product with a / rho, which differ like y
+                size = abs(want) if name == "y" else 4 * 24**0.5 * abs(want).max()
+                assert (abs(got - want) <= error * size + TINY[dtype]).all(), (options, name, abs(got - want).max())
+
+
+def test_every_argument_of_the_built_in(layers: Any, beside: None) -> None:
+    """The same names in the same order, ours behind them; the same defaults but for those that are the variant's."""
+    ours, theirs = (inspect.signature(getattr(cls, layers.CALL)).parameters.values() for cls in layers.CLASSES)
+    assert [(p.kind, p.default) for p in theirs] == [(p.kind, p.default) for p in [*ours][: len(theirs)]]
+    ours, theirs = (inspect.signature(cls.__init__).parameters for cls in layers.CLASSES)
+    names = [name for name in theirs if name != "kwargs"]
+    assert [name for name in ours if name in theirs and name != "kwargs"] == names
+    assert {name for name in names if ours[name].default != theirs[name].default} == layers.OTHER_DEFAULTS
+    assert all(ours[name].kind == theirs[name].kind for name in names)
+
+
+def test_state_goes_both_ways(layers: Any, beside: None, tmp_path: Path) -> None:
+    """To the built-in layer and back, through a file, in 16 bits, too."""
+    for parameters in ("float32", "bfloat16"):
+        pair = [layers((4, 8), built_in=which, parameters=parameters) for which in (False, True)]
+        for seed, (source, target) in enumerate([pair, pair[::-1]]):
+            folder = tmp_path / f"{parameters} {seed}"
+            folder.mkdir()
+            source.filled(seed).write(folder)
+            target.filled(9).read(folder)
+            assert {name: value.tobytes() for name, value in source.values.items()} == {
+                name: value.tobytes() for name, value in target.values.items()
+            }
+
+
+def test_copies(layers: Any) -> None:
+    """They compute the same, are described in the same words, and have parameters of their own."""
+    x = normal(4, 3, 8)
+    for options in (
+        {}, {"variant": "gemma", "partial": 0.3, "bias": True}, {"variant": "llama", "eps": 1e-3},
+        {"partial": Fraction(1, 3)}, {"variant": OWN}, *layers.MORE,
+    ):  # fmt: skip
+        layer = layers(x.shape, **options).filled()
+        y = layer(x)
+        for way, own in layer.copies().items():
+            twin = layer.like(own)
+            assert twin.description == layer.description, way
+            same(twin(x), y)
+            twin.filled(7)
+            assert (twin(x) != y).any(), way
+            same(layer(x), y)
+
+
+def test_no_transform_changes_a_bit(layers: Any) -> None:
+    """Of y, and of the gradients of x; those of the parameters may be added up in another order."""
+    x, dy, arrays = normal(4, 3, 8), normal(4, 3, 8, seed=5), {}
+    if layers.KEY != "tf":
+        arrays = {"residual": normal(4, 3, 8, seed=6)}
+    layer = layers(x.shape, variant="gemma", bias=True).filled()
+    want = golden.rms_norm(x, **layer.values, variant="gemma", **arrays)
+    slopes = golden.rms_norm_vjp((dy, None) if arrays else dy, x, **layer.values, variant="gemma", **arrays)
+    for name, way in {"none": lambda function: function, **layers.WAYS}.items():
+        y, gradients = layer.gradients(dy, way, x=x, **arrays)
+        same(y, want[0] if arrays else want)
+        for argument, slope in zip(("x", "scale", "bias"), slopes, strict=False):
+            np.testing.assert_allclose(gradients[argument], slope, rtol=2.0**-20, atol=2.0**-20, err_msg=name)
