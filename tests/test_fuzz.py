@@ -228,7 +228,8 @@ def test_compositions(name, kernels, record_property):
         try:
             got = framework.value(functions[0], arrays)
         except ValueError as error:  # TensorFlow vectorises no Bitcast; the loops it takes for it do not nest so deep
-            if "Bitcast" not in str(error):
+            loops = sum(transform in ("vectorized", "jacobian") for transform, _ in transforms)
+            if loops < 3 or data.x.dtype != np.float64 or "Bitcast" not in str(error):
                 raise
             refused += 1
             continue
