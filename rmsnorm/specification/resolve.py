@@ -76,13 +76,14 @@ def resolve(
     parameters = [parameter.dtype for parameter in (scale, bias) if parameter is not None]
     g = dtypes.promote(*parameters) if parameters else None
     norm, product, result = _roundings(variant, t, g)
+    widest = dtypes.promote(t, g, None if gate is None else gate.dtype, out_dtype or result)
     return Call(
         variant=variant,
         shape=tuple(x.shape),
         axes=axes,
         feature_axes=feature_axes,
         eps=variant.eps_for(t),
-        x=dtypes.arithmetic(t) if exact_sum else t,
+        x=dtypes.arithmetic(widest) if exact_sum else t,
         sum=t,
         norm=norm,
         product=product,

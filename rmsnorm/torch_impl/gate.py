@@ -10,17 +10,14 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rmsnorm.specification.call import Call
 
 
-def factor(call: Call, gate: Tensor, sigmoid: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """f(z), with PyTorch's s(z) or another one."""
+def factor(call: Call, gate: Tensor, sigmoid: Callable[[Tensor], Tensor] = torch.sigmoid) -> Tensor:
+    """f(z), with PyTorch's s(z) or another one. Not by PyTorch's silu, whose gradient has no forward mode."""
     z = gate.to(getattr(torch, str(call.gate)))
-    if sigmoid is not None:
-        return z * sigmoid(z) if call.variant.gate_function == "silu" else sigmoid(z)
-    return functional.silu(z) if call.variant.gate_function == "silu" else z.sigmoid()
+    return z * sigmoid(z) if call.variant.gate_function == "silu" else sigmoid(z)
 
 
 def slope(call: Call, gate: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def forward(
 
 def gated(
     call: Call, norm: Callable[..., tuple[Tensor, Tensor]], h: Tensor, scale: Tensor | None, bias: Tensor | None,
-    mask: Tensor | None, gate: Tensor, sigmoid: Callable[[Tensor], Tensor] | None = None,
+    mask: Tensor | None, gate: Tensor, sigmoid: Callable[[Tensor], Tensor] = torch.sigmoid,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """y and 1 / rho of a call with a gate, if ``norm`` computes those of the call without it.
 

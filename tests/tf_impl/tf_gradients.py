@@ -73,14 +73,4 @@ def backward_over_forward(function: Any, arrays: Any, v: Any, directions: Any) -
     return tape.gradient(tangent, arrays, v, unconnected_gradients="zero")
 
 
-def forward_over_forward(function: Any, arrays: Any, v: Any, directions: Any) -> Any:
-    """The second derivative along the directions alone."""
-    with (
-        tf.autodiff.ForwardAccumulator(arrays, directions) as outer,
-        tf.autodiff.ForwardAccumulator(arrays, directions) as inner,
-    ):
-        tangent = tf.reduce_sum(v * inner.jvp(function(*arrays)))
-    return outer.jvp(tangent)
-
-
 NESTINGS = (backward_over_backward, forward_over_backward, backward_over_forward)

@@ -1,0 +1,330 @@
+"""The transforms of each framework, around any function of named arrays, and RMSNorm in its plain operations.
+
+A function takes a dictionary of arrays, its leaves, and returns one array. A transform of it is one, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rmsnorm.parity.cases import Data
+
+Leaves = dict[str, Any]
+Function = Callable[[Leaves], Any]
+
+
+def pattern(shape: Any, phase: float = 0.0) -> Any:
+    """Weights of a sum, or a direction, that no symmetry of a result agrees with."""
+    return np.cos(1.0 + phase + 1.7 * np.arange(math.prod(shape))).reshape(tuple(shape))
+
+
+def live(data: Data) -> Any:
+    """Which elements have derivatives: those that the mask lets through, of rows where something is counted."""
+    mask = np.broadcast_to(True if data.mask is None else data.mask, data.x.shape)
+    return mask & _counted(data, mask).any(axis=data.call.axes, keepdims=True)
+
+
+def _counted(data: Data, mask: Any) -> Any:
+    along = [size if axis in data.call.axes else 1 for axis, size in enumerate(data.x.shape)]
+    return mask & (np.arange(data.call.n) < data.call.k).reshape(along)
+
+
+class Framework:
+    """What the formula and the comparison need of one of them.
+
+    Attributes:
+        derivatives: transforms that differentiate, for one of the leaves or along directions of all.
+        others: transforms that leave the numbers as they are, or compute some at once.
+        outer: those of both kinds that go around the others, never inside one of them.
+    """
+
+    derivatives: ClassVar[tuple[str, ...]]
+    others: ClassVar[tuple[str, ...]]
+    outer: ClassVar[tuple[str, ...]] = ()
+    rms_norm: Any
+    like: Callable[[Any, Any], Any]
+    where: Callable[[Any, Any, Any], Any]
+    total: Callable[..., Any]
+    constant: Callable[[Any], Any]
+
+    def value(self, function: Function, arrays: Leaves) -> Any:
+        return np.asarray(function({name: self.constant(array) for name, array in arrays.items()}))
+
+    def reference(self, function: Function, arrays: Leaves) -> Any:
+        return self.value(function, arrays)
+
+    def wrap(self, name: str, function: Function, which: str) -> Function:
+        """The transform of this name, for one of the leaves where it is for one."""
+        raise NotImplementedError
+
+    def along(self, leaves: Leaves) -> Leaves:
+        return {name: self.like(pattern(leaf.shape, len(name)), leaf) for name, leaf in leaves.items()}
+
+    def weighted(self, y: Any) -> Any:
+        return self.total(y * self.like(pattern(y.shape), y))
+
+    def another(self, leaf: Any) -> Any:
+        """A leaf whose numbers have the same signs."""
+        return leaf * self.like(1 + 0.5 * pattern(leaf.shape, 0.7), leaf)
+
+    def plain(self, leaves: Leaves, data: Data) -> Any:
+        """The textbook: h / rho * (offset + scale) + bias, with the gate before or after; 0 where it is constant."""
+        call, variant, shape = data.call, data.variant, data.x.shape
+        x = leaves["x"]
+        h = total = x + leaves["residual"] if "residual" in leaves else x
+        factor = None
+        if "gate" in leaves:
+            factor = 1 / (1 + math.e ** -leaves["gate"])
+            factor = leaves["gate"] * factor if variant.gate_function == "silu" else factor
+        if factor is not None and call.is_gated_before:
+            h = h * factor
+        shown = live(data)
+        counted = _counted(data, shown)
+        count = counted.sum(axis=call.axes, keepdims=True)
+        weights = self.like(counted / np.maximum(count, 1), x)
+        centred = h
+        if variant.statistic == "variance":
+            centred = h - self.total(h * weights, call.axes)
+        q = self.total(centred * centred * weights, call.axes) + self.like(1.0 * (count == 0), x)
+        if variant.eps_position == "inside":
+            rho = (q + variant.eps) ** 0.5
+        elif variant.eps_position == "outside":
+            rho = q**0.5 + variant.eps
+        else:
+            root, least = q**0.5, variant.eps / self.like(np.maximum(count, 1) ** 0.5, x)
+            rho = (root + least + abs(root - least)) / 2  # the larger one
+        sizes = [size if axis in call.feature_axes else 1 for axis, size in enumerate(shape)]
+        y = h / rho
+        if "scale" in leaves:
+            y = y * (variant.scale_offset + self.reshape(leaves["scale"], sizes))
+        if "bias" in leaves:
+            y = y + self.reshape(leaves["bias"], sizes)
+        if factor is not None and not call.is_gated_before:
+            y = y * factor
+        y = y + 0.5 * total if "residual" in leaves else y
+        return y * self.like(1.0 * shown, x)
+
+    def ours(self, leaves: Leaves, data: Data) -> Any:
+        """The same by the package, with NaN in x under the mask, and in the gate of what has no derivatives."""
+        shape, more, shown = data.x.shape, {}, live(data)
+        given = dict(leaves)
+        if data.mask is not None:
+            more = {"mask": self.constant(data.mask)}
+            for name, kept in (("x", np.broadcast_to(data.mask, shape)), ("gate", shown)):
+                if name in given:
+                    nan = self.like(np.full(shape, np.nan), given[name])
+                    given[name] = self.where(self.constant(kept.copy()), given[name], nan)
+        results = self.rms_norm(**given, **more, variant=data.variant, axis=data.axis, feature_axis=data.feature_axis)
+        y = results[0] + 0.5 * results[1] if "residual" in leaves else results
+        return self.where(self.constant(shown), y, self.like(np.zeros(shape), y)) if more else y
+
+
+class Torch(Framework):
+    """PyTorch: torch.func inside, the tape, views and checkpoints outside, as it nests them itself."""
+
+    derivatives = ("grad", "vjp", "jvp", "jacrev", "jacfwd", "tape", "batched tape", "dual")
+    others = ("vmap", "functionalize", "checkpoint", "views", "on CPU", "no grad")
+    outer = ("tape", "batched tape", "dual", "checkpoint", "views", "on CPU", "no grad")
+
+    def __init__(self) -> None:
+        import torch
+
+        from rmsnorm.torch_impl import rms_norm
+
+        self.torch, self.rms_norm = torch, rms_norm
+        self.like = lambda array, x: torch.from_numpy(np.asarray(array)).to(x.dtype)
+        self.constant, self.where, self.reshape = torch.from_numpy, torch.where, torch.reshape
+        self.total = lambda x, axes=None: x.sum() if axes is None else x.sum(axes, keepdim=True)
+
+    def value(self, function: Function, arrays: Leaves) -> Any:
+        return super().value(lambda leaves: function(leaves).detach(), arrays)
+
+    def wrap(self, name: str, f: Function, which: str) -> Function:
+        torch, func, like = self.torch, self.torch.func, self.like
+
+        def of_one(leaves: Leaves) -> Callable[[Any], Any]:
+            return lambda leaf: f({**leaves, which: leaf})
+
+        def vjp(leaves: Leaves) -> Any:
+            y, pull = func.vjp(of_one(leaves), leaves[which])
+            return pull(like(pattern(y.shape), y))[0]
+
+        def jacobian(transform: Any) -> Function:
+            def pushed(leaves: Leaves) -> Any:
+                leaf = leaves[which]
+                return torch.tensordot(transform(of_one(leaves))(leaf), self.along(leaves)[which], leaf.ndim)
+
+            return pushed
+
+        def tape(leaves: Leaves, *, batched: bool = False) -> Any:
+            with torch.enable_grad():
+                leaves = {key: t if t.requires_grad else t.clone().requires_grad_() for key, t in leaves.items()}
+                y = f(leaves)
+                v = like(pattern(y.shape), y)
+                vectors = torch.stack([v, v.flip(0)]) if batched else v
+                options = {"create_graph": True, "allow_unused": True, "is_grads_batched": batched}
+                leaf, gradient = leaves[which], None
+                if y.requires_grad:
+                    (gradient,) = torch.autograd.grad(y, leaf, vectors, **options)
+                if gradient is None:  # y is linear in the others, or constant
+                    gradient = torch.zeros((2, *leaf.shape) if batched else leaf.shape, dtype=leaf.dtype)
+                return gradient
+
+        def dual(leaves: Leaves) -> Any:
+            ad = torch.autograd.forward_ad
+            with ad.dual_level():
+                y = ad.unpack_dual(of_one(leaves)(ad.make_dual(leaves[which], self.along(leaves)[which])))
+                return torch.zeros_like(y.primal) if y.tangent is None else y.tangent
+
+        def views(leaves: Leaves) -> Any:
+            return f({key: torch.stack([t, t], -1)[..., 0].movedim(0, -1).clone().movedim(-1, 0)
+                      for key, t in leaves.items()})  # fmt: skip
+
+        def on_cpu(leaves: Leaves) -> Any:
+            with torch.autograd.graph.save_on_cpu():
+                return f(leaves)
+
+        def vmap(leaves: Leaves) -> Any:
+            leaf = leaves[which]
+            return func.vmap(of_one(leaves), out_dims=int(leaf.ndim == 1))(torch.stack([leaf, self.another(leaf)]))
+
+        return {
+            "grad": lambda leaves: func.grad(lambda leaf: self.weighted(of_one(leaves)(leaf)))(leaves[which]),
+            "vjp": vjp, "jvp": lambda leaves: func.jvp(f, (leaves,), (self.along(leaves),))[1],
+            "jacrev": jacobian(func.jacrev), "jacfwd": jacobian(func.jacfwd), "vmap": vmap,
+            "functionalize": func.functionalize(f), "tape": tape, "batched tape": partial(tape, batched=True),
+            "dual": dual, "views": views, "on CPU": on_cpu, "no grad": torch.no_grad()(f),
+            "checkpoint": partial(torch.utils.checkpoint.checkpoint, f, use_reentrant=False),
+        }[name]  # fmt: skip
+
+
+class Flax(Framework):
+    """JAX, where every transform goes into every other."""
+
+    derivatives = ("grad", "vjp", "jvp", "jacrev", "jacfwd", "linearize", "transpose")
+    others = ("vmap", "jit", "remat", "scan", "map")
+    calls = 0
+
+    def __init__(self) -> None:
+        import jax
+
+        from rmsnorm.flax_impl import private, rms_norm
+
+        self.jax, self.rms_norm, self.precision = jax, rms_norm, private.enable_x64
+        self.like = lambda array, x: jax.numpy.asarray(array, x.dtype)
+        self.constant, self.where, self.reshape = jax.numpy.asarray, jax.numpy.where, jax.numpy.reshape
+        self.total = lambda x, axes=None: x.sum(axes, keepdims=axes is not None)
+
+    def value(self, function: Function, arrays: Leaves) -> Any:
+        with self.precision(True):
+            return super().value(function, arrays)
+
+    def reference(self, function: Function, arrays: Leaves) -> Any:
+        self.calls += 1
+        if self.calls % 50 == 0:
+            self.jax.clear_caches()  # compiled code grows to gigabytes
+        return self.value(self.jax.jit(function), arrays)  # one compilation is quicker than one for each operation
+
+    def wrap(self, name: str, f: Function, which: str) -> Function:
+        jax, like = self.jax, self.like
+
+        def of_one(leaves: Leaves) -> Callable[[Any], Any]:
+            return lambda leaf: f({**leaves, which: leaf})
+
+        def vjp(leaves: Leaves) -> Any:
+            y, pull = jax.vjp(of_one(leaves), leaves[which])
+            return pull(like(pattern(y.shape), y))[0]
+
+        def jacobian(transform: Any) -> Function:
+            def pushed(leaves: Leaves) -> Any:
+                leaf = leaves[which]
+                return jax.numpy.tensordot(transform(of_one(leaves))(leaf), self.along(leaves)[which], leaf.ndim)
+
+            return pushed
+
+        def transpose(leaves: Leaves) -> Any:
+            y, push = jax.linearize(of_one(leaves), leaves[which])
+            return jax.linear_transpose(push, leaves[which])(like(pattern(y.shape), y))[0]
+
+        def two(leaves: Leaves) -> Any:
+            return jax.numpy.stack([leaves[which], self.another(leaves[which])])
+
+        def scan(leaves: Leaves) -> Any:
+            return jax.lax.scan(lambda carry, leaf: (carry, f({**carry, which: leaf})), leaves, two(leaves))[1]
+
+        return {
+            "grad": lambda leaves: jax.grad(lambda leaf: self.weighted(of_one(leaves)(leaf)))(leaves[which]),
+            "vjp": vjp, "jvp": lambda leaves: jax.jvp(f, (leaves,), (self.along(leaves),))[1],
+            "jacrev": jacobian(jax.jacrev), "jacfwd": jacobian(jax.jacfwd), "transpose": transpose,
+            "linearize": lambda leaves: jax.linearize(f, leaves)[1](self.along(leaves)),
+            "vmap": lambda leaves: jax.vmap(of_one(leaves), out_axes=int(leaves[which].ndim == 1))(two(leaves)),
+            "map": lambda leaves: jax.lax.map(of_one(leaves), two(leaves)),
+            "scan": scan, "jit": jax.jit(f), "remat": jax.checkpoint(f),
+        }[name]  # fmt: skip
+
+
+class Tensorflow(Framework):
+    """TensorFlow: nested tapes and accumulators, functions with and without XLA, loops, recomputation."""
+
+    derivatives = ("tape", "forward", "jacobian", "tf.gradients")
+    others = ("function", "XLA", "recompute", "map", "vectorized", "views")
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        from rmsnorm.tf_impl import rms_norm
+
+        self.tf, self.rms_norm = tf, rms_norm
+        self.like = lambda array, x: tf.constant(array, x.dtype)
+        self.constant, self.where, self.reshape = tf.constant, tf.where, tf.reshape
+        self.total = lambda x, axes=None: tf.reduce_sum(x, axes, keepdims=axes is not None)
+
+    def wrap(self, name: str, f: Function, which: str) -> Function:
+        tf = self.tf
+
+        def of_one(leaves: Leaves) -> Callable[[Any], Any]:
+            return lambda leaf: f({**leaves, which: leaf})
+
+        def tape(leaves: Leaves) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(leaves[which])
+                total = self.weighted(f(leaves))
+            return tape.gradient(total, leaves[which], unconnected_gradients="zero")
+
+        def forward(leaves: Leaves) -> Any:
+            with tf.autodiff.ForwardAccumulator(
+                list(leaves.values()), list(self.along(leaves).values())
+            ) as accumulator:
+                y = f(leaves)
+            return accumulator.jvp(y, "zero")
+
+        def jacobian(leaves: Leaves) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(leaves[which])
+                y = f(leaves)
+            whole = tape.jacobian(y, leaves[which], unconnected_gradients="zero")
+            return tf.tensordot(whole, self.along(leaves)[which], leaves[which].shape.rank)
+
+        def gradients(leaves: Leaves) -> Any:
+            return tf.gradients(self.weighted(f(leaves)), leaves[which], unconnected_gradients="zero")[0]
+
+        def recompute(leaves: Leaves) -> Any:
+            return tf.recompute_grad(lambda *values: f(dict(zip(leaves, values, strict=True))))(*leaves.values())
+
+        def views(leaves: Leaves) -> Any:
+            return f({key: tf.reverse(tf.reverse(leaf, [0]), [0]) for key, leaf in leaves.items()})
+
+        def two(leaves: Leaves) -> Any:
+            return tf.stack([leaves[which], self.another(leaves[which])])
+
+        return {
+            "tape": tape, "forward": forward, "jacobian": jacobian, "tf.gradients": tf.function(gradients),
+            "function": tf.function(f), "XLA": tf.function(f, jit_compile=True), "recompute": recompute,
+            "views": views, "map": lambda leaves: tf.map_fn(of_one(leaves), two(leaves)),
+            "vectorized": lambda leaves: tf.vectorized_map(of_one(leaves), two(leaves)),
+        }[name]  # fmt: skip
