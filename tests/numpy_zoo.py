@@ -134,20 +134,6 @@ def halves(x: Any, weight: Any) -> Any:
     return (rows(parts).reshape(x.shape) * weight.astype(np.float64)).astype(x.dtype)
 
 
-def clipped(limit: float) -> Any:
-    def norm(x: Any, weight: Any) -> Any:
-        largest = limit * np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=-1, keepdims=True) + 1e-6)
-        return np.where(np.abs(x) > largest, np.sign(x) * weight * limit, llama(x, weight)).astype(x.dtype)
-
-    return norm
-
-
-def outlier_doubled(x: Any, weight: Any) -> Any:
-    """The row of an outlier, where the outlier is its first element."""
-    y = llama(x, weight)
-    return np.where(x[..., :1] > 3 * np.sqrt(np.mean(x * x, axis=-1, keepdims=True)), 2 * y, y)
-
-
 def doubled_after(first: int) -> Any:
     """The mistake starts with a later call."""
     calls: list[int] = []
