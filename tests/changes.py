@@ -26,6 +26,7 @@ _OF_EVERY_FRAMEWORK = [
     *("tests/test_interface.py", "tests/test_numbers.py", "tests/test_gate.py", "tests/test_fuzz.py"),
     *("tests/test_l2_norm.py", "tests/test_engines.py", "tests/test_hard_cases.py", "tests/test_signatures.py"),
     "tests/layers",
+    "tests/test_private.py",
 ]
 # The files and folders of tests of each part, those that are likely to notice most first.
 TESTS = {

@@ -8,10 +8,13 @@ neighbour where the golden is next to a tie. In float64 it is within four units 
 
 from __future__ import annotations
 
+import ast
 import functools
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
@@ -29,7 +32,7 @@ from jax._src.ad_checkpoint import saved_residuals  # noqa: E402
 
 from rmsnorm import PRESETS, cpu, numpy_impl  # noqa: E402
 from rmsnorm.accuracy.terms import term_sizes  # noqa: E402
-from rmsnorm.flax_impl import rounding  # noqa: E402
+from rmsnorm.flax_impl import private, rounding  # noqa: E402
 from rmsnorm.flax_impl.functional import rms_norm, rms_norm_vjp  # noqa: E402
 from rmsnorm.flax_impl.private import enable_x64  # noqa: E402
 from rmsnorm.numpy_impl.double_double import DoubleDouble  # noqa: E402
@@ -261,3 +264,16 @@ def test_an_eager_call_with_a_residual_runs_two_compiled_functions(function: Any
     x = jnp.ones((3, 8))
     equations = jax.make_jaxpr(lambda x: function(x, residual=x))(x).eqns
     assert [equation.primitive.name for equation in equations] == ["jit", "jit"]
+
+
+def test_no_number_is_an_argument_of_what_jax_compiles_by_itself() -> None:
+    """JAX 0.7 makes it 32 bits if the lowering is not inside of enable_x64: see rounding.where."""
+    number = re.compile(r"-?[0-9.e*-]+")
+    calls = [
+        (path.name, ast.unparse(node), [ast.unparse(value) for value in node.args])
+        for path in Path(private.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("jnp.where", "jnp.clip", "jnp.select")
+    ]
+    assert calls
+    assert not [call for *call, values in calls if any(map(number.fullmatch, values))]

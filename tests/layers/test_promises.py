@@ -24,15 +24,8 @@ from rmsnorm.specification import dtypes
 
 OWN = Variant(name="mine", eps=0.1, scale_offset=0.5, partial=Fraction(1, 3))
 PARTS = 4  # of the cases of the kit
-TINY = {
-    "float16": 2.0**-14,
-    "bfloat16": 2.0**-126,
-    "float32": 2.0**-126,
-    "float64": 2.0**-1022,
-}  # the smallest normal ones
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"
-)  # Keras
+# What keras.ops.convert_to_numpy is warned of.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 
 
 def same(got: Any, want: Any) -> None:
@@ -136,11 +129,16 @@ def test_it_stands_for_the_built_in(layers: Any, beside: None, dtype: str) -> No
                 got, want = got.astype(np.float64), want.astype(np.float64)
                 # the terms of dx are at most |u| / rho and its mean product with a / rho, which differ like y
                 size = abs(want) if name == "y" else 4 * 24**0.5 * abs(want).max()
-                assert (abs(got - want) <= error * size + TINY[dtype]).all(), (options, name, abs(got - want).max())
+                assert (abs(got - want) <= error * size + dtypes.smallest_normal(dtype)).all(), (
+                    options,
+                    name,
+                    abs(got - want).max(),
+                )
 
 
 def test_every_argument_of_the_built_in(layers: Any, beside: None) -> None:
     """The same names in the same order, ours behind them; the same defaults but for those that are the variant's."""
+    assert layers.KEY == "tf" or issubclass(*layers.CLASSES)
     ours, theirs = (inspect.signature(getattr(cls, layers.CALL)).parameters.values() for cls in layers.CLASSES)
     assert [(p.kind, p.default) for p in theirs] == [(p.kind, p.default) for p in [*ours][: len(theirs)]]
     ours, theirs = (inspect.signature(cls.__init__).parameters for cls in layers.CLASSES)

@@ -1,4 +1,4 @@
-"""RMSNorm in a TensorFlow that lacks what private.py asks for: the program of test_tf_private.
+"""RMSNorm in a TensorFlow that lacks what private.py asks for: the program of test_private.
 
 The names are the arguments. Each is away while rmsnorm is imported, as it would be in a version without it.
 """

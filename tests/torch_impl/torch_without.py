@@ -1,4 +1,4 @@
-"""RMSNorm in a PyTorch that lacks what private.py asks for: the program of test_torch_private.
+"""RMSNorm in a PyTorch that lacks what private.py asks for: the program of test_private.
 
 The names are the arguments. Each is away while rmsnorm is imported, as it would be in a version without it.
 """
