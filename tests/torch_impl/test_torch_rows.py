@@ -97,8 +97,9 @@ def test_with_kernels_as_without(layout: str, dtype: Any, without_kernels: Any) 
             without_kernels(off)
             results.append(everything(layout, dtype, (3, 6, 5, 24), {"variant": variant, **more}))
         check_equal(*results)
-        like = torch.nn.RMSNorm(24)(LAYOUTS[layout](randn(3, 6, 5, 24))).stride()
-        assert all(tensor.stride() == like for tensor in results[0][: 2 if "residual" in more else 1])
+        x = LAYOUTS[layout](randn(3, 6, 5, 24))
+        like = x if layout == "channels_last" else x.contiguous()  # in PyTorch 2.13; that of 2.5 keeps more layouts
+        assert all(tensor.stride() == like.stride() for tensor in results[0][: 2 if "residual" in more else 1])
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
