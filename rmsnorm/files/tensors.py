@@ -168,7 +168,11 @@ def keras(op: str, path: Path, within: str = "", wanted: str = HDF5) -> Tensors:
 
     def tensor(name: str) -> Any:
         with reading(op, path, wanted), h5py.File(weights, "r") as file:
-            return dtypes.native(_datasets(h5py, file, within)[name][()])
+            *groups, last = f"{within}/{name}".strip("/").split("/")
+            group = file
+            for part in groups:
+                group = _member(h5py, group, part, h5py.Group)
+            return dtypes.native(_member(h5py, group, last, h5py.Dataset)[()])
 
     return shapes, tensor
 

@@ -220,7 +220,7 @@ def missing_framework(name: str, extra: str, instead: str = "") -> ModuleNotFoun
 
 
 def damaged(op: str, path: object, reason: object, want: str) -> ValueError:
-    return InputValueError(f"{op}: {path} is damaged ({reason}), expected {want}; copy it again")
+    return InputValueError(f"{op}: {path} is damaged ({printable(str(reason))}), expected {want}; copy it again")
 
 
 def of_system(op: str, error: OSError) -> str:
