@@ -107,8 +107,8 @@ def _second_derivative(layer: Any, x: Any, dy: Any) -> Any:
 
 
 def _tangent(layer: Any, x: Any, dy: Any) -> Any:
-    with forward_ad.dual_level():
-        return forward_ad.unpack_dual(layer(forward_ad.make_dual(x.detach(), dy)))
+    with forward_ad.dual_level():  # whose own class is no tree in PyTorch 2.5
+        return tuple(forward_ad.unpack_dual(layer(forward_ad.make_dual(x.detach(), dy))))
 
 
 def _batches_of_gradients(layer: Any, x: Any, dy: Any) -> Any:
