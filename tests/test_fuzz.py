@@ -32,7 +32,7 @@ from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import CHOICES
 
 NIGHTLY = settings().max_examples > 100  # pytest --hypothesis-profile nightly
-SEED = f"{os.environ['RMSNORM_TEST_SEED']} {date.today() if NIGHTLY else ''}"
+SEED = os.environ.get("RMSNORM_FUZZ_SEED") or (f"{date.today()}" if NIGHTLY else "3 ")
 CALLS = {"numpy": 12, "torch": 12, "tf": 12, "flax": 6}  # of each engine
 BOUND = 1000  # units of the largest element: at most some hundred operations in a row, on numbers about 1
 
@@ -90,6 +90,8 @@ def drawn_data(random: np.random.Generator, levels: dict[str, Any]) -> Data:
     is_cut = levels["mask"] is not None or levels["partial"] is not None
     if wide and (is_cut or is_before):
         fields["statistic"] = "mean_square"
+    if wide and dtype != "float64" and gate is not None and not is_before:
+        fields["rounding"] = "after_scale"  # nor for dgate beside a tie of h / rho, which is rounded to fewer bits
     if wide and (is_before or fields["eps"] == 0.3) and fields["eps_position"] == "outside":
         fields["eps_position"] = "inside"
     case = Case(
@@ -173,6 +175,7 @@ def test_derivatives(framework, kernels, record_property):
             del expected["jvp"]
             for verdict in compare(by_kernels(data), expected):
                 is_exact = expected[verdict.quantity].value.dtype != np.float64 and levels["rounding"] != "input_dtype"
+                is_exact = is_exact and data.variant.statistic == "mean_square"  # a variance of few elements cancels
                 assert verdict.passed, f"{verdict} of {levels}"
                 assert verdict.max_ulp == 0 or not is_exact, f"{verdict} of {levels}"
         elif framework.name != "flax":  # where a gradient is one of a compiled function
