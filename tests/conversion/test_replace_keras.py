@@ -232,7 +232,8 @@ def test_what_is_left_alone_and_why() -> None:
         "at (1, 0, 1, 0, 0) got 0, want nan, inf ulp",
         "it computes LayerNorm",
         "it holds gamma, beta, moving_mean, moving_variance, expected a gain and perhaps a bias",
-        "it computes the L2 norm, eps below the norm: x / max(|x|, 1e-12), which is RMSNorm",
+        "it computes the L2 norm, eps below the norm: x / max(|x|, 1e-12), which is RMSNorm with the same eps and "
+        "1 / sqrt(n) times the gain",
         "it is not built; call the model first",
     ]
     assert [dict(vars(layer)) for layer in layers] == before
