@@ -204,10 +204,10 @@ def arithmetic_of(call: Call) -> str:
     return dtypes.arithmetic(dtypes.promote(call.x, call.product, call.result, call.gate))
 
 
-def operations_of(quantity: str, call: Call, *, worst: bool = False, sums: float = 1.0) -> float:
+def operations_of(quantity: str, call: Call, *, worst: bool = False) -> float:
     """How many roundings of the arithmetic reach a quantity, in units of its terms: the last column of the table.
 
-    ``worst`` counts k for a sum of k terms in place of sqrt(k); ``sums`` multiplies what sums count.
+    ``worst`` counts k for a sum of k terms in place of sqrt(k).
 
     >>> from rmsnorm.specification.call import Spec
     >>> from rmsnorm.specification.resolve import resolve
@@ -220,7 +220,7 @@ def operations_of(quantity: str, call: Call, *, worst: bool = False, sums: float
     rows = size / max(1, math.prod(s for s in call.feature_shape if s))
 
     def of_sum(terms: float) -> float:
-        return sums * (terms if worst else math.sqrt(terms))
+        return terms if worst else math.sqrt(terms)
 
     inverse = of_sum(k) / 2 + 5
     operations = {
@@ -257,19 +257,6 @@ def roundings_of_row(n: int) -> float:
 def of_row(n: int, dtype: str) -> float:
     """The error of y, relative to its terms: the roundings of a row."""
     return roundings_of_row(n) * dtypes.unit_roundoff(dtype)
-
-
-def of_replacement(quantity: str, call: Call, dtype: str) -> float:
-    """The largest parity ratio for the difference of another program and of ours, as above: both compute it.
-
-    Each has the operations of the table, ours in float32 at least. Where a variant allows all arithmetic in 16 bits,
-    the sums of every framework still are in float32, and the rounding of each square is averaged over a row.
-    """
-    w = dtypes.unit_roundoff("float32") / dtypes.unit_roundoff(dtype) if dtype in dtypes.HALF else 1.0
-    theirs = bound(quantity, call, dtype, automatic=True).ratio
-    if call.variant.rounding == "input_dtype" and dtype in dtypes.HALF:
-        theirs -= (1 - w) * (operations_of(quantity, call) - operations_of(quantity, call, sums=0.0))
-    return theirs + w * operations_of(quantity, call)
 
 
 def _named_roundings(call: Call) -> int:

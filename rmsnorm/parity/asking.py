@@ -14,7 +14,7 @@ from rmsnorm.accuracy.rounding import cast
 from rmsnorm.accuracy.terms import terms_of_dscale
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.parity.cases import Array, Case, Data, call_of, make
-from rmsnorm.parity.circumstances import Circumstance, Question, case_of, circumstances, levels_for, question
+from rmsnorm.parity.circumstances import NAMED, Circumstance, Question, case_of, circumstances, levels_for, question
 from rmsnorm.parity.comparison import Comparison
 from rmsnorm.parity.equations import Steps
 from rmsnorm.parity.fitting import adapted, in_groups, requires_gate, without_groups
@@ -49,7 +49,7 @@ def in_circumstances(
 ) -> Iterator[tuple[Circumstance, Question, list[Comparison] | str]]:
     """The comparisons of every circumstance, or what the target raised in it.
 
-    ``only``: the levels of some factors that are asked, of those that the target takes.
+    ``only``: the levels of some factors that are asked, of those that the target takes and those of ``NAMED``.
     """
     types = [dtype for dtype in types if target.dtypes.get("x", dtype) == dtype]
     if target.backward or not types:  # it has no y, whatever the circumstances are
@@ -59,7 +59,8 @@ def in_circumstances(
         target, types, gradients=gradients, group_size=group_size, required_gate=gate, quick=quick
     )  # fmt: skip
     for factor, some in only.items():
-        levels[factor] = tuple(level for level in levels[factor] if level in some) or levels[factor][:1]
+        known = (*levels[factor], *NAMED.get(factor, ()))
+        levels[factor] = tuple(level for level in known if level in some) or levels[factor][:1]
     for circumstance in circumstances(levels, strength=strength):
         case = case_of(circumstance, variant)
         sized, fitting = adapted(target, case, group_size, every_row=True)
@@ -132,7 +133,7 @@ def _called(target: Target, arrays: Mapping[str, Array], leaves: Sequence[str], 
         if leaves:
             before.gradients(data.dy)
     if history == "after another shape":
-        has_rows = data.x.ndim > len(data.call.axes)
+        has_rows = data.x.ndim > len({*data.call.axes, *data.call.feature_axes})
         of_rows = [name for name in arrays if has_rows and name not in ("scale", "bias")]
         fewer = {name: _another_shape(array) if name in of_rows else array for name, array in arrays.items()}
         target.called(fewer, leaves)

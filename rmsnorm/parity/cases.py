@@ -267,7 +267,7 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
     random = np.random.default_rng(zlib.crc32(f"{case.name}/{chosen.name}/{dtype}".encode()))
     axis, feature_axis = case.options.get("axis", -1), case.options.get("feature_axis")
     layout = resolve("make", Spec(case.shape, dtype), variant=chosen, axis=axis, feature_axis=feature_axis)
-    along_last = "axis" not in case.options
+    along_last = "axis" not in case.options or axis == (-1,)
     x = values_of(case.data, case.shape, dtype, random, along_last=along_last)
     sizes = tuple(case.shape[entry] for entry in layout.feature_axes)
     width = case.parameters or dtype

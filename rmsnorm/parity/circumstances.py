@@ -29,7 +29,7 @@ WIDTHS: Final = {  # the last two: above 1,024, and more than 16 bits count
     "33": 33, "72": 72, "256": 256, "768": 768, "1024": 1024, "2048": 2048, "4096": 4096, "5120": 5120, "8192": 8192,
     "1531": 1531, "66001": 66001,
 }  # fmt: skip
-AXES: Final = {"1 axis": 1, "2 axes": 2, "3 axes": 3, "4 axes": 4, "6 axes": 6}
+AXES: Final = {"1 axis": 1, "2 axes": 2, "3 axes": 3, "4 axes": 4, "5 axes": 5, "6 axes": 6}
 MOST: Final = 5_400_000  # elements of a case
 _BLOCK: Final = 2**15  # elements of its different rows,
 _ALL: Final = 2**16  # and of all rows, where these must differ
@@ -39,7 +39,7 @@ _APART: Final = ("every second element", "transposed")  # layouts in which the e
 FACTORS: Final[dict[str, tuple[str, ...]]] = {
     "rows": tuple(ROWS),
     "width": tuple(WIDTHS),
-    "axes": tuple(AXES),
+    "axes": ("1 axis", "2 axes", "3 axes", "4 axes", "6 axes"),
     "x": ("float16", "bfloat16", "float32"),
     "gain": ("gain of x's dtype", "gain float32", "no gain"),
     "bias": ("bias", "no bias"),
@@ -55,6 +55,9 @@ FACTORS: Final[dict[str, tuple[str, ...]]] = {
     "mode": ("plain", "no_grad", "inference", "autocast", "training"),
     "history": ("first call", "called again", "after another shape", "two before both backward passes", "y kept",
                 "a second backward pass"),
+}  # fmt: skip
+NAMED: Final = {  # levels that are asked where a caller names them; ``check`` has cases for such values
+    "axes": ("5 axes",), "values": ("size 1", "zeros", "zeros and infinity in rows"),
 }  # fmt: skip
 _OF_GRADIENTS: Final = ("two before both backward passes", "a second backward pass")
 
@@ -113,7 +116,7 @@ def allows(row: Mapping[str, str]) -> bool:
         rows > 1 or get("layout", "").removeprefix("x alone ") in ("transposed", "a slice")
     ):
         return False
-    if get("axes") in ("4 axes", "6 axes") and rows == 1:
+    if get("axes") in ("4 axes", "5 axes", "6 axes") and rows == 1:
         return False
     gradients = get("gradients")
     if gradients is not None:
@@ -236,7 +239,9 @@ def lead_of(levels: Mapping[str, str]) -> tuple[int, ...]:
     (3, 87)
     """
     rows, axes = ROWS[levels["rows"]], AXES[levels["axes"]]
-    first = {1: (), 2: (), 3: (3,), 4: (3, 2), 6: (2, 1, 3, 1)}[axes] if rows > 1 else (1,) * max(0, axes - 2)
+    first = (
+        {1: (), 2: (), 3: (3,), 4: (3, 2), 5: (3, 1, 2), 6: (2, 1, 3, 1)}[axes] if rows > 1 else (1,) * max(0, axes - 2)
+    )
     if axes == 1:
         return ()
     last = -(-rows // math.prod(first))
@@ -290,7 +295,8 @@ class Question:
 
 def question(circumstance: Circumstance, case: Case, variant: Variant) -> Question:
     """The arrays of a circumstance for a case that the target takes."""
-    level, axes = circumstance, len(case.options.get("axis", (-1,)))
+    level = circumstance
+    axes = len({*case.options.get("axis", (-1,)), *case.options.get("feature_axis", ())})
     lead, sizes = case.shape[:-axes], case.shape[-axes:]
     rows, n = math.prod(lead), math.prod(sizes)
     some = min(rows, max(3, (_ALL if level["values"] == "one sign" else _BLOCK) // n))
@@ -305,6 +311,14 @@ def _with_values(data: Data, level: Circumstance) -> Data:
     random = np.random.default_rng(zlib.crc32(level.name.encode()))
     if level["values"] == "NaN in a row":
         x[len(x) // 2].flat[min(1, x[0].size - 1)] = np.nan
+    if level["values"] == "size 1":
+        x[...] = np.where(x < 0, -1, 1) * random.uniform(0.5, 2.0, x.shape)
+    if level["values"] == "zeros":
+        x[...] = 0
+    if level["values"] == "zeros and infinity in rows":
+        x[0] = 0
+        for row, value in ((len(x) // 2, np.inf), (-1, -np.inf)):
+            x[row].flat[min(1, x[0].size - 1)] = value
     if level["values"] == "negative zeros":
         x[random.random(x.shape) < 0.5] = -0.0
         dy = np.where(random.random(dy.shape) < 0.5, np.array(-0.0, dy.dtype), dy)

@@ -249,6 +249,8 @@ def _unfit(target: Target, case: Case, dtype: str, group_size: int | None) -> st
 def _sizes(target: Target) -> tuple[int, ...]:
     """Of the normalised axes of a target that takes one width."""
     width = (target.width or 0,)
+    if target.layout is not None:
+        return target.layout[0]
     return target.shape_of("scale", width) if "scale" in target.arguments else width
 
 
@@ -281,8 +283,10 @@ def adapted(target: Target, case: Case, group_size: int | None, *, every_row: bo
     if case.is_large and not every_row:
         lead, repeats = _fewer(lead, repeats or (1,) * rows, target.width)
     repeats = (*repeats, *[1] * len(sizes)) if repeats else ()
-    axes = tuple(range(-len(sizes), 0))
-    return target, replace(case, shape=(*lead, *sizes), repeats=repeats, options={"axis": axes})
+    axes = {"axis": tuple(range(-len(sizes), 0))}
+    if target.layout is not None:
+        axes = {"axis": target.layout[1], "feature_axis": target.layout[2]}
+    return target, replace(case, shape=(*lead, *sizes), repeats=repeats, options=axes)
 
 
 def _fewer(lead: tuple[int, ...], repeats: tuple[int, ...], width: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -127,6 +127,8 @@ class Target:
         named_width: the width that its user named, where it is made for others, too.
         limits: of what x it takes, as its user declared them.
         mode: one of ``bridge.modes``, in which it is called; empty for none.
+        layout: the sizes of the last axes of x, and along which of these it normalises and has its parameters, where
+            these are not simply the axes of its gain.
         noticed: what its calls showed; the targets that ``replace`` makes of it write there, too, as they are the same
             function called in another way.
     """
@@ -160,6 +162,7 @@ class Target:
     limits: Limits = field(default_factory=Limits)
     mode: str = ""
     library: str = ""
+    layout: tuple[Shape, Shape, Shape] | None = None
     noticed: Noticed = field(default_factory=Noticed)
 
     @property

@@ -38,19 +38,21 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
     replace again after these. A deep copy, nnx.clone and a pickled PyTorch or Flax model (torch.save(model)) keep ours.
     A file of torch.export.save loads only after ``import rmsnorm.torch_impl``.
 
-    Nothing changes before everything is decided. A module is replaced if its copy with random parameters gives the same
-    outputs and gradients as the replacement: in training and in evaluation, on x of one to five axes, with rows of
-    zeros, NaN and infinity, in float16, bfloat16, float32 and float64. It is not replaced if a call changes it or adds
-    a loss. Of PyTorch, a norm along the last axes and its replacement must also agree with the golden by the bounds of
-    ``rmsnorm.parity.check``, in its circumstances: calls at the width of the norm in which every pair of 1 to 8,209
-    rows, one to four axes, memory, values, gradients, modes (no_grad, inference, autocast) and what was called before
-    occurs. One that differs stays, and its entry says where. A module that computes in the dtype of x throughout is
-    asked there in float32 alone. Modules with the same class, attributes and shapes of parameters are asked once.
+    Nothing changes before everything is decided. A module is replaced if its copy with random parameters, and the
+    replacement, agree with the golden in outputs and gradients, by the bounds of ``rmsnorm.parity.check``: in training
+    and in evaluation, on x of one to five axes, with rows of zeros, NaN, infinity and outliers, in float16, bfloat16,
+    float32, and float64, of which the digits of float32 count. It is not replaced if a call changes it or adds a loss.
+    Of PyTorch, both must also agree in the circumstances of ``check``: calls at the width of the norm in which every
+    pair of 1 to 8,209 rows, one to four axes, memory, values, gradients, modes (no_grad, inference, autocast) and what
+    was called before occurs. One that differs stays, and its entry says where. A module that computes in the dtype of x
+    throughout is asked these in float32 alone, and in float16 only for elements of x between 0.5 and 2. Of Flax, which
+    compiles each shape, 16 and 64 bits are asked with one number of axes. Modules with the same class, attributes and
+    shapes of parameters are asked once.
 
     A trial cannot show what a module does elsewhere: another formula for more rows, in three circumstances together,
     after some number of calls, on another device, for a value that was not tried, or a change of something outside of
-    the module; and of Keras and Flax, or along other axes, whatever only the circumstances show. Do not use replace on
-    a model with such norms.
+    the module; and of Keras and Flax whatever only the circumstances show. Do not use replace on a model with such
+    norms.
 
     Args:
         model: a torch.nn.Module, keras.Model or flax.nnx.Module. Candidates are modules with at most two parameters or

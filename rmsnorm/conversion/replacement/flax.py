@@ -14,7 +14,7 @@ from flax import nnx
 from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.change import Replaced, called_with, computed, subclass, vector
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import Proof, decide, require_gain_alone
+from rmsnorm.conversion.replacement.proof import Plain, Proof, decide, require_gain_alone
 from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.conversion.replacement.settings import settings_of
 from rmsnorm.flax_impl.functional import rms_norm
@@ -92,7 +92,7 @@ class Flax(Backend):
         require_gain_alone(target, self.tensors(module))
         settings = settings_of(module, nnx.Module, "__call__", vars(nnx.Module()), self.tensors(module))
 
-        def replacement(norm: Norm) -> Target:
+        def replacement(norm: Norm, module: Any = module) -> Target:
             ours = nnx.clone(module)
             self.become(ours, norm)
             return open_target(ours)
@@ -100,7 +100,8 @@ class Flax(Backend):
         asked = nnx.clone(module)
         if type(asked) is nnx.RMSNorm:
             asked.dtype = None
-        proof = decide(target, module.__call__, replacement, _dtypes(module), open_target(asked))
+        plain = Plain(open_target(asked), functools.partial(replacement, module=asked))
+        proof = decide(target, module.__call__, replacement, _dtypes(module), plain)
         if _changes(nnx.clone(module), *[jax.numpy.ones(proof.norm.shapes[-1])] * (2 if proof.norm.gate else 1)):
             raise Unproven("a call changes its state")
         return proof._replace(norm=replace(proof.norm, settings=settings))
