@@ -20,7 +20,7 @@ CORES: Final = 2  # of the machine for which the minutes hold
 TABLE: Final = Path(__file__).with_name("seconds.json")
 _COSTLY: Final = 15.0  # seconds of a test with the mark ``costly``, which the runs that are measured leave out
 _CASES: Final = 3  # of a test for each framework, where its mark ``sample(n)`` says no other number
-_SHARES: Final = {"changed": 0.5, "above": 0.6, "other": 1.0}  # of the time that is left
+_SHARES: Final = {"changed": 0.5, "above": 0.6, "other": 1.0}  # of the time that those before leave
 
 
 @dataclass(frozen=True)
@@ -99,17 +99,17 @@ def chosen(
     """The items that run, and by relation the name of the level."""
     table = _table() if table is None else table
     left = 60 * minutes * CORES
-    items: set[Any] = set()
+    of_relation = {name: some for name in _SHARES if (some := [case for case in cases if case.relation == name])}
+    kept: dict[str, list[Case]] = {name: [] for name in of_relation}
     levels: dict[str, str] = {}
-    for relation, share in _SHARES.items():
-        of_relation = [case for case in cases if case.relation == relation]
-        others = any(case.relation not in (*levels, relation) for case in cases)
-        for level in LEVELS[_FIRST[relation] :]:
-            kept = at(level, of_relation, seed)
-            cost = seconds(kept, table)
-            if cost <= (left * share if others else left):
-                break
-        if of_relation:
-            left, levels[relation] = left - cost, level.name
-        items |= {case.item for case in kept}
-    return items, levels
+    last = [*of_relation][-1:]
+    for shares in (_SHARES, dict.fromkeys(_SHARES, 1.0)):  # what the others leave is for what changed
+        for relation, some in of_relation.items():
+            left += seconds(kept[relation], table)
+            for level in LEVELS[_FIRST[relation] :]:
+                drawn = at(level, some, seed)
+                cost = seconds(drawn, table)
+                if cost <= (left if relation in last else left * shares[relation]):
+                    break
+            left, levels[relation], kept[relation] = left - cost, level.name, drawn
+    return {case.item for drawn in kept.values() for case in drawn}, levels

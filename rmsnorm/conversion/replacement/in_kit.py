@@ -25,7 +25,7 @@ from rmsnorm.targets.target import Called, Shape
 _TYPES: Final = ("float32", "bfloat16", "float16")
 _FEW: Final = {  # what every number of axes is asked
     "gain": ("gain of x's dtype",), "layout": ("contiguous",), "gain's memory": ("dense gain",), "values": ("normal",),
-    "gradients": ("all",), "dy": ("dense dy",), "mode": ("plain", "training"), "history": ("first call",),
+    "gradients": ("all",), "dy": ("dense dy",), "mode": ("plain",), "history": ("first call",),
 }  # fmt: skip
 _VALUES: Final = ("heavy tails", "zeros", "NaN in a row", "zeros in the gain")
 _CALLS: Final = {  # of PyTorch, so that a kind of norm takes about two seconds
@@ -133,7 +133,8 @@ class Golden:
         for dtype in _TYPES if every else _TYPES[:1]:
             # Of float16 in which all is computed, the derivative of 1 / rho overflows for rows that are small.
             narrow = dtype == "float16" and self.norm.known.rounding == "input_dtype"
-            self._require([shape], {**_FEW, "values": ("size 1" if narrow else "normal",)}, [dtype])
+            modes = ("plain", "training") if dtype == _TYPES[0] else _FEW["mode"]
+            self._require([shape], {**_FEW, "values": ("size 1" if narrow else "normal",), "mode": modes}, [dtype])
         if every:
             self._require([shape], _FEW, _TYPES[:1], wide=True)
 
@@ -148,9 +149,11 @@ class Golden:
         """Both must agree with it in the circumstances of a call of PyTorch; others compile each shape for minutes."""
         # In 16 bits the sums of one that computes in the dtype of x are not exact enough for the kit's bounds.
         types = _TYPES[:1] if self.norm.known.rounding == "input_dtype" else _TYPES
-        # Of a sum that is not over the first axes libraries add one term after the other, and equal ones err alike.
-        last = self.norm.axes == self.norm.gain_axes == tuple(range(-len(self.norm.axes), 0))
-        self._require(shapes, _CALLS if last else {**_CALLS, "dy": ("dense dy",)}, types)
+        dense = {**_CALLS, "dy": ("dense dy",)}
+        self._require(shapes, dense, types)
+        # Libraries add one term after the other where a sum is not over the first axes: equal ones err alike there.
+        if self.norm.axes == self.norm.gain_axes == tuple(range(-len(self.norm.axes), 0)):
+            self._require(shapes[-1:], {**_FEW, "dy": ("expanded dy",), "rows": ("few rows", "257 rows")}, types)
 
     def _require(
         self, shapes: Sequence[Shape], levels: Mapping[str, Any], types: Sequence[str], *, wide: bool = False
