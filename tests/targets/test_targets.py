@@ -51,7 +51,7 @@ def test_a_framework_has_several_names(name, reported):
         (lambda x, weight: x, {"epps": 1}, "takes no argument 'epps', expected some of x, weight"),
         (torch.jit.ScriptModule(), None, "is a scripted module, expected the layer itself"),
         ("norms.py", None, "or an .onnx file; name what it has, as norms.py:NAME"),
-        (lambda **options: options, None, "takes .*options.*, which does not say what it takes, expected x; name a"),
+        (lambda **options: options, None, "is of type dict, expected a function, a layer or a class of layers"),
         (3, None, "is of type int, expected a function, a layer or a class of layers"),
     ],
 )
