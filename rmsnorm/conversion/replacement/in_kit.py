@@ -27,6 +27,7 @@ _FEW: Final = {  # what every number of axes is asked
     "gain": ("gain of x's dtype",), "layout": ("contiguous",), "gain's memory": ("dense gain",), "values": ("normal",),
     "gradients": ("all",), "dy": ("dense dy",), "mode": ("plain",), "history": ("first call",),
 }  # fmt: skip
+_MODES: Final = ("plain", "training")
 _VALUES: Final = ("heavy tails", "zeros", "NaN in a row", "zeros in the gain")
 _CALLS: Final = {  # of PyTorch, so that a kind of norm takes about two seconds
     "rows": ("1 row", "few rows", "257 rows", "thousands of rows", "8,209 rows"),
@@ -133,16 +134,17 @@ class Golden:
         for dtype in _TYPES if every else _TYPES[:1]:
             # Of float16 in which all is computed, the derivative of 1 / rho overflows for rows that are small.
             narrow = dtype == "float16" and self.norm.known.rounding == "input_dtype"
-            modes = ("plain", "training") if dtype == _TYPES[0] else _FEW["mode"]
+            modes = _MODES if dtype == _TYPES[0] else _FEW["mode"]
             self._require([shape], {**_FEW, "values": ("size 1" if narrow else "normal",), "mode": modes}, [dtype])
         if every:
             self._require([shape], _FEW, _TYPES[:1], wide=True)
 
     def require_values(self, shape: Shape) -> None:
         """Both must agree with it on rows of zeros, infinity, NaN and outliers."""
-        self._require([shape], {**_FEW, "values": _VALUES}, _TYPES[:1])
+        levels = {**_FEW, "mode": _MODES}
+        self._require([shape], {**levels, "values": _VALUES}, _TYPES[:1])
         # A row with infinity has no gradient: what comes in its place depends on the order of the operations.
-        no_gradients = {**_FEW, "values": ("zeros and infinity in rows",), "gradients": ("none",)}
+        no_gradients = {**levels, "values": ("zeros and infinity in rows",), "gradients": ("none",)}
         self._require([shape], no_gradients, _TYPES[:1])
 
     def require_calls(self, shapes: Sequence[Shape]) -> None:
