@@ -18,6 +18,7 @@ from typing import Any, Final
 MINUTES: Final = 7.0
 CORES: Final = 2  # of the machine for which the minutes hold
 TABLE: Final = Path(__file__).with_name("seconds.json")
+_SHARE: Final = 0.78  # of the time is for the cases, the rest for imports and collecting
 _COSTLY: Final = 15.0  # seconds of a test with the mark ``costly``, which the runs that are measured leave out
 _CASES: Final = 3  # of a test for each framework, where its mark ``sample(n)`` says no other number
 _SHARES: Final = {"changed": 0.5, "above": 0.6, "other": 1.0}  # of the time that those before leave
@@ -98,7 +99,7 @@ def chosen(
 ) -> tuple[set[Any], dict[str, str]]:
     """The items that run, and by relation the name of the level."""
     table = _table() if table is None else table
-    left = 60 * minutes * CORES
+    left = 60 * minutes * CORES * _SHARE
     of_relation = {name: some for name in _SHARES if (some := [case for case in cases if case.relation == name])}
     kept: dict[str, list[Case]] = {name: [] for name in of_relation}
     levels: dict[str, str] = {}

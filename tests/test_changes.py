@@ -108,7 +108,7 @@ EVERY = [*cases("changed", 10, 40), *cases("changed", 1, 1, "costly"), *cases("c
     ],
 )
 def test_as_much_runs_as_fits_into_the_time(minutes, levels):
-    items, names = selection.chosen(EVERY, "a seed", minutes, TABLE)
+    items, names = selection.chosen(EVERY, "a seed", minutes / selection._SHARE, TABLE)
     assert tuple(names.values()) == levels
     costs = sum(selection._COSTLY if item[3] == "costly" else 1 for item in items)
     assert costs <= 60 * minutes * selection.CORES
@@ -124,7 +124,7 @@ def test_the_seed_alone_draws_and_all_seeds_together_draw_every_test():
 
 def test_where_nothing_is_known_of_what_changed_every_test_is_equal():
     every = [dataclasses.replace(case, relation="changed") for case in EVERY]
-    assert list(selection.chosen(every, "a seed", 7, TABLE)[1].values()) == ["6 cases"]
+    assert list(selection.chosen(every, "a seed", 7 / selection._SHARE, TABLE)[1].values()) == ["6 cases"]
 
 
 def test_each_framework_has_its_sample_and_a_mark_says_how_many():
