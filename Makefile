@@ -57,7 +57,7 @@ quick: $(VENV)/ready
 # 2,000 compositions of transforms for each framework, 500 variants for `identify`, the bits of 2,000 calls: three hours.
 fuzz: $(VENV)/ready
 	RMSNORM_IDENTIFY_VARIANTS=500 $(BIN)/python -m pytest -q -n 2 tests/test_fuzz.py tests/identify/test_identify_variants.py \
-		tests/nematus/test_hostile_files.py \
+		tests/nematus/test_damaged_files.py \
 		--timeout 14400 --hypothesis-profile nightly
 	$(BIN)/python tests/bits.py --calls 2000 --backend numpy --backend torch
 	$(BIN)/python tests/bits.py --calls 400 --backend tf --backend flax

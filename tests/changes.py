@@ -31,7 +31,12 @@ _OF_EVERY_FRAMEWORK = [
 # The files and folders of tests of each part, those that are likely to notice most first.
 TESTS = {
     "specification": ["tests/specification", "tests/test_interface.py", "tests/test_imports.py", "tests/targets"],
-    "files": ["tests/identify/test_checkpoint.py", "tests/nematus/test_hostile_files.py", "tests/cli"],
+    "files": [
+        "tests/identify/test_checkpoint.py",
+        "tests/nematus/test_hostile_files.py",
+        "tests/nematus/test_damaged_files.py",
+        "tests/cli",
+    ],
     "gpu": ["tests/gpu"],
     "cpu": [
         *("tests/cpu", "tests/torch_impl/test_torch.py", "tests/torch_impl/test_torch_rows.py"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,7 @@ from rmsnorm import nematus
 from rmsnorm.nematus import beam, zero
 from rmsnorm.nematus.config import Config, read
 from rmsnorm.nematus.names import VERSIONS, variables
+from rmsnorm.specification import errors
 
 DATA = Path(__file__).parents[1] / "data" / "nematus"
 ZERO_DATA = DATA.with_name("zero")
@@ -256,3 +258,21 @@ def check_directions(loss: Any, parameters: dict[str, Any], gradients: dict[str,
         above, below = (loss({**parameters, name: value + sign * step * direction}) for sign in (1, -1))
         slope = (above - below) / (2 * step)
         assert abs(slope - (gradients[name] * direction).sum()) <= 1e-7 * (1 + abs(slope)), name
+
+
+def check_sentence(error: BaseException) -> str:
+    """The message of an error, which is one sentence that says what was expected and that no terminal obeys."""
+    message = str(error)
+    assert isinstance(error, errors.InputError | FileNotFoundError), message
+    assert "expected" in message or "no such variable" in message, message
+    assert message.isprintable(), message
+    return message
+
+
+def rezipped(path: Path, changes: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> None:
+    """The archive with other members."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, part in {**parts, **changes}.items():
+            archive.writestr(name, part)
