@@ -10,7 +10,7 @@ TRITON := 'triton==3.9.0; sys_platform == "linux"'
 # The oldest whose kernels are used (rmsnorm/gpu/__init__.py): every branch must compile with it.
 OLDEST_TRITON := 'triton==3.4.0; sys_platform == "linux"'
 
-.PHONY: check quick test test-all versions times kernels-times mutants native experiments strangers gpu-check gpu-rehearsal fuzz sanitize levels lint types docs docs-serve wheel format clean
+.PHONY: check quick test test-all versions kernels-times native experiments strangers gpu-check gpu-rehearsal fuzz sanitize levels lint types docs docs-serve wheel format clean
 
 check: $(VENV)/ready
 	$(BIN)/rmsnorm selftest --backend numpy --backend torch --backend tf --backend flax
@@ -18,7 +18,7 @@ check: $(VENV)/ready
 test: $(VENV)/ready
 	RMSNORM_REQUIRE=numpy,torch,tf,flax $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-# Also the slow tests, and every case of the tests of which `make test` runs a sample: every release runs them.
+# Also the slow tests: every release runs them.
 test-all: $(VENV)/ready
 	RMSNORM_REQUIRE=numpy,torch,tf,flax $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --all
 
@@ -27,18 +27,10 @@ ENV ?= lowest
 versions:
 	$(PYTHON) tests/versions/run.py $(ENV)
 
-# The mean processor time of a test in each file, by which make test chooses: half an hour. The screen shows the longest.
-times: $(VENV)/ready
-	PYTHONPATH=tests $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -p times --times tests/seconds.json --minutes 30
-
 # Nanoseconds an element of each kernel for CPUs, beside LayerNorm and a copy, for each level that this processor has, in
 # kernels.jsonl and on the screen: two minutes a level, with nothing else running.
 kernels-times: $(VENV)/ready
 	$(BIN)/python benchmarks/kernels.py --json kernels.jsonl
-
-# Puts 100 small faults into the package, one at a time, and says which of them the tests notice: 45 minutes.
-mutants: $(VENV)/ready
-	$(BIN)/python tests/mutation.py --json mutants.json
 
 # The paper's experiments whose results are missing, one after another, and the page of all: 45 minutes on one core.
 experiments: $(VENV)/ready

@@ -1,7 +1,4 @@
-"""For mkdocs: pages from files and commands of the repository, a page for each linked file, formulas and tables.
-
-``[✓](../tests/file.py 'name')`` behind a sentence is the test that shows it. On the site it is a small mark.
-"""
+"""For mkdocs: pages from files and commands of the repository, a page for each linked file, formulas and tables."""
 
 from __future__ import annotations
 
@@ -19,7 +16,6 @@ PRINTED = re.compile(r"<!-- output of python (?P<arguments>.+) -->\n")
 LISTED = re.compile(r"\*\*Commands\*\*:\n\n(?:\* .*\n)+\n?")
 FORMULA = re.compile(r"^\$\$\n(?P<tex>.+?)\n\$\$$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[(?P<text>[^]]*)\]\((?P<path>[^)#\s]+)(?: '(?P<name>\w+)')?(?P<rest>[^)]*)\)")
-MARK = re.compile(r"(?<![|\s])\s+(?=\[✓\]\()")  # a test of the sentence before it; not one in a cell of a table
 TEXT = re.compile(r">[^<]+<")
 NUMBER = re.compile(r"(?<=[>\s])\d[\d.]*e-\d+(?=[<\s,;:).])")  # which a browser breaks behind the hyphen
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
@@ -48,12 +44,9 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
         name = target.relative_to(ROOT).as_posix()
         address = posixpath.relpath(f"source/{name}.html", page.url or ".") + _anchor(target, match["name"])
         title = f"{name}: {match['name']}" if match["name"] else name
-        shown = f'<a href="{address}" title="{title}">{match["text"]}</a>'
-        return f'<sup class="test">{shown}</sup>' if match["text"] == "✓" and not is_table else shown
+        return f'<a href="{address}" title="{title}">{match["text"]}</a>'
 
-    is_table = page.file.src_uri == "support.md"  # whose cells are marks, of their full size
     markdown = PRINTED.sub(lambda match: _printed(match["arguments"]), INCLUDED.sub(included, markdown))
-    markdown = markdown if is_table else MARK.sub("", markdown)
     return LINK.sub(link, FORMULA.sub(lambda match: _formula(match["tex"]), markdown))
 
 

@@ -57,10 +57,9 @@ def test_snippets_run(name, capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", QUESTIONS, ids=lambda path: path.stem)
-def test_a_question_has_a_short_answer(path):
+def test_a_question_has_an_answer(path):
     """A right kernel and a wrong one, each with what the command says of it, and what to do."""
     text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 40
     assert "**What to do.** " in text
     assert all(arguments[0] in ("check", "identify") and shown for arguments, shown in commands(text))
     assert len(commands(text)) == 2 or "both.py" in text, "one command for a file with both"
@@ -79,7 +78,7 @@ def test_every_printed_text_belongs_to_a_page():
     assert set(PRINTED) == {name for name, texts in SNIPPETS.items() if texts}
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(DOCS.glob("notebooks/*.ipynb")), ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive:UserWarning")
 def test_notebooks_run(path, capsys, monkeypatch, tmp_path):
@@ -113,7 +112,6 @@ def table(page, command):
         ("benchmarks/README.md", "benchmarks/tables.py all-layers"),
     ],
 )  # fmt: skip
-@pytest.mark.sample(7)
 def test_tables_are_generated(page, command):
     wanted = printed(*command.split(), cwd=ROOT, timeout=60)
     assert table(page, f"python {command}") == wanted, f"put the output of `python {command}` into {page}"
@@ -135,13 +133,6 @@ def test_the_families_are_many_and_their_variants_are_presets():
 def test_the_site_has_every_page():
     listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     assert sorted(listed) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
-
-
-def test_marks_of_tests_are_short_and_behind_their_sentences():
-    for page in (ROOT / "README.md", *DOCS.glob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        assert "[test](" not in text, f"{page.name}: write it as [✓](path 'name')"
-        assert not re.search(r"\[✓\]\([^)]*\)[.:;,]", text), f"{page.name}: a [✓] stands behind the full stop"
 
 
 def broken_links(page: Path) -> Iterator[str]:
@@ -209,17 +200,11 @@ def test_the_site_links_to_a_definition_and_labels_cells():
     def written(markdown):
         return hooks.on_page_markdown(markdown, page=place, config={"docs_dir": str(DOCS)})
 
-    assert "](../tests" not in written((DOCS / "support.md").read_text(encoding="utf-8"))
     link = written("[x](../tests/test_docs.py 'test_pictures_are_described')")
     address, line = re.search(r'href="\.\./source/(.*)\.html#line-(\d+)"', link).groups()
     assert address == "tests/test_docs.py"
     assert Path(__file__).read_text().splitlines()[int(line) - 1] == "def test_pictures_are_described():"
     assert f'id="line-{line}"' in hooks.source(Path(__file__))
-    mark = "[✓](../tests/test_docs.py 'test_pictures_are_described')"
-    assert re.fullmatch(r'It is so\.<sup class="test"><a .*>✓</a></sup>', written(f"It is so.\n  {mark}"))
-    assert written(f"| so | {mark} |").startswith('| so | <sup class="test">')
-    place.file.src_uri = "support.md"
-    assert written(f"| so | {mark} {mark} |").count("<sup") == 0
     with pytest.raises(ValueError, match="does not define test_nothing"):
         written("[x](../tests/test_docs.py 'test_nothing')")
     table = "<table><thead><tr><th></th><th>A</th></tr></thead><tbody><tr><td>1</td><td>2</td></tr></tbody></table>"

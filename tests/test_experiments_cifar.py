@@ -154,7 +154,7 @@ def test_the_norms_of_images_are_over_the_axes_that_they_say():
         torch.testing.assert_close(layer(x).detach(), want * scale + offset)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_run(tmp_path, monkeypatch):
     pytest.importorskip("torch")

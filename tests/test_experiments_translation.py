@@ -104,7 +104,7 @@ def test_parameters_begin_the_same_with_every_norm_and_around_the_center():
             np.testing.assert_array_equal(prms[row.name], 1)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.torch
 def test_runs_in_pytorch(tmp_path, folder):
     pytest.importorskip("torch")

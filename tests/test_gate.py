@@ -75,7 +75,6 @@ KERNELS = [  # the kernels of the parity kit; and a gate of another dtype, and e
 
 @pytest.mark.parametrize("framework", ["numpy", "torch", "tf", "flax"])
 @pytest.mark.parametrize(("name", "dtype", "function", "position"), KERNELS)
-@pytest.mark.sample(8)
 def test_kernels_have_the_bits_of_the_golden(framework, name, dtype, function, position, monkeypatch):
     """Both kernels, in groups along one axis or two or not, on rows with gaps; with large gates, which no other
     elements of the row have.
@@ -148,7 +147,6 @@ def test_kernels_have_the_bits_of_the_golden_where_f_is_next_to_nothing(function
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.sample(2)
 def test_kernels_have_the_bits_of_the_golden_with_all_options(dtype, position, function, monkeypatch):
     """In groups, with gates so large that s(z) is 1 in float64, and rows of which nothing enters the statistic."""
     pytest.importorskip("rmsnorm.cpu._native")
@@ -175,7 +173,6 @@ def test_kernels_have_the_bits_of_the_golden_with_all_options(dtype, position, f
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, where a NaN is cast
-@pytest.mark.sample(4)
 def test_kernels_have_the_bits_of_the_golden_for_every_gate_of_16_bits(dtype, position, function, monkeypatch):
     """The kernels read f(z) of these from tables.
 

@@ -55,7 +55,6 @@ def test_no_framework_is_loaded_unasked(tmp_path):
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.sample(2)
 def test_a_framework_loads_no_other(framework):
     backend = FRAMEWORKS[framework]
     if find_spec(backend.package) is None:
@@ -233,7 +232,6 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.sample(5)
 def test_a_folder_of_sources_on_the_path_is_enough(command, tmp_path):
     """As on a machine where nothing can be installed: no command asks for the metadata of this package."""
     (tmp_path / "sitecustomize.py").write_text(NOT_INSTALLED)

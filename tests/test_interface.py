@@ -29,7 +29,6 @@ from rmsnorm.specification.interface import dy_and_dh
     ],
     indirect=["framework"],
 )
-@pytest.mark.sample(1)
 def test_automatic_differentiation_and_formulas_agree_with_the_golden_on_every_case(framework, dtype):
     """16 bits: at least 99.9 % of y bit-identical in every variant, never more than 1 ulp; 32 bits: 2 ulp; float64: the
     bounds of the kit.
@@ -59,7 +58,6 @@ def test_the_sum_with_a_residual_is_normalised_before_it_is_rounded(framework):
 
 
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
-@pytest.mark.sample(1)
 def test_every_argument_means_what_it_means_in_the_golden(framework, dtype):
     """Each option is its own argument: name of the variant, eps, partial, axes, mask, residual, out_dtype."""
     combinations = select(types=(dtype,), brief=True)
@@ -151,7 +149,6 @@ def test_gradients_in_the_bits_of_the_golden(framework, dtype):
 @pytest.mark.parametrize("shape", [(3, 7), (5, 41, 33), (131, 1025)], ids=str)  # the last is shared out
 @pytest.mark.parametrize("variant", ["standard", "llama", "gemma", "zhang_torch"])
 @pytest.mark.parametrize("dtype", [*dtypes.HALF, "float32"])
-@pytest.mark.sample(6)
 def test_automatic_differentiation_rounds_once(framework, dtype, variant, shape):
     """Twice would be another number than the golden's in one element of 10^4 or more."""
     if framework.name == "flax" and not cpu.is_available():

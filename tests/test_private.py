@@ -25,7 +25,7 @@ PRIVATE = {
 }
 OLD_JAX = pytest.mark.needs("jax>=0.8", "older ones lack some of the names")
 EACH = [
-    pytest.param("torch", marks=pytest.mark.costly), pytest.param("tf", marks=pytest.mark.slow),
+    pytest.param("torch", marks=pytest.mark.slow), pytest.param("tf", marks=pytest.mark.slow),
     pytest.param("flax", marks=OLD_JAX),
 ]  # fmt: skip
 

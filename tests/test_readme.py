@@ -1,4 +1,4 @@
-"""The README: it is short, and its snippets run."""
+"""The README: its snippets run, and what it says of other files is so."""
 
 import importlib.util
 import re
@@ -23,10 +23,6 @@ def test_snippets_run(snippet, capsys, tmp_path, monkeypatch):
     if "The square" in snippet or "overflows" in snippet:
         assert printed.startswith("tensor(1., ")
         assert "tensor(0., " in printed
-
-
-def test_it_is_read_in_a_few_minutes():
-    assert len(README.splitlines()) <= 75, "move a part of it to a page of docs/, and link to that"
 
 
 def test_replace_prints_what_stands_below_it(capsys, tmp_path):

@@ -69,9 +69,8 @@ MODES = {
 SHORTER = {"torch": "fwd+bwd", "keras-torch": "fwd", "keras-jax": "fwd"}  # compiling takes long; the rest is shared
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.sample(1)
 def test_every_backend_times_a_small_shape(backend, tmp_path):
     layers = (FRAMEWORKS[backend].layers,) if backend in FRAMEWORKS else ()
     missing = [package for package in (*BACKENDS[backend].packages, *layers) if find_spec(package) is None]
@@ -111,7 +110,7 @@ def test_every_backend_times_a_small_shape(backend, tmp_path):
         assert by_name["built-in"]["saved_bytes"] >= 3 * 40 * 2
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_without_compilation_the_eager_layers_are_timed(tmp_path):
     pytest.importorskip("torch")
     small = ("--op", "fwd", "--shape", "3x40", "--dtype", "float32", "--seconds", "0", "--json", tmp_path / "b.json")
@@ -137,7 +136,7 @@ def test_layers_of_other_packages_are_timed_where_they_are_installed(tmp_path):
     assert printed("-c", code, path=tmp_path) == "No module named 'liger_kernel.ops'\n"
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_without_the_package_of_its_layers_the_function_of_jax_is_timed(tmp_path):
     if find_spec("jax") is None:
         pytest.skip("jax is not installed; pip install '.[flax]'")
@@ -278,7 +277,7 @@ def test_ours_that_is_wrong_exits_with_1(tmp_path):
     assert "ours wrong, fwd 4x64 f32: y" in done.stdout
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_a_backend_that_is_asked_for_and_absent_exits_with_2_and_else_is_skipped(tmp_path):
     for package in ("torch", "tensorflow", "keras", "jax", "flax"):
         (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError('no {package}', name='{package}')\n")
@@ -321,7 +320,7 @@ def started(folder, *arguments):
     )  # fmt: skip
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @posix
 def test_ctrl_c_keeps_what_is_finished(tmp_path):
     """And says every cell where there is no terminal."""
@@ -337,7 +336,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path):
     assert document["backends"][0]["status"] == "stopped"
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @posix
 def test_every_cell_is_printed_and_in_the_files_at_once(tmp_path):
     """Also where the machine is taken away before the end; only a file that is a pipe must wait for the whole."""
@@ -358,7 +357,7 @@ def test_every_cell_is_printed_and_in_the_files_at_once(tmp_path):
     assert json.loads(piped.communicate(timeout=60)[1].partition("numpy 4/4\n")[2])["records"]
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "needs"), [("kernels", "rmsnorm.cpu._native"), ("torch", "torch"), ("tf", "tensorflow"), ("flax", "jax")]
 )

@@ -23,9 +23,8 @@ def bench(*arguments: str, path: Path) -> Any:
     return command(app, *arguments, path=path)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", FRAMEWORKS)
-@pytest.mark.sample(1)
 def test_every_backend(backend: str, tmp_path: Path) -> None:
     row = FRAMEWORKS[backend]
     if row.missing:

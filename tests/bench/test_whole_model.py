@@ -43,9 +43,8 @@ def test_the_model_in_pytorch_is_timed_with_every_norm(tmp_path: Path) -> None:
     assert "LayerNorm / it" in done.stdout
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "mode"), [("tf", "graph"), ("flax", "jit")])
-@pytest.mark.sample(1)
 def test_ours_computes_what_the_built_in_layer_does_and_a_model_without_norms_does_not(backend: str, mode: str) -> None:
     for package in BACKENDS[backend].packages:
         pytest.importorskip(package, reason=f"{package} is not installed")

@@ -120,7 +120,6 @@ def typed(line: str, **places: Any) -> Any:
 
 
 @pytest.mark.parametrize(("line", "words"), USAGE)
-@pytest.mark.sample(12)
 def test_bad_usage_exits_with_2_and_says_what_is_valid(line: str, words: str, tmp_path: Any) -> None:
     if "torch.nn" in line:
         pytest.importorskip("torch")

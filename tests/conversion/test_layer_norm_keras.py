@@ -106,7 +106,6 @@ def keras_randomised(model: Any, x: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", KERAS_MODELS)
-@pytest.mark.sample(20)
 def test_keras(name):
     model, x, left = keras_models()[name]
     keras_randomised(model, x)

@@ -33,7 +33,6 @@ GATED = {
 
 
 @pytest.mark.parametrize("name", GATED)
-@pytest.mark.sample(1)
 def test_gates_and_groups(name: str) -> None:
     """The gate keeps its place and name; without one, or with one of another shape, the module runs its own code."""
     model, kind = name.split(".")

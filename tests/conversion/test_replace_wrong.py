@@ -48,7 +48,6 @@ def wrong(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sample(4)
 def test_a_norm_that_is_wrong_in_one_circumstance_stays(name: str) -> None:
     """And the line says in which, in the words of check. All 20: the comparison on few rows took 14 of them."""
     layer = wrong(name)

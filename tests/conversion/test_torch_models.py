@@ -105,7 +105,6 @@ def learned(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.sample(2)
 def test_a_model_says_and_learns_the_same(name: str) -> None:
     model = build(name)
     mine = copy.deepcopy(model)
@@ -399,7 +398,6 @@ def test_what_is_no_model() -> None:
 
 
 @pytest.mark.parametrize("name", LEFT)
-@pytest.mark.sample(2)
 def test_what_is_left_alone_and_why(name: str) -> None:
     make, why = LEFT[name]
     layer = make()

@@ -144,7 +144,6 @@ def test_one_rounding_to_nearest_even(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
-@pytest.mark.sample(1)
 def test_the_whole_table(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """f16, bf16 and f32 equal the golden in every bit; f64 is within 4 ulp in y, and within the kit's bounds."""
     with_kernels = 0
@@ -194,7 +193,6 @@ LAYOUTS = [  # the normalised axes, and those of the parameters
 
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.parametrize(("axis", "feature_axis"), LAYOUTS, ids=str)
-@pytest.mark.sample(6)
 def test_neighbours_share_parameters(axis: Any, feature_axis: Any, dtype: str) -> None:
     """As for each channel of an image: every layout in which kernels find the parameters of an element."""
     rng, shape = np.random.default_rng(0), (3, 6, 5, 9)
@@ -216,7 +214,6 @@ def test_neighbours_share_parameters(axis: Any, feature_axis: Any, dtype: str) -
 
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.parametrize("variant", ["standard", "llama", "gemma", "t5"])
-@pytest.mark.sample(2)
 def test_many_elements(variant: str, dtype: str) -> None:
     """512 x 2048: the same bits, except for one float32 in about 2^26 that lies next to a tie."""
     rng = np.random.default_rng(sum(map(ord, variant + dtype)))
@@ -324,7 +321,6 @@ MASKS: dict[str, tuple[int, ...]] = {
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
-@pytest.mark.sample(1)
 def test_masks_that_broadcast(dtype: str) -> None:
     rng = np.random.default_rng(0)
     x, dy = rng.normal(size=(2, 5, 4, 48)).astype(dtype)

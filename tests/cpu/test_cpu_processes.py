@@ -43,7 +43,7 @@ def test_as_many_threads_as_asked_for() -> None:
     assert int(run(COUNT_THREADS, RMSNORM_NUM_THREADS="2")) == 1
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.torch
 def test_pytorch_computes_with_its_own_threads() -> None:
     """After its first parallel operation, a large call of ours starts none, unless OpenMP is switched off."""
@@ -96,10 +96,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.sample(1)
 def test_child_processes(method: str, framework: str, tmp_path: Path) -> None:
     """The parent has used its threads, forward and backward. The children do so, too, one after the other."""
     if framework == "torch":

@@ -45,7 +45,6 @@ GATES = [None, *itertools.product(("silu", "sigmoid"), ("after", "before"))]
 
 @pytest.mark.parametrize("gate", GATES, ids=str)
 @pytest.mark.parametrize("variant", PRESETS)
-@pytest.mark.sample(24)
 def test_a_row_does_not_feel_its_neighbours(
     variant: str, gate: tuple[str, str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

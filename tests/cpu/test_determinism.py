@@ -49,7 +49,6 @@ LAYERS = {
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("framework", LAYERS, indirect=True)
-@pytest.mark.sample(1)
 def test_a_row_has_the_same_bits_in_calls_of_many_rows(framework, compiled):
     target = open_target(LAYERS[framework.name], width=256)
     if compiled:

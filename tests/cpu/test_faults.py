@@ -18,10 +18,9 @@ FAULTS = ("threads", "interrupt", "memory")
 PROGRAM = Path(__file__).with_name("faults.py")
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux'")
 @pytest.mark.parametrize("name", list(FRAMEWORKS))
-@pytest.mark.sample(1)
 def test_fault(name):
     backend = FRAMEWORKS[name]
     if find_spec(backend.package) is None:

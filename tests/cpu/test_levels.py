@@ -33,7 +33,7 @@ print(_native.level(), digest.hexdigest())
 """
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_every_level_gives_the_same_bits() -> None:
     """y, h, 1 / rho, dx, dscale and dgate, in every pair of dtypes of x and the gain."""
     digests = {}

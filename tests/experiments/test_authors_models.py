@@ -49,7 +49,7 @@ def test_what_the_authors_programs_computed(kind: Any, model: str, dtype: str) -
     check(gradients, {name.removeprefix("grad_"): value for name, value in run.results.items()}, dtype)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name"), [(Reader, "reader_elu"), (Reader, "reader_sentences"), (Retrieval, "retrieval_cosine")]
 )
@@ -88,7 +88,7 @@ RETRIEVALS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"), [*((Reader, case) for case in READERS), *((Retrieval, case) for case in RETRIEVALS)]
 )

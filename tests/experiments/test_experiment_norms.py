@@ -29,7 +29,7 @@ def tensors(framework: str, arrays: list[np.ndarray]) -> list[Any]:
     return [getattr(module, make)(array) for array in arrays]
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("has_offset", [True, False])
 def test_all_kinds_compute_the_norms_of_the_paper(framework: str, has_offset: bool) -> None:
@@ -79,7 +79,7 @@ def test_models_compute_with_the_kind_that_is_used() -> None:
     assert (operations.layer_norm, operations.rms_norm) == before
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.torch
 def test_times_by_the_command(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     pytest.importorskip("torch")

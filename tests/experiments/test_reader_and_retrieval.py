@@ -33,7 +33,7 @@ def experiment(request: pytest.FixtureRequest) -> Iterator[Any]:
         framework.set_num_threads(threads)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_training_continues_from_its_state_as_if_it_had_not_ended(experiment: Any) -> None:
     task = experiment.open(experiment.options(**SMALL[experiment.name]), None)
     norms = experiment.norms if experiment.name == "reader" else ("prms",)  # XLA compiles each for seconds

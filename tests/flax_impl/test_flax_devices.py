@@ -60,7 +60,6 @@ def check(apart: list[float], dtype: str, *, rows_whole: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.sample(len(CELLS))  # one process computes all
 def test_arrays_over_devices(results: Any, cell: str) -> None:
     _, spec, dtype, *_ = cell.split()
     check(results[cell]["apart"], dtype, rows_whole=spec == "batch")

@@ -57,7 +57,6 @@ def start(kernel: Any, grid: Any, chosen: Any, values: dict[str, Any], results: 
 
 
 @pytest.mark.parametrize(("branch", "dtype", "variant", "groups", "masked"), CASES)
-@pytest.mark.sample(6)
 def test_values_and_gradients_are_the_goldens(
     branch: str, dtype: str, variant: str, groups: int, masked: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,7 +100,6 @@ def test_more_rows_and_forward_mode() -> None:
     ],
     ids=str,
 )
-@pytest.mark.sample(4)
 def test_a_kernel_gets_the_parameters_that_its_code_takes(made: Any, dtype: str, shape: Any, options: Any) -> None:
     x, scale = jnp.ones(shape, dtype), jnp.ones(shape[1:], dtype)
     types = calls(jax.grad(functools.partial(loss, **options), (0, 1)), x, scale)

@@ -40,7 +40,7 @@ def run(tests, *options, package=ROOT, kernels="interpret", limit=480, float64="
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="both run on the GPU")
 @pytest.mark.parametrize("tests", ["torch_kernels.py", "torch_calls.py"])
@@ -50,7 +50,7 @@ def test_the_kernels_compute_the_goldens_numbers_in_the_interpreter(tests):
     assert "skipped" not in done.stdout
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_assembly_has_the_bits_of_the_steps_in_triton():
     done = run("tests/gpu/assembly.py")
@@ -67,7 +67,7 @@ def test_without_float64_the_kernels_compute_the_same_numbers():
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is tested where there is no GPU")
 @pytest.mark.skipif(find_spec("jax") is None, reason="it needs JAX")
@@ -108,11 +108,10 @@ MUTANTS = {
 }  # fmt: skip
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.timeout(500)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is tested where there is no GPU")
 @pytest.mark.parametrize("mutant", MUTANTS)
-@pytest.mark.sample(1)
 def test_a_mistake_in_the_arithmetic_is_noticed(mutant, tmp_path):
     file, right, wrong, test = MUTANTS[mutant]
     shutil.copytree(ROOT / "rmsnorm", tmp_path / "rmsnorm", ignore=shutil.ignore_patterns("__pycache__"))

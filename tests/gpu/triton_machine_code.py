@@ -67,7 +67,6 @@ MORE = 1.1  # than was counted: what an edit of a kernel may cost
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sample(len(CASES))
 def test_what_the_compiler_makes_of_a_kernel(case):
     """Machine code is all that a machine without a GPU can know of a kernel's speed."""
     assert VERSION in COUNTED, f"add what gpu_kernels.py --limits prints with Triton {VERSION}"

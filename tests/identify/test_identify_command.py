@@ -91,7 +91,7 @@ def test_a_limit_may_be_infinite(tmp_path):
     assert "nothing is normalised" in shown.stdout, shown.stderr
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_a_package_is_identified_in_a_line_for_each_norm(tmp_path, monkeypatch, request):
     package = tmp_path / "zoo"
     package.mkdir()

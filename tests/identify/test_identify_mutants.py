@@ -95,7 +95,6 @@ def test_a_mutant_is_named(fault, case, name):
 
 
 @pytest.mark.parametrize(("case", "name"), sorted({(case, name) for _, case, name in PAIRS}), ids=str)
-@pytest.mark.sample(2)
 def test_without_its_mistake_it_is_recognised(case, name):
     variant, target = target_of("", case, name)
     identity = identify(target, width=48)

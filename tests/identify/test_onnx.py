@@ -186,8 +186,7 @@ def _rounds_in_between(data: Any) -> bool:
     return data.call.norm == "float16"
 
 
-@pytest.mark.costly
-@pytest.mark.sample(1)
+@pytest.mark.slow
 def test_the_exported_program_agrees_under_onnxruntime(exported: Any) -> None:
     """Its CPU provider computes in float32 and drops a rounding to float16 in between: there the bound on the ratio
     holds, which counts that rounding, but a quarter of the bits differ."""

@@ -52,7 +52,6 @@ def test_an_onnx_model(tmp_path: Path) -> None:
     ("dtype", "shape"),
     [("float32", (40, 64)), ("float32", ("rows", 64)), ("float16", (2, 3, 64)), ("float32", (5, 1, 2, 1, 1, 16))],
 )
-@pytest.mark.sample(2)
 @pytest.mark.usefixtures("few_circumstances")
 def test_a_file_is_called_as_it_declares(dtype: str, shape: tuple[Any, ...], tmp_path: Path) -> None:
     right = check(_saved(tmp_path / "a.onnx", dtype=dtype, shape=shape, eps=1e-6), "standard")

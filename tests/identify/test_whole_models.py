@@ -44,7 +44,7 @@ def shown_on_the_page(command: str) -> list[str]:
     return [line.removeprefix("    ") for line in block.splitlines() if line.strip() != "..."]
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_a_factory_of_a_model_is_asked_for_all_norms(tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
     (tmp_path / "my_model.py").write_text(MODEL)

@@ -318,7 +318,6 @@ PACKAGES = {"rmsnorm.tf_impl:RMSNormalization": "keras", "rmsnorm.flax_impl.line
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=NEEDS.get(name, ())) for name in ROWS])
-@pytest.mark.sample(12)
 def test_what_identify_says(name: str) -> None:
     row = ROWS[name]
     if isinstance(row.norm, str):

@@ -45,7 +45,6 @@ def of_the_kit(layers: Any) -> list[tuple[cases.Case, str, str]]:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.sample(1)
 def test_every_case_of_the_kit(layers: Any, part: int) -> None:
     """y, the gradients and the derivative along tangents: every option that the layer has, in every dtype."""
     runs = of_the_kit(layers)

@@ -109,7 +109,6 @@ CASES = [
 
 
 @pytest.mark.parametrize(("adapter", "norm", "kind", "dtype"), CASES, indirect=["adapter"])
-@pytest.mark.sample(9)
 def test_the_cells_are_the_goldens(adapter: Any, norm: str, kind: Any, dtype: str) -> None:
     """Nematus's GRU, or without biases the authors' GRU and LSTM."""
     (biases, masking), (x, h0, mask), rng = kind, sequence(), np.random.default_rng(5)
@@ -150,7 +149,6 @@ def test_the_modules_are_the_functions_of_their_parameters(adapter: Any, norm: s
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("cell", ["GRU", "LSTM", "NematusGRU"])
-@pytest.mark.sample(36)
 def test_what_a_new_layer_holds(adapter: Any, cell: str, norm: str) -> None:
     """As Nematus begins: orthogonal squares for the state, small numbers for the input, gains 1, all else 0."""
     layer = adapter.new_cell(cell, SIZE, STATE, norm=norm)

@@ -30,7 +30,7 @@ from rmsnorm.nematus.convert import TARGETS
 from rmsnorm.nematus.vocabulary import read_vocabulary
 
 NIGHTLY = settings().max_examples > 100  # pytest --hypothesis-profile nightly
-SEED = f"{os.environ['RMSNORM_TEST_SEED']} {date.today() if NIGHTLY else ''}"
+SEED = f"{date.today()}" if NIGHTLY else "3"
 
 
 TOKENS = (b"-1", b"0", b"1e400", b"NaN", b"null", b"true", b"[]", b"{}", b'""', b"9" * 30, b'"\\u001b[2J"', b"[" * 2000)
@@ -115,7 +115,6 @@ FORMS: dict[str, tuple[int, tuple[Callable[[Path], Path], Callable[[Path], Any]]
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of files that were given up
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.sample(len(FORMS))
 def test_damage(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch, record_property: Any) -> None:
     """Half of each part; then one file after another at random: a sentence, or a result; of a model, the same shapes.
 

@@ -110,7 +110,6 @@ ARCHIVES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", ARCHIVES)
-@pytest.mark.sample(16)
 def test_archives_that_do_harm(tmp_path: Path, kind: str) -> None:
     change, wanted = ARCHIVES[kind]
     save(tmp_path)
@@ -154,7 +153,6 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "wanted"), OPTIONS, ids=str)
-@pytest.mark.sample(12)
 def test_options_that_cannot_be(tmp_path: Path, changes: dict[str, Any], wanted: str) -> None:
     save(tmp_path)
     reoption(tmp_path, **{"dialect": None, **changes})

@@ -33,7 +33,6 @@ from rmsnorm.nematus.names import variables
     "adapter", ["numpy", "torch", *(pytest.param(key, marks=pytest.mark.slow) for key in ("tf", "flax"))], indirect=True
 )
 @pytest.mark.parametrize("name", [name for name in RUNS if "Z" not in name])
-@pytest.mark.sample(7)
 def test_what_nematus_computed(adapter: Any, name: str) -> None:
     check_run(adapter, name)
 
@@ -73,7 +72,6 @@ def test_everything_is_the_goldens(adapter: Any, kind: str, dtype: str) -> None:
         ("transformer smoothed labels", {}),
     ],
 )
-@pytest.mark.sample(1)
 def test_in_graphs_everything_is_the_goldens(adapter: Any, kind: str, changes: dict[str, Any]) -> None:
     check_kind(adapter, kind, "float32", **changes)
 
@@ -91,7 +89,6 @@ def test_a_model_does_not_share_memory_with_what_it_is_made_of(adapter: Any) -> 
 @pytest.mark.parametrize(
     ("kind", "dtype"), [("mixture", "bfloat16"), ("transformer rms", "bfloat16"), ("transformer rms", "float16")]
 )
-@pytest.mark.sample(9)
 def test_a_model_in_bfloat16(adapter: Any, kind: str, dtype: str) -> None:
     """Within some roundings of 2^-9, or of 2^-11, of logits below 10; losses are of float32."""
     config, rounding = config_of(kind), {"bfloat16": 2.0**-9, "float16": 2.0**-11}[dtype]
@@ -153,7 +150,6 @@ def test_what_is_dropped_with_which_rate(adapter: Any, masks: dict[str, Any]) ->
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("kind", ["deep", "tied mixture"])
-@pytest.mark.sample(6)
 def test_a_dropped_input_is_a_dropped_row_of_the_matrix(adapter: Any, kind: str, masks: dict[str, Any]) -> None:
     """Of mixtures with factors, for one sentence, if all steps have the same mask; words as their embeddings."""
     config = config_of(kind).replace(**FACTORS, softmax_mixture_size=3)

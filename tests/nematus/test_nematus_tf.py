@@ -39,7 +39,6 @@ def arrays_of(model):
 
 
 @pytest.mark.parametrize(("kind", "heads"), [("plain", 8), ("transformer rms", 1), ("zero rela tied all", 2)])
-@pytest.mark.sample(1)
 def test_a_graph_serves_all_sentences(kind, heads):
     model = model_of(kind, transformer_num_heads=heads)
     in_numpy = model_class("numpy", model.config)(model.config, arrays_of(model))
@@ -57,7 +56,6 @@ def test_a_graph_serves_all_sentences(kind, heads):
 @pytest.mark.usefixtures("eagerly")
 @pytest.mark.filterwarnings(NUMPY_2)
 @pytest.mark.parametrize("kind", ["deep", "tied all", "transformer smoothed labels"])
-@pytest.mark.sample(1)
 def test_a_model_is_saved_and_comes_back(kind, tmp_path):
     """To the bit, and with the names of Nematus."""
     model = model_of(kind)
@@ -107,7 +105,6 @@ def test_fit_makes_the_loss_fall(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["rms", "zero rnn", "transformer layer"])
-@pytest.mark.sample(1)
 @pytest.mark.slow
 def test_the_gradients_of_a_function_compiled_by_xla(kind):
     model = model_of(kind)
@@ -128,7 +125,6 @@ def test_the_gradients_of_a_function_compiled_by_xla(kind):
 
 
 @pytest.mark.parametrize("kind", ["tied decoder", "transformer rms"])
-@pytest.mark.sample(1)
 def test_a_graph_drops_what_eager_mode_drops(kind):
     """By the seed of the model."""
     rates = WITH_DROPOUT if kind == "tied decoder" else dict.fromkeys(WITHOUT_DROPOUT, 0.3)
@@ -143,7 +139,6 @@ def test_a_graph_drops_what_eager_mode_drops(kind):
 
 
 @pytest.mark.parametrize(("norm", "compiled"), [("layer", False), ("rms", True)])
-@pytest.mark.sample(1)
 def test_cells_in_a_graph_that_knows_no_lengths(norm, compiled):
     """Also compiled by XLA, with the gradients."""
     pytest.importorskip("torch")
@@ -185,7 +180,6 @@ def test_a_second_call_of_a_cell_traces_nothing():
 @pytest.mark.usefixtures("eagerly")
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("cell", LAYERS)
-@pytest.mark.sample(12)
 def test_a_layer_is_its_function_and_its_cell_step_by_step(cell, norm):
     """In Keras's own loop: from any state, with a mask, from the end, in all that it returns.
 

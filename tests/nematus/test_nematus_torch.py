@@ -53,7 +53,6 @@ def test_training_makes_the_loss_fall(kind):
 
 
 @pytest.mark.parametrize("kind", ["rms", "transformer rms"])
-@pytest.mark.sample(1)
 def test_the_loss_compiles_in_one_piece(kind):
     """In training too, and its gradients are those of torch.func. Short sentences, as the graph is as long as they."""
     model = model_of(kind)

@@ -70,7 +70,6 @@ def test_a_round_trip_changes_no_bit(to: str, form: str, file: str, kind: str, f
         ("flax", ".", "rms", r" exists, expected a new directory; name another"),
     ],
 )
-@pytest.mark.sample(8)
 def test_what_a_form_refuses(to: str, file: str, kind: str, message: str, tmp_path: Path) -> None:
     with pytest.raises((ValueError, FileExistsError), match=message):
         save(tmp_path, kind, to, file)
@@ -146,9 +145,8 @@ def test_without_the_framework(
             TARGETS[form].save(tmp_path / "out", config, random_parameters(config))
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "dialect"), [("layer", "theano"), ("tied all", "tensorflow")])
-@pytest.mark.sample(1)
 def test_once_around(kind: str, dialect: str, tmp_path: Path) -> None:
     """TensorFlow to PyTorch to Theano to Flax to TensorFlow to Keras and back: each tensor, option and dictionary."""
     for form in ("tf", "torch", "flax", "keras"):

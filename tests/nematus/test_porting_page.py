@@ -98,7 +98,7 @@ def test_the_tables_name_every_form_and_dialect() -> None:
         assert name in nematus.__all__
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_a_new_process_loads_what_keras_saved(tmp_path: Path) -> None:
     """By the lines that the conversion prints, and by those of docs/layers.md; not without the import."""
     skip_without("keras")

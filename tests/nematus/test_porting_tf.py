@@ -24,7 +24,6 @@ ZERO_SLOTS = ("CTrainOpBackUpReplica", "CTrainOpReplica")
 
 @pytest.mark.parametrize("decay", [0.0, 1e-4])
 @pytest.mark.parametrize(("name", "norm"), [("A4", "rms"), ("B", "rms"), ("Z1", "rms"), ("Z2", "layer")])
-@pytest.mark.sample(8)
 def test_what_a_training_run_leaves(name: str, norm: str, decay: float, tmp_path: Path) -> None:
     """Slots, backups, counters and biases that are never added; averages, which are taken if options ask for them."""
     recorded, is_zero = reference(name), name[0] == "Z"

@@ -118,7 +118,6 @@ KNOWN = {"norm": "rms", "source_vocab_sizes": (9,), "target_vocab_size": 8}
         ({"beam_search_temperature": 0}, "beam_temperature is 0, expected a number >= 1e-09"),
     ],
 )
-@pytest.mark.sample(16)
 def test_options_of_zero(options: dict[str, Any], wanted: Any) -> None:
     """The fields of the config, or why they cannot be."""
     if isinstance(wanted, str):

@@ -91,7 +91,6 @@ STORED = {
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
 @pytest.mark.parametrize("rows", [(6,), (6, 5)])
 @pytest.mark.parametrize("way", STORED)
-@pytest.mark.sample(16)
 def test_however_arrays_are_stored(
     way: str, rows: tuple[int, ...], dtype: str, implementation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +112,6 @@ def test_however_arrays_are_stored(
 
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])
-@pytest.mark.sample(6)
 def test_files_in_memory_are_read_alone(mode: str, implementation: Any, tmp_path: Path) -> None:
     plain = draw("float32", rows=(40,))
     mapped = {}
@@ -129,7 +127,6 @@ def test_files_in_memory_are_read_alone(mode: str, implementation: Any, tmp_path
 
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sample(6)
 def test_a_masked_array_is_not_taken_for_its_data(name: str, implementation: Any) -> None:
     a = draw()
     a[name] = np.ma.masked_array(a[name], mask=np.zeros_like(a[name], bool))
@@ -158,7 +155,6 @@ def test_what_is_no_array_of_numbers(implementation: Any) -> None:
 
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
-@pytest.mark.sample(2)
 def test_however_rows_are_batched(dtype: str, implementation: Any) -> None:
     """Also the gradients of the parameters, whose sums go from row to row in one order."""
     a = draw(dtype, rows=(2400,), width=33)

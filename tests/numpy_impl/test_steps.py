@@ -15,7 +15,6 @@ def row(dtype, n=24):
     return [random.normal(size=n).astype(dtype) for _ in range(3)]
 
 
-@pytest.mark.sample(60)
 @pytest.mark.parametrize(
     "dtype", ["float16", ml_dtypes.bfloat16, "float32", "float64"], ids=["f16", "bf16", "f32", "f64"]
 )

@@ -11,7 +11,7 @@ from rmsnorm.parity import check
 from rmsnorm.parity.second import SECOND
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_torch() -> None:
     """In every circumstance; test_zoo.py has an eighth of them for many layers."""
     zoo = pytest.importorskip("torch_zoo")

@@ -75,13 +75,13 @@ def by_vector_norm(x, weight):
     return (wide * torch.rsqrt(size**2 / x.shape[-1] + EPS) * weight.float()).to(x.dtype)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [right, gated, masked, by_vector_norm])
 def test_a_right_norm_holds_in_every_circumstance(function):
     assert first_difference(function) is None
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_a_second_derivative_is_right_or_refused():
     """The gradients of a kernel are constants to autograd: a penalty on them would be none, and nobody would see it."""
 

@@ -70,7 +70,7 @@ def test_what_has_no_meaning_is_refused(options: dict[str, str], words: str) -> 
         check(lambda x: x, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_sums_in_16_bits_are_found_and_accepted_where_all_else_is_right() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
 

@@ -39,7 +39,7 @@ def test_every_mutant_is_rejected_wherever_its_mistake_is_visible(mutant):
         assert not any("Error" in verdict.detail for verdict in failed), failed[0].detail
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_what_is_compared_where_a_library_compiles_rejects_every_mutant_that_all_cases_reject():
     """In the dtypes that ``check`` asks for, and without the gradients that it leaves out."""
     types = ("float16", "bfloat16", "float32")

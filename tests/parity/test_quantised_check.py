@@ -224,7 +224,7 @@ NAMED = [
 ]  # fmt: skip
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "changes"), NAMED)
 def test_one_wrong_field_is_named(name, changes):
     mutant = Quantisation.get(name).replace(**changes)
@@ -288,7 +288,7 @@ def test_tensors_of_torch_with_its_float8():
     assert result.text.splitlines()[0].startswith(f"{__name__}:test_tensors_of_torch_with_its_float8")
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_h_is_judged_by_its_bits_and_scales_by_their_block():
     of_static, of_mx = kernel(STATIC), kernel(MX)
 

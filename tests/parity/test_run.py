@@ -29,7 +29,7 @@ def runs():
         )  # fmt: skip
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_every_end_is_reported_and_the_other_backends_finish(runs):
     statuses = {state.name: state.status for state in runs}
     assert statuses == {
@@ -48,7 +48,7 @@ def test_every_end_is_reported_and_the_other_backends_finish(runs):
     assert [state.name for state in runs][:4] == ["killed", "raised", "silent", "exits"], "in the order of the jobs"
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_records_carry_what_ci_needs(runs):
     honest = runs[-1]
     assert honest.cases == 58
@@ -66,7 +66,7 @@ def test_output_that_cannot_be_read_is_no_result():
     assert (worker.status, worker.message) == ("crashed", 'a result cannot be read: {"records": [step 7')
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_reports(runs, tmp_path):
     for name, write in (("a.json", report.write_json), ("a.xml", report.write_junit)):
         write(runs, tmp_path / name)
@@ -88,7 +88,7 @@ def test_reports(runs, tmp_path):
     assert int(suites["numpy"].get("tests")) == len(suites["numpy"].findall("testcase"))
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_the_terminal_shows_where_and_by_how_much(runs):
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(report.terminal(runs))

@@ -73,7 +73,7 @@ def test_another_sum_is_wrong_and_not_called_biased():
     assert not biased(result)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_honest_functions_are_not_refused(tmp_path):
     def golden(x, weight, residual=None):
         return rms_norm(x, weight, residual=residual)

@@ -57,7 +57,6 @@ def test_the_folder_has_the_files_of_its_manifest_in_four_megabytes():
 
 
 @pytest.mark.parametrize("name", [f"{v}.{t}" for v in static.VARIANTS for t in static.TYPES])
-@pytest.mark.sample(2)
 def test_a_file_is_what_the_command_writes(name):
     again = static.document_of(*name.split("."))
     assert (VECTORS / f"{name}.json").read_text("utf-8") == json.dumps(again, indent=1) + "\n", "write vectors/ again"
@@ -65,7 +64,6 @@ def test_a_file_is_what_the_command_writes(name):
 
 
 @pytest.mark.parametrize("preset", static_quantised.PRESETS)
-@pytest.mark.sample(1)
 def test_the_files_of_a_quantisation_are_what_the_command_writes(preset, monkeypatch):
     monkeypatch.setattr(static_quantised, "PRESETS", (preset,))
     for name, again in static_quantised.quantised_documents():
@@ -114,7 +112,6 @@ def test_the_schema_accepts_every_file_and_refuses_others():
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.sample(37)
 def test_the_right_number_is_in_its_interval_which_is_narrow(name):
     is_wide = []
     for test in document(name)["tests"]:
@@ -146,7 +143,6 @@ def test_the_hash_is_that_of_other_programs():
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float32"])
-@pytest.mark.sample(3)
 def test_other_norms_are_refused_and_the_right_one_is_not(name):
     """Of the faults of the kit; those of a gate, a mask, large calls and the like have no call here."""
     shown = {
@@ -204,7 +200,6 @@ def kernel_of(preset, test, dtype, *, reciprocal=False):
 
 
 @pytest.mark.parametrize("preset", ["vllm.dynamic_fp8", "te.mxfp8"])
-@pytest.mark.sample(2)
 def test_a_kernel_that_quantises_is_judged(preset):
     """Without the test of infinities, in which these few lines are not what the kernels do."""
     wrong = dict.fromkeys((False, True), 0)
@@ -223,7 +218,6 @@ def test_a_kernel_that_quantises_is_judged(preset):
 
 
 @pytest.mark.parametrize("preset", static_quantised.PRESETS)
-@pytest.mark.sample(5)
 def test_the_interval_of_a_code_is_what_is_nearest_to_it(preset):
     low, high = quotients(Quantisation.get(preset))
     numbers = numbers_of(Quantisation.get(preset).element)
@@ -295,7 +289,6 @@ def judged(command, *arguments, cwd):
 
 
 @pytest.mark.parametrize("language", [name for name in LANGUAGES if name != "C in float32"])
-@pytest.mark.sample(5)
 def test_a_reader_judges_a_right_and_a_wrong_kernel(language, folder, tmp_path):
     command, kind = program(language, folder)
     few = ("llama", "gemma") if language == "Python" else static.VARIANTS
@@ -315,7 +308,6 @@ def test_a_reader_judges_a_right_and_a_wrong_kernel(language, folder, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["h", "hpp", "rs", "mjs", "py"])
-@pytest.mark.sample(5)
 def test_a_reader_has_forty_lines(suffix):
     lines = (EXAMPLES / f"reader.{suffix}").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 40

@@ -182,7 +182,6 @@ _INSTEAD = {
 
 
 @pytest.mark.parametrize("fault", _INSTEAD)
-@pytest.mark.sample(1)
 def test_the_verdicts_are_those_of_check(folder, fault):
     """For a right implementation and for wrong ones, every number is the same."""
     direct = {}

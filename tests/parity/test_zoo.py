@@ -228,7 +228,6 @@ WRONG |= {
 
 
 @pytest.mark.parametrize("name", [*RIGHT, *WRONG, *OF_CHECK])
-@pytest.mark.sample(16)
 def test_what_check_and_identify_say(name: str, tmp_path: Path) -> None:
     row = (RIGHT | WRONG | OF_CHECK)[name]
     if isinstance(row.norm, str) and importlib.util.find_spec("transformers") is None:

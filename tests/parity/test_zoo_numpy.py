@@ -119,7 +119,6 @@ OF_OPTIONS = [name for name, row in ROWS.items() if {*re.findall("mask|residual|
 
 @few
 @pytest.mark.parametrize("name", ROWS)
-@pytest.mark.sample(8)
 def test_what_check_says(name: str, tmp_path: Path) -> None:
     """A wrong return type is one comparison and not one for each case, and a report has a dozen lines."""
     row = ROWS[name]
@@ -135,14 +134,14 @@ def test_what_check_says(name: str, tmp_path: Path) -> None:
         assert len(result.details.splitlines()) > len(result.run.failures)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_MEMORY)
 def test_what_some_circumstances_show(name: str, tmp_path: Path) -> None:
     OF_MEMORY[name].hold(tmp_path, "numpy", "float32")
 
 
 @few
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_OPTIONS)
 def test_a_wrong_option_is_in_the_cases_with_it(name: str, tmp_path: Path) -> None:
     ROWS[name]._replace(check={"dtypes": ("float16", "bfloat16")}).hold(tmp_path, "numpy")
@@ -188,7 +187,6 @@ def test_the_text_says_where_and_what_it_is_instead() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.sample(2)
 def test_the_golden_is_every_preset(preset: str) -> None:
     """With every option that a case can pass to a function; every second one in 16 bits."""
 
@@ -219,7 +217,7 @@ def test_what_cannot_be_asked_is_refused(target: Any, options: Any, words: str) 
 
 
 @few
-@pytest.mark.costly
+@pytest.mark.slow
 def test_a_function_in_bfloat16_must_have_the_right_bits() -> None:
     """One that rounds after the gain is not llama, although hardly any element is two ulps off."""
 
@@ -235,7 +233,7 @@ def test_a_function_in_bfloat16_must_have_the_right_bits() -> None:
     assert np.dtype(ml_dtypes.bfloat16).name == rows.dtype
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_right_options_hold_and_the_report_counts_them(tmp_path: Path) -> None:
     result = check(zoo.options, framework="numpy")
     assert result.passed, result.text

@@ -103,7 +103,7 @@ def test_the_dtypes_of_the_frameworks_are_spellings(framework):
     assert framework.rms_norm(X, out_dtype=bfloat16).dtype.name == "bfloat16"
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_a_dtype_is_spelled_in_options_as_in_arguments(capsys):
     from rmsnorm.cli.usage import choices
     from rmsnorm.parity import check

@@ -174,14 +174,12 @@ def verdict(library: str, wrong: str | None) -> Any:
     return check(made(library, wrong), variant, framework="numpy", dtypes="float32", call=CALLS.get(library))
 
 
-@pytest.mark.sample(8)
 @pytest.mark.parametrize("library", FIELD)
 def test_a_right_function_needs_no_adapter(library):
     result = verdict(library, None)
     assert result.passed, result.text
 
 
-@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("library", "wrong"), [(name, place) for name, row in FIELD.items() for place in row[3].split()]
 )

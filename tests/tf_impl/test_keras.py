@@ -176,7 +176,6 @@ def test_errors() -> None:
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch", "numpy"])
-@pytest.mark.sample(1)
 def test_other_backends(backend: str, tmp_path: Path) -> None:
     """In a process of its own, where there is no TensorFlow."""
     pytest.importorskip("jax" if backend == "numpy" else backend)  # which the NumPy backend of Keras imports
@@ -187,7 +186,7 @@ def test_other_backends(backend: str, tmp_path: Path) -> None:
     run_backend(backend, tmp_path)
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 def test_a_compiled_step_on_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     run_backend("torch", tmp_path, "compiled")

@@ -71,7 +71,6 @@ def test_in_every_kind_of_graph_it_is_the_golden(mode: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("way", GRAPHS)
-@pytest.mark.sample(len(GRAPHS))
 def test_gradients_by_every_way_through_a_graph(way: Any) -> None:
     """A tape within and around the function, and tf.gradients: what crosses between graphs is what it says."""
     case = replace(BY_NAME["two axes"], shape=(3, 3, 4, 5), options={"axis": (1, 3)}, mask=True, bias=True)

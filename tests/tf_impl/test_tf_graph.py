@@ -95,7 +95,6 @@ def test_where_a_graph_holds_operations(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.sample(1)
 def test_the_bits_are_those_of_xla(dtype: str) -> None:
     """For sizes that are known and sizes that are not; y has the golden's."""
     x, dy, scale = (array.astype(dtype) for array in (X, DY, SCALE))

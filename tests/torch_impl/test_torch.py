@@ -52,7 +52,6 @@ def by_transforms(data: Data) -> Outcome:
 
 
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
-@pytest.mark.sample(2)
 def test_what_transforms_derive_is_the_goldens(dtype: str) -> None:
     hold("torch.func", by_transforms, select(types=(dtype,), brief=True))
 

@@ -66,10 +66,9 @@ def said_by(world: int, folder: Path, *names: str) -> dict[str, list[str]]:
     return said
 
 
-@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.sample(2)
 def test_group(check: str, group: Any) -> None:
     assert group[check] == ["holds"] * len(group[check]), "\n".join(group[check])
 

@@ -73,7 +73,6 @@ def test_every_derivative_is_that_of_plain_operations(function: str, position: s
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32])
-@pytest.mark.sample(1)
 @pytest.mark.slow
 def test_compiled_programs(dtype: Any) -> None:
     """With gradients, also for unknown sizes, rows with gaps and no rows: the bits of eager calls."""

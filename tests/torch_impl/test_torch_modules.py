@@ -171,7 +171,6 @@ class Rows(torch.utils.data.Dataset):
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:os.fork.* was called:RuntimeWarning")  # another test of this process used JAX
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.sample(1)
 def test_data_loader_workers(method: str) -> None:
     """The parent has used the layer and its threads before; what its workers give is the same bits."""
     if method not in torch.multiprocessing.get_all_start_methods():

@@ -49,7 +49,6 @@ def settings(dtype: Any, position: str = "inside", k: int | None = None, gate: s
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, F64])
-@pytest.mark.sample(1)
 def test_opcheck(dtype: Any) -> None:
     x, residual, dy = (randn(3, 6, dtype=dtype, seed=seed).requires_grad_() for seed in range(3))
     scale, bias = (randn(6, dtype=dtype, seed=seed).requires_grad_() for seed in (3, 4))
@@ -219,7 +218,6 @@ def test_the_formulas_of_the_gradients_are_compiled_in_one_piece(options: dict[s
 @DECOMPOSES
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.sample(1)
 def test_a_decomposed_program_needs_no_rmsnorm(dtype: Any, tmp_path: Path) -> None:
     """Any backend takes it, and a process without this package; the exported program itself has the operator."""
     layer = RMSNorm(8, variant="gemma", bias=True, partial=0.6, dtype=dtype)

@@ -103,7 +103,6 @@ def test_with_kernels_as_without(layout: str, dtype: Any, without_kernels: Any) 
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
-@pytest.mark.sample(1)
 def test_large_with_kernels_as_without(dtype: str, without_kernels: Any) -> None:
     for options in ({}, {"residual": True, "variant": "llama"}, {"mask": (700, 1)}):
         results = []
