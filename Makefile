@@ -106,8 +106,7 @@ levels: | $(BIN)/python
 gpu-check: $(VENV)/ready
 	PYTHONPATH=$(VENV)/triton RMSNORM_GPU_KERNELS=interpret TRITON_INTERPRET=1 $(BIN)/python -W ignore $(BIN)/rmsnorm selftest --all \
 		--backend torch --dtype float16 --dtype bfloat16 --dtype float32
-	$(BIN)/python -m pytest -q tests/gpu
-	PYTHONPATH=$(VENV)/triton $(BIN)/python benchmarks/gpu_kernels.py
+	$(BIN)/python -m pytest -q --all tests/gpu
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/triton-oldest $(OLDEST_TRITON)
 	PYTHONPATH=$(VENV)/triton-oldest $(BIN)/python -P -m pytest -q --all tests/gpu/triton_machine_code.py -k "branch or add_up"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
@@ -19,14 +19,24 @@ import typer
 from timing import report
 from timing.backends import BACKENDS, open_backend
 from timing.cell import measure
+from timing.files import write_json, write_summary
 from timing.plot import write_plot
 from timing.problem import DTYPES, OPS, make
-from timing.programs import Seconds, Summary, Threads, end, run_each, write
-from timing.run import BenchRun, hello, serve
+from timing.run import BenchRun, hello, run, serve
 
 from rmsnorm import PRESETS
 from rmsnorm.cli.reports import Json, check_folders, file
-from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, backends, choices, sizes, unusable
+from rmsnorm.cli.usage import (
+    BACKEND_NAMES,
+    DEVICES,
+    DIFFERS,
+    UNUSABLE,
+    backends,
+    choices,
+    progress,
+    sizes,
+    unusable,
+)
 from rmsnorm.parity import screen
 from rmsnorm.specification import errors
 
@@ -42,6 +52,7 @@ EPILOG: Final = (
     "requested backend is not installed."
 )
 app = typer.Typer(add_completion=False)
+_measured = partial(typer.Option, rich_help_panel="How it is measured")
 
 
 def worker_command(
@@ -86,6 +97,59 @@ def work(name: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"status": "done"}
 
 
+def run_each(
+    commands: Mapping[str, Sequence[str]], totals: Mapping[str, int], keep: Callable[[list[BenchRun]], None]
+) -> list[BenchRun]:
+    """Run the worker of each backend, one after the other, with a bar for its cells, until the user stops one.
+
+    ``keep`` is called after every cell with all runs, so that what is finished is kept however this process ends.
+    It may print: the bar is taken away meanwhile.
+    """
+    runs: list[BenchRun] = []
+
+    def follow(state: BenchRun) -> None:
+        if state.records:
+            if not shown.disable:
+                shown.stop()
+            keep([*runs, state])
+            if not shown.disable:
+                shown.start()
+        if shown.disable and state.cells > shown.tasks[bars[state.name]].completed:  # a file or a pipe
+            print(f"{state.name} {state.cells}/{totals[state.name]}", file=sys.stderr, flush=True)
+        shown.update(bars[state.name], completed=state.cells)
+
+    with progress("cells") as shown:
+        bars = {name: shown.add_task(name, total=totals[name], start=False) for name in commands}
+        for name, bar in bars.items():
+            shown.start_task(bar)
+            runs.append(run(name, commands[name], asked=totals[name], on_progress=follow))
+            if runs[-1].status == "stopped":
+                break
+    return runs
+
+
+def write(
+    runs: Sequence[BenchRun],
+    settings: Mapping[str, Any],
+    json: Path | None,
+    summary: Path | None,
+    is_over: bool = False,
+) -> None:
+    """Write the files that were asked for; into what is no file, such as a pipe, only when the runs are over."""
+    for path, function in ((json, write_json), (summary, write_summary)):
+        if path and (is_over or path.is_file() or not path.exists()):
+            function(runs, settings, path)
+
+
+def end(runs: Sequence[BenchRun], requested: Sequence[str] | None) -> None:
+    """Exit with status 1 or 2 if a run failed."""
+    states = {state.status for state in runs}
+    if states & {"crashed", "hung", "stopped"} or any(state.failures for state in runs):
+        raise typer.Exit(DIFFERS)
+    if "refused" in states or ("absent" in states and requested):
+        raise typer.Exit(UNUSABLE)
+
+
 @app.command(epilog=EPILOG)
 def compare(
     backend: Annotated[
@@ -111,18 +175,17 @@ def compare(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help=f"Where: {' or '.join(DEVICES)} (NumPy: cpu).")] = "cpu",
-    seconds: Seconds = 2.0,
-    threads: Threads = None,
+    seconds: Annotated[float, _measured(help="Seconds for a cell, for all its candidates together.", min=0.0)] = 2.0,
+    threads: Annotated[int | None, _measured(help="Cores to use.", min=1, show_default="all")] = None,
     no_compile: Annotated[
         bool,
-        typer.Option(
+        _measured(
             "--no-compile",
             help="Leave out the layers in torch.compile, tf.function and jax.jit, which take long to compile.",
-            rich_help_panel="How it is measured",
         ),
     ] = False,
     json: Json = None,
-    summary: Summary = None,
+    summary: Annotated[Path | None, file(help="Write one line of JSON for each record, in few digits.")] = None,
     plot: Annotated[Path | None, file(help="Draw GB/s over size as SVG.")] = None,
 ) -> None:
     """Time ours beside the framework's own layer, LayerNorm, each eagerly and compiled, and a copy of the same bytes.

@@ -1,6 +1,5 @@
 """The tables of docs/performance.md and benchmarks/README.md, in Markdown, from the committed runs; tested.
 
-python benchmarks/tables.py model     # a Transformer with each norm
 python benchmarks/tables.py readme    # the layers in two sentences; short: in a few cells; all-layers: in every mode
 python benchmarks/tables.py kernels   # each kernel for CPUs on every processor that was measured
 """
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-MODEL = RESULTS / "cpu-2core-zen5-2026-11-22-model.jsonl"
 LAYERS = RESULTS / "cpu-2core-xeon-avx512-2026-11-27-layers.jsonl"
 ROWS = {
     ("torch", ""): "PyTorch",
@@ -111,28 +109,6 @@ def layers(columns: Iterable[tuple[str, str]], path: Path, shown: Iterable[tuple
     return markdown(lines)
 
 
-def model(path: Path) -> str:
-    rows = list(records(path))
-    columns = [(op, dtype) for op in ("train", "decode") for dtype in DTYPES]
-
-    def cell(backend: str, mode: str, op: str, dtype: str) -> str:
-        key = (backend, mode, op, dtype)
-        chosen = [r for r in rows if (r["backend"], r["mode"], r["op"], r["dtype"]) == key]
-        ours, none = ([r for r in chosen if r["norm"] == norm] for norm in ("ours", "none"))
-        if not ours:
-            return ""
-        cost = numbers(a["timing"]["median"] / b["timing"]["median"] for a, b in zip(ours, none, strict=True))
-        return ", ".join(numbers(r[name] for r in ours) for name in ("speedup", "layer_norm_speedup")) + f" ({cost})"
-
-    titles = {"train": "training step", "decode": "one word"}
-    lines = [["", *(f"{titles[op]}, {DTYPES[dtype]}" for op, dtype in columns)], ["---"] * 5]
-    for (backend, mode), title in ROWS.items():
-        cells = [cell(backend, mode, *column) for column in columns]
-        if any(cells):
-            lines.append([title, *cells])
-    return markdown(lines)
-
-
 def kernels() -> str:
     """A line for each kernel and dtype, a column for each processor and level: ours and LayerNorm, in L2 and memory."""
     columns: dict[str, dict[tuple[str, str, str], dict[str, float]]] = {}
@@ -159,8 +135,6 @@ def markdown(lines: Iterable[Iterable[str]]) -> str:
 
 
 def table(name: str) -> str:
-    if name == "model":
-        return model(MODEL)
     if name == "short":
         return short(LAYERS)
     if name == "kernels":

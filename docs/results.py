@@ -45,8 +45,8 @@ of norms, with their arguments, is [results.toml](results.toml).
   bounds of `check` are those of a statistic in float32, and a norm may be made to be faster than that.
 - *dtypes* are those of x that were compared.
 
-Everything ran on a CPU, with the default arguments of each norm where it has any. [Other engines](engines.md) has
-programs that run models, and [RMSNorms of transformers](identify.md) has every class of transformers.
+Everything ran on a CPU, with the default arguments of each norm where it has any.
+[RMSNorms of transformers](identify.md) has every class of transformers.
 """
 COLUMNS = ("package", "version", "norm", "variant", "eps", "check", "dtypes", "date")
 

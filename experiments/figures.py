@@ -24,6 +24,7 @@ FIGURES: Final = {  # file: row of x, row of y; None for the quality
 
 
 OVERVIEW: Final = "overview.svg"
+_KINDS: Final = {"separate": "#0072b2", "framework": "#009e73", "ours": "#d55e00"}
 
 
 def draw(folder: Path, rows: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> None:
@@ -55,6 +56,11 @@ def draw(folder: Path, rows: Sequence[Mapping[str, Any]], result: Mapping[str, A
         _save(figure, folder / name)
 
 
+def measured(times: Mapping[str, Any]) -> list[str]:
+    """The kinds of norms whose times are known in all runs; the committed ones have none of this package."""
+    return [kind for kind in _KINDS if all(kind in own["seconds"] for own in times.values())]
+
+
 def _save(figure: Any, path: Path) -> None:
     import matplotlib
 
@@ -82,7 +88,7 @@ def draw_overview(path: Path, results: Mapping[str, Any], times: Mapping[str, An
     left.set_xlabel("margins by which RMSNorm is better (grey: worse)", fontsize=8)
     left.set_title("Quality of RMSNorm minus LayerNorm, by seed", fontsize=9)
     names = list(times)
-    kinds = {"separate": "#0072b2", "framework": "#009e73", "ours": "#d55e00"}
+    kinds = {kind: _KINDS[kind] for kind in measured(times)}
     for row, name in enumerate(names):
         seconds = times[name]["seconds"]
         for index, (kind, colour) in enumerate(kinds.items()):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from experiments.figures import OVERVIEW
+from experiments.figures import OVERVIEW, measured
 from experiments.norms import has
 from experiments.results import number, span
 from experiments.runs import RUNS, Planned
@@ -18,7 +18,6 @@ from rmsnorm.files import read_json, reading
 _WANTED: Final = "what python -m experiments all writes"
 _FIGURES: Final = (  # run, figure, what it is
     ("translation", "loss-steps.svg", "the paper's figure of RNNSearch: the loss over the first steps"),
-    ("translation", "loss-seconds.svg", "the same over the seconds of training, which begin with XLA's compilation"),
     ("center", "quality.svg", "its figure of robustness: BLEU where 0.2 is added to every matrix at the beginning"),
     ("mlp-4", "quality.svg", "the MLP at a batch of 4"),
 )
@@ -34,8 +33,7 @@ process with one thread and nothing beside it. *separate*: both norms as separat
 programs. *framework*: both as the framework ships them. *ours*: RMSNorm of this package, LayerNorm of the framework. A
 model without a norm shows what a norm of no cost would save. PyTorch runs operation by operation; in Flax
 (`translation`, `retrieval`) XLA compiles whole steps, with every norm. On a CPU PyTorch ships LayerNorm as one kernel
-and RMSNorm as several operations; a call of ours has a fixed cost in Python, which counts where rows are few or
-short."""
+and RMSNorm as several operations."""
 _CHANGES: Final = """\
 - **Size.** All models are small, so that five seeds fit into minutes. In a large model a norm is a smaller part of a
   step, and its fixed cost counts less. `--data` and the options take the paper's data and sizes.
@@ -119,13 +117,13 @@ def _answer(results: Mapping[str, Any], times: Mapping[str, Any]) -> Iterator[st
     said = "; ".join(f"{text} in {count} of {len(results)} ({names})" for text, count, names in counted)
     yield f"**Our answer on quality.** RMSNorm is not worse than LayerNorm by more than the margin: {said}."
     sentences = []
-    for kind, text in _KINDS.items():
+    for kind in measured(times):
         ratios = _ratios(times, kind)
         least, most = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
         ends = f"{_percent(ratios[least])} (`{least}`) to {_percent(ratios[most])} (`{most}`)"
         faster = sum(ratio < 1 for ratio in ratios.values())
         sentences.append(
-            f"{text}, a step takes from {ends} time than with LayerNorm: less in {faster} of {len(ratios)}"
+            f"{_KINDS[kind]}, a step takes from {ends} time than with LayerNorm: less in {faster} of {len(ratios)}"
         )
     yield "**Our answer on time.** " + ". ".join(sentences) + "."
 
@@ -137,7 +135,6 @@ _KINDS: Final = {
     "ours": "With our RMSNorm and the framework's LayerNorm",
 }
 _NORMS: Final = {"none": "no norm", "rms": "RMSNorm", "prms": "pRMSNorm"}
-_TIMED: Final = [(norm, kind) for norm in _NORMS for kind in _KINDS if has(kind, norm)]
 
 
 def _qualities(results: Mapping[str, Any]) -> Iterator[str]:
@@ -196,22 +193,23 @@ def _batch(results: Mapping[str, Any]) -> str:
 
 
 def _times(times: Mapping[str, Any]) -> Iterator[str]:
-    rows = []
+    rows, kinds = [], measured(times)
+    timed = [(norm, kind) for norm in _NORMS for kind in kinds if has(kind, norm)]
     for name, own in times.items():
         paper = own.get("paper", {}).get("rms")
         cells = []
-        for norm, kind in _TIMED:
+        for norm, kind in timed:
             ratio = _ratios({name: own}, kind, norm).get(name)
             cells.append("-" if ratio is None else f"{ratio:.2f}")
         rows.append([name, *cells, "-" if paper is None else f"{1 + paper / 100:.2f}"])
-    columns = [f"{_NORMS[norm]}, {kind}" for norm, kind in _TIMED]
+    columns = [f"{_NORMS[norm]}, {kind}" for norm, kind in timed]
     yield from _table(["of LayerNorm's time", *columns, "RMSNorm in the paper"], rows)
 
 
 def _parts_of_time(times: Mapping[str, Any]) -> str:
     shown = []
     for part in PARTS[:2]:
-        ratios = {kind: _ratios(times, kind, part=part) for kind in _KINDS}
+        ratios = {kind: _ratios(times, kind, part=part) for kind in measured(times)}
         texts = (f"{kind} " + ", ".join(f"{ratio:.2f}" for ratio in own.values()) for kind, own in ratios.items())
         shown.append(f"{part}: {'; '.join(texts)}")
     return f"RMSNorm's ratios in the order of the rows, {'. '.join(shown)}."

@@ -108,7 +108,6 @@ def table(page, command):
         ("docs/which.md", "docs/families.py"), ("docs/performance.md", "benchmarks/tables.py short"),
         ("docs/performance.md", "benchmarks/tables.py kernels"),
         ("docs/versions.md", "tests/versions/run.py --table"), ("README.md", "benchmarks/tables.py readme"),
-        ("benchmarks/README.md", "benchmarks/tables.py model"),
         ("benchmarks/README.md", "benchmarks/tables.py all-layers"),
     ],
 )  # fmt: skip

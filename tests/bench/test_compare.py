@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -355,20 +354,3 @@ def test_every_cell_is_printed_and_in_the_files_at_once(tmp_path):
     assert len((tmp_path / "b.jsonl").read_text().splitlines()) == 6
     piped = started(tmp_path, "--backend", "numpy", "--shape", "2x8", "--seconds", "0", "--json", "/dev/stderr")
     assert json.loads(piped.communicate(timeout=60)[1].partition("numpy 4/4\n")[2])["records"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "needs"), [("kernels", "rmsnorm.cpu._native"), ("torch", "torch"), ("tf", "tensorflow"), ("flax", "jax")]
-)
-def test_the_script_for_partial_statistics(name, needs, capsys, monkeypatch):
-    pytest.importorskip("rmsnorm.cpu._native")
-    pytest.importorskip(needs)
-    script = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "partial.py"))
-    monkeypatch.setitem(script["main"].__globals__, "SHAPES", ((8, 64),))
-    monkeypatch.setitem(script["main"].__globals__, "TURNS", 2)
-    script["main"]([name])
-    head, *lines = capsys.readouterr().out.splitlines()
-    assert head.endswith("the least in brackets")
-    assert [line.split("  ")[0] for line in lines] == [f"{name} float32 8x64", f"{name} bfloat16 8x64"]
-    assert all(line.count("x   p = ") == 2 for line in lines)

@@ -6,17 +6,14 @@ from typing import Any
 
 import compare
 import pytest
-import whole_model
 from commands import command
 from timing.backends import BACKENDS
-from whole_models import MODES
-from whole_models import OPS as MODEL_OPS
 
 from rmsnorm import __version__
 from rmsnorm.cli import app
 
 NO_FOLDER = "/no/such/folder is not a folder"
-# what is typed, where DIR is an empty folder, and what is said; "compare" and "whole_model" are programs in benchmarks/
+# what is typed, where DIR is an empty folder, and what is said; "compare" is a program in benchmarks/
 USAGE = [
     ("selftest --backend theano", "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax' or 'numpy'"),
     ("selftest --variant lama", "or 'keras_rms_scaling'; did you mean 'llama'?"),
@@ -76,15 +73,8 @@ USAGE = [
     ("compare --json /no/such/folder/x.json", NO_FOLDER),
     ("compare --plot /no/such/folder/x.svg", NO_FOLDER),
     ("compare --frobnicate 1", "No such option"),
-    ("whole_model --backend numpy", "expected 'torch', 'tf', 'keras', 'jax', 'flax', 'keras-torch' or 'keras-jax'"),
-    ("whole_model --op prefill", "op is 'prefill', expected 'train' or 'decode'"),
-    ("whole_model --mode fast", "mode is 'fast', expected 'eager', 'compiled', 'graph' or 'jit'"),
-    ("whole_model --backend flax --mode graph", "mode is 'graph', expected 'eager' or 'jit'"),
-    ("whole_model --norm batch", "norm is 'batch', expected 'ours', 'built-in', 'LayerNorm' or 'none'"),
-    ("whole_model --width 200", "width is 200, expected whole heads; use a multiple of 64"),
     ("explain numpy --shape 16777216x33554432", "shape is '16777216x33554432', expected at most 2^48 elements"),
     ("explain numpy --shape 8388608x16777216 --dtype float64", "there is too little memory (Unable to allocate"),
-    ("whole_model --json /no/such/folder/x.json", NO_FOLDER),
 ]
 HELP = {
     "selftest": (
@@ -105,17 +95,13 @@ HELP = {
         *BACKENDS, "How to read a row",
         "python benchmarks/compare.py --backend torch --shape 512x768 --dtype float32", "Exit status: 0 all timed",
     ),
-    "whole_model": (
-        *MODEL_OPS, *(mode for modes in MODES.values() for mode in modes), "a step of gradient descent", "keras-torch",
-        "python benchmarks/whole_model.py --backend torch --dtype bfloat16",
-    ),
 }  # fmt: skip
 
 
 def typed(line: str, **places: Any) -> Any:
     program, *arguments = (str(places.get(word, word)) for word in line.split())
-    if program in ("compare", "whole_model"):
-        return command({"compare": compare, "whole_model": whole_model}[program].app, *arguments, COLUMNS="300")
+    if program == "compare":
+        return command(compare.app, *arguments, COLUMNS="300")
     return command(app, program, *arguments, COLUMNS="300")
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import triton
-from gpu_cards import CARDS, PROCESSORS
-from gpu_kernels import CASES, ON_PURPOSE, POINTERS, compiled, compiled_sums, loose, predicted
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
+from triton_compiled import CASES, ON_PURPOSE, POINTERS, compiled, compiled_sums, loose
 
 import rmsnorm.gpu
 from rmsnorm.specification.call import Spec
@@ -19,7 +18,7 @@ from rmsnorm.torch_impl import gpu, kernels
 
 FEW = 8  # spills in a turn of the loop, of which a thread computes eight elements
 # Issue slots an element, registers, and spills in the usual path, by version of Triton, case and compute capability.
-# `benchmarks/gpu_kernels.py --limits` prints the table of the Triton that runs it.
+# `python tests/gpu/triton_compiled.py` prints the table of the Triton that runs it.
 COUNTED = {
     "3.6": {
         "forward bf16 8192": {80: (19.9, 62, 0), 90: (19.8, 64, 0), 100: (19.8, 64, 0), 120: (33.3, 70, 0)},
@@ -69,7 +68,7 @@ MORE = 1.1  # than was counted: what an edit of a kernel may cost
 @pytest.mark.parametrize("case", CASES)
 def test_what_the_compiler_makes_of_a_kernel(case):
     """Machine code is all that a machine without a GPU can know of a kernel's speed."""
-    assert VERSION in COUNTED, f"add what gpu_kernels.py --limits prints with Triton {VERSION}"
+    assert VERSION in COUNTED, f"add what triton_compiled.py prints with Triton {VERSION}"
     kernel, dtype, n, options = CASES[case]
     for capability, most in COUNTED[VERSION][case].items():
         made = compiled(kernel, dtype, n, capability, FLOAT64=True, **options)
@@ -160,14 +159,3 @@ def test_neither_width_nor_eps_compiles_a_kernel(position, monkeypatch):
     first, second = keys[:3], keys[3:]
     assert [name for name, _ in first] == ["forward", "backward", "add_up"]
     assert first == second
-
-
-def test_the_model_of_time_knows_what_limits_a_kernel():
-    made, rows = compiled("backward", "bfloat16", 4096), 2**15
-    card = CARDS["RTX 4090"]
-    times, limit = predicted(made, rows, card)
-    assert limit == "fp64"  # of which that card has 2 lanes
-    assert times["fp64"] == pytest.approx(rows * 4096 * made.counts.fp64 / (2 * card.processors * card.clock))
-    assert times["mem"] == pytest.approx((rows * 4096 * 3 * 2 + 16 * made.tile.programs * 4096) / card.bandwidth)
-    assert predicted(made, rows, CARDS["H100 SXM"])[1] == "mem"
-    assert {card.capability for card in CARDS.values()} == set(PROCESSORS)
