@@ -30,10 +30,10 @@ that the whole interval is above minus the margin, *no* that all of it is below.
 
 A *time* is the least of many turns, in which all models take one step on the same batch in changing order, in one
 process with one thread and nothing beside it. *separate*: both norms as separate operations, as in the paper's
-programs. *framework*: both as the framework ships them. *ours*: RMSNorm of this package, LayerNorm of the framework. A
-model without a norm shows what a norm of no cost would save. PyTorch runs operation by operation; in Flax
-(`translation`, `retrieval`) XLA compiles whole steps, with every norm. On a CPU PyTorch ships LayerNorm as one kernel
-and RMSNorm as several operations."""
+programs. *framework*: both as the framework ships them. *ours*: RMSNorm of this package, LayerNorm of the framework;
+the tables have it where it was measured. A model without a norm shows what a norm of no cost would save. PyTorch runs
+operation by operation; in Flax (`translation`, `retrieval`) XLA compiles whole steps, with every norm. On a CPU PyTorch
+ships LayerNorm as one kernel and RMSNorm as several operations."""
 _CHANGES: Final = """\
 - **Size.** All models are small, so that five seeds fit into minutes. In a large model a norm is a smaller part of a
   step, and its fixed cost counts less. `--data` and the options take the paper's data and sizes.
