@@ -8,10 +8,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from changes import ALLOWED, PART
 from imports import circles, imports_of
 
 ROOT = Path(__file__).parents[1]
+_ROW = re.compile(r"^\| (?P<names>`[^|]+`) \|[^|]+\|(?P<allowed>[^|]*)\|$", re.MULTILINE)
+_ROWS = [
+    (re.findall(r"`(\w+)`", row["names"]), set(re.findall(r"`(\w+)`", row["allowed"])))
+    for row in _ROW.finditer((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+]
+ALLOWED = {names[0]: allowed for names, allowed in _ROWS}  # what each part may import, the lowest part first
+PART = {name: names[0] for names, _ in _ROWS for name in names}  # by file or folder of the package
 # Modules that load others by a name put together at run time: what the name can be. Packages load what users ask
 # for, which is no import of theirs.
 BY_NAME = {

@@ -127,7 +127,8 @@ class Row:
         return [None if h is None else h / self.rho for h in elements]
 
     def under_mask_zero(self, v: list[Any]) -> list[Any]:
-        return [e if m else mpf(0) for e, m in zip(v, self.mask, strict=True)]
+        """Constants have no derivative: what is under the mask, and all of a row that counts nothing."""
+        return [e if m and self.k else mpf(0) for e, m in zip(v, self.mask, strict=True)]
 
     def affine(self, g: list[Any], b: list[Any], offset: Any, formats: tuple[str | None, str, str]) -> list[Any]:
         """y before it is rounded, and before a gate after the norm."""
