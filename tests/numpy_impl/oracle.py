@@ -282,7 +282,7 @@ def check(data: Any, slack: float = 0.0) -> int:
         for name in ("dx", "dresidual") if data.residual is not None else ("dx",):
             count += compare([nearest(e, t) for e in dx], results[name][indices], t, units[name][indices])
         jvp = row.push_forward([times(tangent[i], before[i]) for i in indices])
-        jvp = [e * o for e, o in zip(jvp, gain, strict=True)]
+        jvp = [times(e, o) for e, o in zip(jvp, gain, strict=True)]
         dg, db = (parameter(values, indices) for values in data.tangents[1:])
         zero = mpf(0)
         terms = zip(jvp, row.normalised(masked=True), dg, db, row.mask, strict=True)
