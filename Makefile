@@ -10,7 +10,7 @@ TRITON := 'triton==3.9.0; sys_platform == "linux"'
 # The oldest whose kernels are used (rmsnorm/gpu/__init__.py): every branch must compile with it.
 OLDEST_TRITON := 'triton==3.4.0; sys_platform == "linux"'
 
-.PHONY: check quick test test-all versions kernels-times native experiments strangers gpu-check gpu-rehearsal fuzz sanitize levels lint types docs docs-serve wheel format clean
+.PHONY: check quick test test-all faults versions kernels-times native experiments strangers gpu-check gpu-rehearsal fuzz sanitize levels lint types docs docs-serve wheel format clean
 
 check: $(VENV)/ready
 	$(BIN)/rmsnorm selftest --backend numpy --backend torch --backend tf --backend flax
@@ -26,6 +26,10 @@ test-all: $(VENV)/ready
 ENV ?= lowest
 versions:
 	$(PYTHON) tests/versions/run.py $(ENV)
+
+# Puts each fault of tests/faults.py in, one at a time, and says which test notices it: two hours.
+faults: $(VENV)/ready
+	$(BIN)/python tests/try_faults.py --json tests/faults.json
 
 # Nanoseconds an element of each kernel for CPUs, beside LayerNorm and a copy, for each level that this processor has, in
 # kernels.jsonl and on the screen: two minutes a level, with nothing else running.

@@ -1,0 +1,180 @@
+"""Tries the faults of tests/faults.py: which test notices each.
+
+python tests/try_faults.py                    every fault, two at a time: make faults
+python tests/try_faults.py --only torch:      those whose names begin so
+python tests/try_faults.py --json tests/faults.json
+
+A fault wraps a public function, layer or command in every process of a test run; no file is changed. The program first
+runs the tests without one, with every wrapper in place: they must pass. Then each fault is installed alone, and pytest
+runs with ``-x``: first the files that should notice it, then all others, each for three minutes of a processor. A fault
+is killed if a test fails that passes without it. If pytest ends in another way (interrupted, nothing collected, a
+crash), that is an error and no kill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.abc
+import importlib.machinery
+import inspect
+import json
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fault_changes import Call
+from faults import FAULTS, SURFACES, Fault
+
+ROOT = Path(__file__).parents[1]
+
+
+def wrapped(function: Callable[..., Any], change: Callable[[Call], Any]) -> Callable[..., Any]:
+    """The function as the fault has it. Arguments that are no arrays are for the tests of messages, and stay."""
+    names = tuple(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def faulty(*args: Any, **options: Any) -> Any:
+        call = Call(function, names, args, options)
+        if "x" in names and not hasattr(call["x"], "dtype"):
+            return call()
+        return change(call)
+
+    return faulty
+
+
+def put(module: ModuleType, attribute: str, change: Callable[[Call], Any]) -> None:
+    """Puts a fault into a module that was just imported."""
+    *owners, name = attribute.split(".")
+    owner = functools.reduce(getattr, owners, module)
+    old = inspect.getattr_static(owner, name)
+    if isinstance(old, property):
+        new: Any = property(wrapped(old.fget, change), old.fset)  # type: ignore[arg-type]
+    elif isinstance(old, functools.cached_property):
+        new = property(wrapped(old.func, change))
+    else:
+        new = wrapped(getattr(owner, name), change)
+    setattr(owner, name, new)
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Imports the modules of the surfaces, and puts the faults into them before anybody sees them."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self.faults: dict[str, list[Fault]] = {}
+        for fault in faults:
+            self.faults.setdefault(SURFACES[fault.surface].module, []).append(fault)
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        faults = self.faults.get(name)
+        spec = importlib.machinery.PathFinder.find_spec(name, path) if faults else None
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_put(module: ModuleType) -> None:
+            execute(module)
+            for fault in faults or ():
+                put(module, fault.attribute, fault.change)
+
+        spec.loader.exec_module = execute_and_put  # type: ignore[method-assign]
+        return spec
+
+
+def install(title: str, seconds: int) -> None:
+    """In this process, at the start of Python: the fault of that title, or every wrapper without a fault.
+
+    The system ends a process that has used so many seconds of its processor.
+    """
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    faults = [fault for fault in FAULTS if fault.title == title]
+    if title == "none":
+        surfaces = {(fault.surface, fault.attribute): fault for fault in FAULTS}
+        faults = [fault._replace(change=lambda call: call()) for fault in surfaces.values()]
+    sys.meta_path.insert(0, Finder(faults))
+
+
+def run(title: str, paths: Iterable[str], seconds: float, left_out: Iterable[str] = ()) -> tuple[str, str]:
+    """The verdict of a run of pytest with a fault, and the test that failed first."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "sitecustomize.py").write_text(
+            f"import try_faults\n\ntry_faults.install({title!r}, {math.ceil(seconds)})\n", encoding="utf-8"
+        )
+        paths_of_python = os.pathsep.join([folder, str(ROOT / "tests"), str(ROOT)])
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider"]
+        process = subprocess.Popen(
+            [*command, *paths, *(f"--deselect={test}" for test in left_out)],
+            cwd=ROOT, env=os.environ | {"PYTHONPATH": paths_of_python}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=10 * seconds)  # of a machine that has other work, too
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+    if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        return "out of time", ""
+    failed = next((line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
+    if process.returncode not in (0, 1):
+        return "error", f"pytest ended with {process.returncode}: {failed or output[-200:]}"
+    return ("killed", failed.removeprefix("FAILED ")[:200]) if process.returncode else ("survived", "")
+
+
+def judge(fault: Fault, seconds: float) -> dict[str, Any]:
+    """Who notices a fault: first the files that should, then all; no test that fails without the fault, too."""
+    start, red, by = time.monotonic(), [], ""
+    for paths in (SURFACES[fault.surface].tests.split(), []):
+        verdict, by = run(fault.title, paths, seconds, red)
+        while verdict == "killed" and run("none", [by.partition(" - ")[0]], seconds)[0] != "survived":
+            red.append(by.partition(" - ")[0])
+            verdict, by = run(fault.title, paths, seconds, red)
+        if verdict != "survived":
+            break
+    spent = round(time.monotonic() - start)
+    return {"fault": fault.title, "verdict": verdict, "seconds": spent, "by": by} | ({"red": red} if red else {})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="the faults whose names begin so, such as 'torch layer:'")
+    parser.add_argument("--seconds", type=float, default=180, help="of a processor, for one run of pytest")
+    parser.add_argument("--jobs", type=int, default=2, help="how many faults are tried at once")
+    parser.add_argument("--json", type=Path, help="where the verdicts go; those of other faults in it stay")
+    arguments = parser.parse_args()
+    faults = [fault for fault in FAULTS if fault.title.startswith(arguments.only)]
+    if not faults:
+        parser.error(f"no fault begins with {arguments.only!r}; the first one is {FAULTS[0].title!r}")
+    files = dict.fromkeys(path for fault in faults for path in SURFACES[fault.surface].tests.split())
+    print("first without a fault:", *files, flush=True)
+    verdict, by = run("none", files, 3600)
+    if verdict != "survived":
+        sys.exit(f"without a fault the tests must pass, but: {verdict} {by}")
+    known = json.loads(arguments.json.read_text(encoding="utf-8")) if arguments.json and arguments.json.exists() else []
+    rows = {row["fault"]: row for row in known}
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for number, row in enumerate(pool.map(functools.partial(judge, seconds=arguments.seconds), faults), 1):
+            rows[row["fault"]] = row
+            print(
+                f"{number}/{len(faults)} {row['verdict']:12} {row['seconds']:4} s  {row['fault']}  {row['by']}",
+                flush=True,
+            )
+            if arguments.json:
+                ordered = [rows[fault.title] for fault in FAULTS if fault.title in rows]
+                arguments.json.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+    alive = [row["fault"] for row in rows.values() if row["verdict"] != "killed"]
+    print(f"{len(rows) - len(alive)} of {len(rows)} killed", *alive, sep="\n  ")
+    sys.exit(bool(alive))
+
+
+if __name__ == "__main__":
+    main()
