@@ -45,16 +45,20 @@ class Surface(NamedTuple):
 
 
 FUNCTIONS: Final = "tests/test_interface.py tests/test_gate.py tests/test_signatures.py"
+LAYERS: Final = "tests/layers"
 SURFACES: Final = {
-    "numpy": Surface("rmsnorm.numpy_impl.functional", "tests/test_interface.py tests/test_numbers.py tests/numpy_impl"),
+    "numpy": Surface(
+        "rmsnorm.numpy_impl.functional",
+        "tests/test_interface.py tests/test_numbers.py tests/numpy_impl -k 'not torch and not tf and not flax'",
+    ),
     "fast": Surface("rmsnorm.numpy_impl.fast", "tests/test_numbers.py tests/cpu tests/numpy_impl"),
-    "torch": Surface("rmsnorm.torch_impl.functional", f"{FUNCTIONS} tests/torch_impl"),
-    "torch layer": Surface("rmsnorm.torch_impl.layers", "tests/layers tests/torch_impl"),
-    "tf": Surface("rmsnorm.tf_impl.functional", f"{FUNCTIONS} tests/tf_impl"),
-    "keras": Surface("rmsnorm.tf_impl.layers", "tests/layers tests/tf_impl/test_keras.py tests/tf_impl"),
-    "jax": Surface("rmsnorm.flax_impl.functional", f"{FUNCTIONS} tests/flax_impl"),
-    "nnx": Surface("rmsnorm.flax_impl.layers", "tests/layers tests/flax_impl"),
-    "linen": Surface("rmsnorm.flax_impl.linen", "tests/layers tests/flax_impl"),
+    "torch": Surface("rmsnorm.torch_impl.functional", f"{FUNCTIONS} tests/torch_impl -k 'not tf and not flax'"),
+    "torch layer": Surface("rmsnorm.torch_impl.layers", f"{LAYERS} tests/torch_impl -k 'not tf and not flax'"),
+    "tf": Surface("rmsnorm.tf_impl.functional", f"{FUNCTIONS} tests/tf_impl -k 'not torch and not flax'"),
+    "keras": Surface("rmsnorm.tf_impl.layers", f"{LAYERS} tests/tf_impl -k 'not torch and not flax'"),
+    "jax": Surface("rmsnorm.flax_impl.functional", f"{FUNCTIONS} tests/flax_impl -k 'not torch and not tf'"),
+    "nnx": Surface("rmsnorm.flax_impl.layers", f"{LAYERS} tests/flax_impl -k 'not torch and not tf'"),
+    "linen": Surface("rmsnorm.flax_impl.linen", f"{LAYERS} tests/flax_impl -k 'not torch and not tf'"),
     "variants": Surface("rmsnorm.specification.variants", "tests/specification tests/numpy_impl"),
     "check": Surface("rmsnorm.parity.checking", "tests/parity tests/cli"),
     "report": Surface("rmsnorm.parity.report", "tests/parity tests/cli"),

@@ -22,6 +22,7 @@ import json
 import math
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -133,7 +134,7 @@ def run(title: str, paths: Iterable[str], seconds: float, left_out: Iterable[str
 def judge(fault: Fault, seconds: float) -> dict[str, Any]:
     """Who notices a fault: first the files that should, then all; no test that fails without the fault, too."""
     start, red, by = time.monotonic(), [], ""
-    for paths in (SURFACES[fault.surface].tests.split(), []):
+    for paths in (shlex.split(SURFACES[fault.surface].tests), []):
         verdict, by = run(fault.title, paths, seconds, red)
         while verdict == "killed" and run("none", [by.partition(" - ")[0]], seconds)[0] != "survived":
             red.append(by.partition(" - ")[0])
@@ -154,9 +155,8 @@ def main() -> None:
     faults = [fault for fault in FAULTS if fault.title.startswith(arguments.only)]
     if not faults:
         parser.error(f"no fault begins with {arguments.only!r}; the first one is {FAULTS[0].title!r}")
-    files = dict.fromkeys(path for fault in faults for path in SURFACES[fault.surface].tests.split())
-    print("first without a fault:", *files, flush=True)
-    verdict, by = run("none", files, 3600)
+    print("first every test without a fault", flush=True)
+    verdict, by = run("none", [], 14400)
     if verdict != "survived":
         sys.exit(f"without a fault the tests must pass, but: {verdict} {by}")
     known = json.loads(arguments.json.read_text(encoding="utf-8")) if arguments.json and arguments.json.exists() else []
