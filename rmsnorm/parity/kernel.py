@@ -1,4 +1,4 @@
-"""A function of x, the gain and options that returns more than y, called with the cases of a quantisation or a sum."""
+"""A function of x, the gain and options that returns more than y, called with the cases of a quantisation."""
 
 from __future__ import annotations
 
@@ -24,19 +24,14 @@ from rmsnorm.targets.open import name_of
 
 
 class Kernel:
-    """A function of x, the gain and options, called with NumPy arrays.
+    """A function of x, the gain and options, called with NumPy arrays."""
 
-    ``of_parts``: of a list of the parts of x along its first axis, in place of x, whose first result is y.
-    """
-
-    def __init__(
-        self, function: Any, framework: str | None, device: str, init: Mapping[str, Any], *, of_parts: bool = False
-    ) -> None:
-        self.device, self.result = device, "y" if of_parts else "q"
+    def __init__(self, function: Any, framework: str | None, device: str, init: Mapping[str, Any]) -> None:
+        self.device = device
         typed = function if isinstance(function, str) else ""
         function = locate(typed) if typed else function
         if not callable(function) or isinstance(function, type):
-            want = f"a function of {'parts' if of_parts else 'x'}, the gain and options"
+            want = "a function of x, the gain and options"
             raise errors.wrong_type("check", "function", function, want, "wrap it in one")
         self.name = typed or name_of(function)
         self.function = functools.partial(function, **init) if init else function
@@ -48,7 +43,7 @@ class Kernel:
         def probe(x: Any, weight: Any, residual: Any = None) -> Any:
             more = {} if residual is None else {"residual": residual}
             if self.options is not None:
-                self.outputs = self.function(list(x) if of_parts else x, weight, **more, **self.options)
+                self.outputs = self.function(x, weight, **more, **self.options)
             return x
 
         probe.__signature__ = inspect.signature(probe)  # type: ignore[attr-defined]
@@ -101,8 +96,8 @@ class Kernel:
         outputs = self.outputs if isinstance(self.outputs, (tuple, list)) else (self.outputs,)
         if not isinstance(outputs[0], target.bridge.array):
             kind = target.bridge.array
-            came = f"{self.result} is a {type(outputs[0]).__name__}"
-            raise TargetError(f"{came}, expected {kind.__module__}.{kind.__qualname__}")
+            came = type(outputs[0]).__name__
+            raise TargetError(f"q is a {came}, expected {kind.__module__}.{kind.__qualname__}")
         return [_fetched(target.bridge, output) for output in outputs]
 
 

@@ -218,14 +218,14 @@ def _compare(kernel: Kernel, preset: Quantisation, case: Case) -> tuple[list[Com
     stored = case.x if case.residual is None else rest[-1]
     amaxes = [largest(preset, case, stored, e * (case.slack + 2.0**-40)) for e in (-1, 1)] if inexact else []
     if got.h is not None:
-        comparisons.append(inside("h", got.h, stored, stored))
+        comparisons.append(_inside("h", got.h, stored, stored))
     if got.g is not None:
         of_ends = [scales_of(preset, a.max(), None)[1] for a in reversed(amaxes)] or [rest[0]] * 2
-        comparisons.append(inside("g", got.g.reshape(()), *of_ends))
+        comparisons.append(_inside("g", got.g.reshape(()), *of_ends))
         g = float(got.g.ravel()[0]) if got.g.ravel()[0] > 0 else float(rest[0])
     if inexact:
         ends = [scales_of(preset, a, g)[0] for a in amaxes]
-    comparisons.append(inside("scales", got.scales, *ends))
+    comparisons.append(_inside("scales", got.scales, *ends))
     want = scales.astype(np.float32)
     moved = np.any(~_between(got.scales, want, want) & _between(got.scales, *ends), axis=-1)
     known |= {"global_scale": g} if preset.global_scale != "none" else {}
@@ -255,7 +255,7 @@ def _comparison(name: str, same: Array, fits: Array, detail: str) -> Comparison:
     return Comparison(name, 0.0 if passed else math.inf, 0.0, float(np.mean(same)), 0.0, apart, passed, detail)
 
 
-def inside(name: str, got: Array, low: Array, high: Array) -> Comparison:
+def _inside(name: str, got: Array, low: Array, high: Array) -> Comparison:
     """Whether an output is in the interval that is allowed, and of the right shape, h also of the right dtype."""
     if got.shape != low.shape or (name == "h" and got.dtype != low.dtype):
         return failed(name, f"{_described(got)}, expected {_described(low)}; write an adapter that returns this")

@@ -68,15 +68,15 @@ def test_the_workflow_runs_and_finds_a_mistake(project):
 @pytest.mark.slow
 def test_the_other_snippets_in_python_run(project):
     others = [snippet for snippet in SNIPPETS["python"] if not re.match(r"# \S+\.py\n", snippet)]
-    assert len(others) == 4
-    report, quantised, ranks, onnx = others
+    assert len(others) == 3
+    report, quantised, onnx = others
     done = run([sys.executable, "-c", report], project)
     assert done.returncode == 0, done.stdout + done.stderr
     (shown,) = re.findall(r"((?:^    .*\n)+)", PAGE.split("print(report.text)")[1], re.MULTILINE)[:1]
     printed = [_words(line) for line in done.stdout.splitlines()]
     assert [line for line in shown.splitlines() if _words(line[4:]) not in printed] == []
     assert len(quantised.strip().splitlines()) == 5
-    for snippet in (quantised, ranks, onnx):
+    for snippet in (quantised, onnx):
         done = run([sys.executable, "-c", snippet], project)
         assert done.returncode == 0, done.stdout + done.stderr
 
