@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -50,8 +51,11 @@ class Kernel:
         probe.__wrapped__ = function  # type: ignore[attr-defined]  # which shows whose arrays it takes
         likely = open_target(probe, framework=framework, device=device, op="check")
         loaded = [name for name in ("numpy", "torch", "jax", "tensorflow") if name in sys.modules and not framework]
-        others = [open_target(probe, framework=name, device=device) for name in loaded if name != likely.framework]
-        self.targets = [replace(target, name=self.name) for target in (likely, *others)]
+        targets = [likely]
+        for name in loaded:
+            with contextlib.suppress(errors.InputError):  # the library is not on that device
+                targets += [open_target(probe, framework=name, device=device)] if name != likely.framework else []
+        self.targets = [replace(target, name=self.name) for target in targets]
 
     def takes(self, name: str) -> bool:
         return self.names is None or name in self.names
