@@ -281,7 +281,7 @@ def _is_code(preset: Quantisation, got: Array, low: Array, high: Array) -> Array
             fits |= (got - low) % 256 <= high - low
         elif preset.overflow == "nan" and preset.element != "e5m2":  # which has an infinity
             fits |= np.isnan(got) & (np.isinf(low) | np.isinf(high))
-    is_signed = preset.element != "int8" and not preset.element.endswith("fnuz")
+    is_signed = preset.element not in ("int8", "e4m3fnuz")
     zero = (got == 0) & (low == 0) & (high == 0)
     return np.asarray(fits & ~(zero & (np.signbit(got) != np.signbit(low))) if is_signed else fits)
 
