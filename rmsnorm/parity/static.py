@@ -242,7 +242,8 @@ def output_of(output: Output, *, summed: bool = False) -> dict[str, Any]:
 
 
 def document_of(variant: str, dtype: str) -> dict[str, Any]:
-    preset, tests = Variant.get(variant), []
+    preset = Variant.get(variant)
+    tests: list[dict[str, Any]] = []
     for number, test in enumerate(TESTS, start=1):
         if test.parameters == dtype:  # the same as an ordinary gain
             continue
