@@ -36,7 +36,6 @@ PRINTED = {
     "exactness.md": "of the elements are not the nearest number",
     "performance.md": "NumPy: plain operations, as ",
     "variants.md": "True",
-    "quantised.md": "[[256 -352 0 448]] [[0.00315673]]",
     "signatures.md": "",  # it prints nothing, and asserts
     "coming-from.md": "1 (LlamaRMSNorm): now RMSNorm, variant llama, eps 1e-06",
     **dict.fromkeys(COMMANDS, ""),  # programs for commands, which print

@@ -227,7 +227,7 @@ COMMANDS = {
     "check": ("rmsnorm.numpy_impl.fast:rms_norm", "--framework", "numpy", "--dtype", "float32", "--json", "c.json"),
     "identify": ("rmsnorm.numpy_impl:rms_norm", "--framework", "numpy"),
     "explain": ("numpy", "--shape", "2x8"),
-    "vectors": ("write", "d", "--variant", "mlx", "--dtype", "float32"),
+    "vectors": ("d",),
 }
 
 

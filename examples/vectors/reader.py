@@ -7,10 +7,7 @@ import struct
 BITS = {"bfloat16": 8, "float16": 11, "float32": 24}  # of the significand
 
 
-def numbers(dtype, text, codes):
-    table = codes.get(dtype)  # of a format of 4 or 8 bits: the number of each code
-    if table is not None:
-        return [numbers("float64", table["numbers"], {})[int(word, 16)] for word in text.split()]
+def numbers(dtype, text):
     kind, zeros = {"bfloat16": (">f", "0000"), "float16": (">e", ""), "float32": (">f", "")}.get(dtype, (">d", ""))
     return [struct.unpack(kind, bytes.fromhex(word + zeros))[0] for word in text.split()]
 
@@ -27,14 +24,13 @@ def tests(path):
     """Each test, its inputs as lists of numbers, and of its outputs the least and the greatest that are right."""
     with open(path, encoding="utf-8") as file:
         document = json.load(file)
-    codes = document.get("codes", {})
     for test in document["tests"]:
         for name, entry in test["inputs"].items():
             size, dtype = math.prod(entry["shape"]), entry["dtype"]
-            test["inputs"][name] = numbers(dtype, entry["bits"], codes) if "bits" in entry else list(
+            test["inputs"][name] = numbers(dtype, entry["bits"]) if "bits" in entry else list(
                 hashed(entry["seed"], size, BITS[dtype], entry["exponent"]))  # fmt: skip
         for entry in test["outputs"].values():
             dtype = entry["dtype"] if entry["block"] == 1 else "float32"
-            entry |= {end: numbers(dtype, entry[end], codes) for end in ("lo", "hi")}
-        name, (eps,) = f"{document['variant']}.{document['dtype']}", numbers("float64", test["eps"], {})
+            entry |= {end: numbers(dtype, entry[end]) for end in ("lo", "hi")}
+        name, (eps,) = f"{document['variant']}.{document['dtype']}", numbers("float64", test["eps"])
         yield test | {"eps": eps, "file": name}

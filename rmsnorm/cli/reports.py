@@ -1,4 +1,4 @@
-"""The files that ``check`` and ``vectors check`` write, and the folders for these and all others."""
+"""The files that ``check`` writes, and the folders for these and all others."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Variant, check_eps
 
 _BLOCK: Final = 2**15  # elements: the temporaries of a block of rows stay in cache
-_NAN: Final = {"e4m3fn": 0x7F, "e5m2": 0x7E, "e4m3fnuz": 0x80, "e5m2fnuz": 0x80}
+_NAN: Final = {"e4m3fn": 0x7F, "e5m2": 0x7E, "e4m3fnuz": 0x80}
 _MOST: Final = np.float32(2.0**128 - 2.0**104)  # the largest float32
 _ONE: Final = np.float32(1.0)
 _UNIT: Final = scaled(np.ones(()))
@@ -426,7 +426,7 @@ def _code(preset: Quantisation, v: DoubleDouble) -> Array:
     last = len(_numbers(preset.element)) - 2
     of_nan = _NAN.get(preset.element, 0)
     bits = index + np.where(negative, sign, 0)
-    if preset.element.endswith("fnuz"):
+    if preset.element == "e4m3fnuz":
         bits = np.where(index == 0, 0, bits)
     overflow = np.where(negative, 0xFC, 0x7C) if preset.element == "e5m2" else of_nan  # infinity, or NaN
     bits = np.where(index > last, overflow, bits)

@@ -53,7 +53,7 @@ def check(
     If it must have a gate, every case has one, and the variant says what is done with it. Calls in which every pair of
     circumstances occurs (rows, widths, axes, dtypes, memory, values, options, gradients, modes, what was called before)
     follow. If it raises in some calls and answers others, the report names the limits that explain it. A function that
-    quantises y is for ``check_quantised``, one that adds parts of several ranks for ``check_all_reduce``.
+    quantises y is for ``check_quantised``.
 
     Args:
         function: of x, or of (x, weight), (x, weight, bias) and the like; a layer of PyTorch, Keras, Flax or Equinox;

@@ -1,7 +1,8 @@
-"""A function of x, the gain and options that returns more than y, called with the cases of a quantisation or a sum."""
+"""A function of x, the gain and options that returns more than y, called with the cases of a quantisation."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -24,19 +25,14 @@ from rmsnorm.targets.open import name_of
 
 
 class Kernel:
-    """A function of x, the gain and options, called with NumPy arrays.
+    """A function of x, the gain and options, called with NumPy arrays."""
 
-    ``of_parts``: of a list of the parts of x along its first axis, in place of x, whose first result is y.
-    """
-
-    def __init__(
-        self, function: Any, framework: str | None, device: str, init: Mapping[str, Any], *, of_parts: bool = False
-    ) -> None:
-        self.device, self.result = device, "y" if of_parts else "q"
+    def __init__(self, function: Any, framework: str | None, device: str, init: Mapping[str, Any]) -> None:
+        self.device = device
         typed = function if isinstance(function, str) else ""
         function = locate(typed) if typed else function
         if not callable(function) or isinstance(function, type):
-            want = f"a function of {'parts' if of_parts else 'x'}, the gain and options"
+            want = "a function of x, the gain and options"
             raise errors.wrong_type("check", "function", function, want, "wrap it in one")
         self.name = typed or name_of(function)
         self.function = functools.partial(function, **init) if init else function
@@ -48,15 +44,18 @@ class Kernel:
         def probe(x: Any, weight: Any, residual: Any = None) -> Any:
             more = {} if residual is None else {"residual": residual}
             if self.options is not None:
-                self.outputs = self.function(list(x) if of_parts else x, weight, **more, **self.options)
+                self.outputs = self.function(x, weight, **more, **self.options)
             return x
 
         probe.__signature__ = inspect.signature(probe)  # type: ignore[attr-defined]
         probe.__wrapped__ = function  # type: ignore[attr-defined]  # which shows whose arrays it takes
         likely = open_target(probe, framework=framework, device=device, op="check")
         loaded = [name for name in ("numpy", "torch", "jax", "tensorflow") if name in sys.modules and not framework]
-        others = [open_target(probe, framework=name, device=device) for name in loaded if name != likely.framework]
-        self.targets = [replace(target, name=self.name) for target in (likely, *others)]
+        targets = [likely]
+        for name in loaded:
+            with contextlib.suppress(errors.InputError):  # the library is not on that device
+                targets += [open_target(probe, framework=name, device=device)] if name != likely.framework else []
+        self.targets = [replace(target, name=self.name) for target in targets]
 
     def takes(self, name: str) -> bool:
         return self.names is None or name in self.names
@@ -101,8 +100,8 @@ class Kernel:
         outputs = self.outputs if isinstance(self.outputs, (tuple, list)) else (self.outputs,)
         if not isinstance(outputs[0], target.bridge.array):
             kind = target.bridge.array
-            came = f"{self.result} is a {type(outputs[0]).__name__}"
-            raise TargetError(f"{came}, expected {kind.__module__}.{kind.__qualname__}")
+            came = type(outputs[0]).__name__
+            raise TargetError(f"q is a {came}, expected {kind.__module__}.{kind.__qualname__}")
         return [_fetched(target.bridge, output) for output in outputs]
 
 

@@ -19,20 +19,16 @@ def rmsnorm_parity() -> Callable[..., Report]:
     """Compare a function or layer with a variant: ``rmsnorm_parity(my_norm, variant="llama", framework="torch")``.
 
     It takes the arguments of rmsnorm.parity.check and returns its report; with ``quantisation=`` those of
-    check_quantised, with ``order=`` those of check_all_reduce. If something differs, the test fails with the
-    case, the worst element, the value got and wanted, the bound, and the variant that the function really is. It also
-    fails if there is no such function or variant, or nothing can be compared.
+    check_quantised. If something differs, the test fails with the case, the worst element, the value got and wanted,
+    the bound, and the variant that the function really is. It also fails if there is no such function or variant, or
+    nothing can be compared.
     """
 
     def parity(function: Any, *what: Any, **options: Any) -> Report:
         __tracebackhide__ = True
         from rmsnorm import parity
 
-        judge: Callable[..., Report] = parity.check
-        if "quantisation" in options:
-            judge = parity.check_quantised
-        elif "order" in options:
-            judge = parity.check_all_reduce
+        judge: Callable[..., Report] = parity.check_quantised if "quantisation" in options else parity.check
         try:
             report = judge(function, *what, **options)
         except InputError as error:

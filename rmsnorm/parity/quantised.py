@@ -216,16 +216,16 @@ def _compare(kernel: Kernel, preset: Quantisation, case: Case) -> tuple[list[Com
     ends: list[Array] = [scales.astype(np.float32)] * 2
     inexact = case.slack and preset.block != "static"
     stored = case.x if case.residual is None else rest[-1]
-    amaxes = [largest(preset, case, stored, e * (case.slack + 2.0**-40)) for e in (-1, 1)] if inexact else []
+    amaxes = [_largest(preset, case, stored, e * (case.slack + 2.0**-40)) for e in (-1, 1)] if inexact else []
     if got.h is not None:
-        comparisons.append(inside("h", got.h, stored, stored))
+        comparisons.append(_inside("h", got.h, stored, stored))
     if got.g is not None:
-        of_ends = [scales_of(preset, a.max(), None)[1] for a in reversed(amaxes)] or [rest[0]] * 2
-        comparisons.append(inside("g", got.g.reshape(()), *of_ends))
+        of_ends = [_scales_of(preset, a.max(), None)[1] for a in reversed(amaxes)] or [rest[0]] * 2
+        comparisons.append(_inside("g", got.g.reshape(()), *of_ends))
         g = float(got.g.ravel()[0]) if got.g.ravel()[0] > 0 else float(rest[0])
     if inexact:
-        ends = [scales_of(preset, a, g)[0] for a in amaxes]
-    comparisons.append(inside("scales", got.scales, *ends))
+        ends = [_scales_of(preset, a, g)[0] for a in amaxes]
+    comparisons.append(_inside("scales", got.scales, *ends))
     want = scales.astype(np.float32)
     moved = np.any(~_between(got.scales, want, want) & _between(got.scales, *ends), axis=-1)
     known |= {"global_scale": g} if preset.global_scale != "none" else {}
@@ -255,7 +255,7 @@ def _comparison(name: str, same: Array, fits: Array, detail: str) -> Comparison:
     return Comparison(name, 0.0 if passed else math.inf, 0.0, float(np.mean(same)), 0.0, apart, passed, detail)
 
 
-def inside(name: str, got: Array, low: Array, high: Array) -> Comparison:
+def _inside(name: str, got: Array, low: Array, high: Array) -> Comparison:
     """Whether an output is in the interval that is allowed, and of the right shape, h also of the right dtype."""
     if got.shape != low.shape or (name == "h" and got.dtype != low.dtype):
         return failed(name, f"{_described(got)}, expected {_described(low)}; write an adapter that returns this")
@@ -281,7 +281,7 @@ def _is_code(preset: Quantisation, got: Array, low: Array, high: Array) -> Array
             fits |= (got - low) % 256 <= high - low
         elif preset.overflow == "nan" and preset.element != "e5m2":  # which has an infinity
             fits |= np.isnan(got) & (np.isinf(low) | np.isinf(high))
-    is_signed = preset.element != "int8" and not preset.element.endswith("fnuz")
+    is_signed = preset.element not in ("int8", "e4m3fnuz")
     zero = (got == 0) & (low == 0) & (high == 0)
     return np.asarray(fits & ~(zero & (np.signbit(got) != np.signbit(low))) if is_signed else fits)
 
@@ -290,7 +290,7 @@ def _first(wrong: Array) -> tuple[int, ...]:
     return tuple(int(entry) for entry in np.argwhere(wrong)[0]) if wrong.ndim else ()
 
 
-def largest(preset: Quantisation, case: Case, stored: Array, error: float) -> Array:
+def _largest(preset: Quantisation, case: Case, stored: Array, error: float) -> Array:
     """float32(max |y|) of each block, for a 1 / rho with a relative error that is far above those of float64."""
     x, kept, gain = (array.astype(np.float64) for array in (case.x, stored, case.gain))
     total = x if case.residual is None else x + case.residual.astype(np.float64)
@@ -309,7 +309,7 @@ def largest(preset: Quantisation, case: Case, stored: Array, error: float) -> Ar
     return np.asarray(np.maximum(sizes, np.float32(preset.amax_floor)))
 
 
-def scales_of(preset: Quantisation, amax: Array, g: float | None) -> tuple[Array, ...]:
+def _scales_of(preset: Quantisation, amax: Array, g: float | None) -> tuple[Array, ...]:
     """The scale of each amax, and g where it is computed: those of a row of ones and this gain, in blocks of one."""
     of_one = preset.replace(block=1, offset="none", global_scale=preset.global_scale if g is None else "given")
     gain = np.asarray(amax, np.float32).ravel()

@@ -13,11 +13,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from rmsnorm.accuracy.rounding import cast
-from rmsnorm.numpy_impl import rms_norm_quantised
 from rmsnorm.parity.cases import Array
 from rmsnorm.specification import dtypes as formats
 from rmsnorm.specification.quantisation import FORMATS, Quantisation
@@ -152,48 +150,3 @@ def _blocks(preset: Quantisation, n: int, largest: Sequence[float], values: Arra
         places = [i for i in range(start, start + size) if i % 4 != 3]
         gain[places] = [a, *(factor * next(rest) for _ in places[1:])][: len(places)]
     return gain
-
-
-def quotients(preset: Quantisation) -> tuple[Array, Array]:
-    """Of each code, the least and the greatest float64 v = y / s that has it; NaN where none has.
-
-    v is y / s as the quantisation rounds it before it decides a code, its ``round_scaled``. Which codes an infinity and
-    a NaN have, the fields ``overflow`` and ``nan`` say; numbers that wrap are left out.
-
-    >>> low, high = quotients(Quantisation.get("flashinfer.fp4"))
-    >>> float(low[2]), float(high[2])
-    (0.75, 1.25)
-    """
-    numbers = np.unique(np.abs(numbers_of(preset.element)))
-    numbers = numbers[np.isfinite(numbers)]
-    points = np.concatenate([numbers, (numbers[1:] + numbers[:-1]) / 2, 1.5 * numbers[-1:] - numbers[-2:-1] / 2])
-    points = np.concatenate([np.nextafter(points, -np.inf), points, np.nextafter(points, np.inf)])
-    points = np.append(points[points > 0], [0.0, *([np.inf] if preset.overflow != "wrap" else [])])
-    points = np.concatenate([points, -points])
-    plain = preset.replace(
-        block="static", order="norm_first", round_norm=False, round_gain=False, offset="none", scale="amax / qmax",
-        scale_floor=0.0, scale_format="float32", scale_round="half_even", global_scale="none", quantise_with="stored",
-        apply="y / s", zero_scale="infinity", round_scaled="none",
-    )  # fmt: skip
-    one = np.ones(points.size, np.float32)
-    q, _ = rms_norm_quantised(one, points, eps=0.0, quantisation=plain, static_scale=1.0)
-    codes = q.view(np.uint8)
-    low, high = np.full((2, len(numbers_of(preset.element))), np.nan)
-    for code in np.unique(codes):
-        own = points[codes == code]
-        low[code], high[code] = own.min(), own.max()
-    return low, high
-
-
-def numbers_of(element: str) -> Array:
-    """The number of each code, in float64."""
-    kind = kind_of(element)
-    count = 16 if element == "e2m1fn" else 256
-    return np.arange(count).astype(np.uint8).view(kind).astype(np.float64)
-
-
-def kind_of(element: str) -> Any:
-    """The dtype of codes or of scales."""
-    if element in ("int8", "float32", "float16"):
-        return np.dtype(element)
-    return np.dtype(getattr(ml_dtypes, f"float{4 if element == 'e2m1fn' else 8}_{element}"))

@@ -44,7 +44,6 @@ FLAGS: Final = {
     "LargeValues": "squares beyond the largest number of the dtype, in bfloat16 and float32 also of float32",
     "Subnormal": "x is subnormal in its dtype",
     "NonFinite": "NaN and infinity in x",
-    "Saturates": "y / s beyond the largest code",
 }
 
 
@@ -213,7 +212,7 @@ def hexadecimal(array: Array) -> str:
     >>> hexadecimal(np.float32([1, -2]))
     '3f800000 c0000000'
     """
-    array = np.where(np.isnan(array), np.abs(array), array).astype(array.dtype) if array.dtype.itemsize > 1 else array
+    array = np.where(np.isnan(array), np.abs(array), array).astype(array.dtype)
     bits = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").ravel()
     return " ".join(f"{number:0{2 * array.dtype.itemsize}x}" for number in bits.tolist())
 
@@ -243,7 +242,8 @@ def output_of(output: Output, *, summed: bool = False) -> dict[str, Any]:
 
 
 def document_of(variant: str, dtype: str) -> dict[str, Any]:
-    preset, tests = Variant.get(variant), []
+    preset = Variant.get(variant)
+    tests: list[dict[str, Any]] = []
     for number, test in enumerate(TESTS, start=1):
         if test.parameters == dtype:  # the same as an ordinary gain
             continue
@@ -259,15 +259,10 @@ def document_of(variant: str, dtype: str) -> dict[str, Any]:
             "eps": hexadecimal(np.array([data.call.eps])), "offset": int(preset.scale_offset),
             "norm": data.call.norm or "none", "inputs": inputs, "outputs": outputs,
         })  # fmt: skip
-    return document("RMSNorm", variant, dtype, tests, source=preset.source)
-
-
-def document(algorithm: str, variant: str, dtype: str, tests: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-    """A file, with the meaning of the flags that its tests have."""
     own = {flag for test in tests for flag in test["flags"]}
     notes = {flag: text for flag, text in FLAGS.items() if flag in own}
-    head = {"schema": "schema.json", "format": FORMAT, "algorithm": algorithm, "variant": variant, "dtype": dtype}
-    return {**head, **fields, "numberOfTests": len(tests), "notes": notes, "tests": tests}
+    head = {"schema": "schema.json", "format": FORMAT, "algorithm": "RMSNorm", "variant": variant, "dtype": dtype}
+    return {**head, "source": preset.source, "numberOfTests": len(tests), "notes": notes, "tests": tests}
 
 
 def documents() -> Iterator[tuple[str, dict[str, Any]]]:

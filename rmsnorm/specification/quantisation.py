@@ -32,7 +32,6 @@ FORMATS: Final = MappingProxyType(
         "e4m3fn": Format(3, -6, 448.0),
         "e5m2": Format(2, -14, 57344.0),
         "e4m3fnuz": Format(3, -7, 240.0),
-        "e5m2fnuz": Format(2, -15, 57344.0),
         "e2m1fn": Format(1, 0, 6.0),
     }
 )
@@ -88,7 +87,7 @@ class Quantisation:
     """
 
     name: str
-    element: Literal["e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e2m1fn", "int8"] = "e4m3fn"
+    element: Literal["e4m3fn", "e5m2", "e4m3fnuz", "e2m1fn", "int8"] = "e4m3fn"
     qmax: float = 448.0
     qmin: float = -448.0
     block: Literal["static", "row"] | int = "row"

@@ -135,40 +135,19 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
 
 
 def test_vectors_are_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rmsnorm.parity import vectors
+    from rmsnorm.parity import static, vectors
 
-    def full(tensors: Any, metadata: Any) -> bytes:
+    def full(document: Any) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(vectors, "serialized", full)
+    monkeypatch.setattr(static, "VARIANTS", ("mlx",))
+    monkeypatch.setattr(static, "TYPES", ("bfloat16",))
+    monkeypatch.setattr(vectors, "flat", full)
     for folder in (tmp_path / "new", tmp_path):
-        run = rmsnorm("vectors", "write", folder, "--variant", "mlx")
+        run = rmsnorm("vectors", folder)
         assert run.exit_code == 2, run.output
+        assert "No space left on device" in run.output
         assert not list(tmp_path.iterdir())
-
-
-MANIFESTS: list[Any] = [
-    [], 5, {"files": 5}, {"files": [5]}, {"files": [{}]},
-    {"files": [{"file": "../x.safetensors", "sha256": "", "metadata": {"variant": "", "dtype": "", "case": ""}}]},
-    {"files": [{"file": "x.safetensors", "sha256": 5, "metadata": {"variant": "", "dtype": "", "case": ""}}]},
-    {"files": [{"file": "x.safetensors", "sha256": "", "metadata": {"variant": 5, "dtype": "", "case": ""}}]},
-    {"files": [{"file": "x.safetensors", "sha256": "", "metadata": []}]},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("document", MANIFESTS, ids=range(len(MANIFESTS)))
-def test_manifests_that_are_none(tmp_path: Path, document: Any) -> None:
-    from rmsnorm.parity import vectors
-
-    if isinstance(document, dict):
-        digest = vectors.digest_of(document["files"])
-        document = {"kind": vectors._KIND, "format": vectors.FORMAT, "digest": digest, **document}
-    (tmp_path / "manifest.json").write_text(json.dumps(document))
-    run = rmsnorm("vectors", "check", tmp_path)
-    assert run.exit_code == 2, run.output
-    assert "expected" in run.output
-    (tmp_path / "manifest.json").write_text("[" * 100_000)
-    assert rmsnorm("vectors", "check", tmp_path).exit_code == 2
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

@@ -1,143 +1,50 @@
-"""``check_quantised``: honest float32 kernels pass, and one wrong field is refused."""
+"""``check_quantised``: kernels whose 1 / rho is that of float32 pass, and one wrong field is refused."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from rmsnorm import Quantisation
+from rmsnorm.numpy_impl import rms_norm_quantised
 from rmsnorm.parity import check_quantised, quantised
 from rmsnorm.parity import report as reports
-from rmsnorm.specification.quantisation import FORMATS, QUANTISATIONS
+from rmsnorm.specification.quantisation import QUANTISATIONS
+from rmsnorm.targets.bridges import Torch
 
 pytestmark = pytest.mark.needs("ml_dtypes>=0.5", "which has E2M1 and E8M0")
 F32 = np.float32
+FLOAT32 = 2.0**-22  # a relative error of 1 / rho in float32
+UNIT_EPS = 0.25  # of the cases in which 1 / rho is exactly 1
 
 
-def kernel(preset, computes=None):
-    """A kernel in NumPy, each operation in float32, that returns what the preset does and computes something else."""
-    p, layout = computes or preset, preset
+def kernel(preset, computes=None, *, error=0.0):
+    """A function that returns what the preset does, and computes something else, by the golden.
 
-    def norm_quantised(x, scale, *, eps, residual=None, static_scale=None, global_scale=None):
-        with np.errstate(all="ignore"):
-            h, y = normalised(p, x, scale, residual, eps)
-            rows, n = y.shape
-            size = p.block if isinstance(p.block, int) else n
-            reduce = np.fmax if p.amax_nan == "drop" else np.maximum
-            amax = reduce.reduce(np.abs(y).reshape(rows, -1, size), axis=2, initial=F32(0))
-            amax = np.maximum(amax, F32(p.amax_floor))
-            g = F32(global_scale or 1)
-            if p.global_scale == "amax":
-                largest = amax.max(initial=0)
-                g = F32(1) if largest in (0, np.inf) else min(F32(448 * p.qmax) / largest, np.finfo(F32).max)
-            s, stored = (F32(static_scale),) * 2 if p.block == "static" else scales_of(p, amax, g)
-            wide = s if p.block == "static" else np.repeat(s, size, axis=1)
-            q = codes_of(p, quotient(p, y, wide, g))
-        outputs = [q] if layout.block == "static" else [q, stored]
-        return (*outputs, *([g] if layout.global_scale == "amax" else []), *([] if residual is None else [h]))
+    error: relative, by which 1 / rho is too small in the rows where it is not 1: eps is larger by so much.
+    """
+    p = computes or preset
+
+    def norm_quantised(x, scale, *, eps, residual=None, static_scale=1.0, global_scale=1.0):
+        known = {"static_scale": static_scale} if p.block == "static" else {}
+        known |= {"global_scale": global_scale} if p.global_scale == "given" else {}
+        q, scales, *more = rms_norm_quantised(x, scale, residual=residual, eps=eps, quantisation=p, **known)
+        g = more[0] if p.global_scale == "amax" else F32(global_scale)
+        if error and eps != UNIT_EPS:
+            given = p if p.global_scale == "none" else p.replace(global_scale="given")
+            known |= {} if p.global_scale == "none" else {"global_scale": g}
+            read = x.astype(np.float64) + (0 if residual is None else residual.astype(np.float64))
+            for i, eps_of_row in enumerate(eps + 2 * error * (np.mean(read * read, axis=1) + eps)):
+                r = None if residual is None else residual[i]
+                own = rms_norm_quantised(x[i], scale, residual=r, eps=eps_of_row, quantisation=given, **known)
+                q[i], scales[i if p.block != "static" else ...] = own[:2]
+        outputs = [q] if preset.block == "static" else [q, scales]
+        return (*outputs, *([g] if preset.global_scale == "amax" else []), *([] if residual is None else more[-1:]))
 
     return norm_quantised
-
-
-def normalised(p, x, scale, residual, eps):
-    total = x.astype(F32) if residual is None else x.astype(F32) + residual.astype(F32)
-    h = total.astype(x.dtype)
-    if p.residual_rounding == "truncate" and residual is not None:
-        exact = x.astype(np.float64) + residual.astype(np.float64)
-        over = np.abs(h.astype(np.float64)) > np.abs(exact)
-        bits = f"u{h.dtype.itemsize}"
-        h = (h.view(bits) - over.astype(bits)).view(x.dtype)
-    read = total if p.statistic_reads == "sum" else h.astype(F32)
-    inverse = F32(1) / np.sqrt(np.mean(read * read, axis=-1, keepdims=True, dtype=F32) + F32(eps))
-    gain = scale.astype(F32) if p.offset == "none" else scale.astype(F32) + F32(1)
-    gain = gain.astype(scale.dtype).astype(F32) if p.offset == "rounded" else gain
-    y = total if p.values_read == "sum" else h.astype(F32)
-    steps = [(inverse, p.round_norm), (gain, p.round_gain)]
-    for factor, is_rounded in steps if p.order == "norm_first" else steps[::-1]:
-        y = y * factor
-        y = y.astype(x.dtype).astype(F32) if is_rounded else y
-    return h, y
-
-
-def scales_of(p, amax, g):
-    """What y is divided by, and what is returned."""
-    inverse = F32(1) / F32(p.qmax)
-    s = {
-        "amax / qmax": lambda: amax / F32(p.qmax),
-        "amax * (1 / qmax)": lambda: amax * inverse,
-        "(g * amax) * (1 / qmax)": lambda: (g * amax) * inverse,
-        "g * (amax * (1 / qmax))": lambda: g * (amax * inverse),
-        "amax * (g * (1 / qmax))": lambda: amax * (g * inverse),
-    }[p.scale]()
-    s = np.maximum(s, F32(p.scale_floor))
-    if p.scale_format == "e4m3fn":
-        stored = np.clip(s, 0, 448).astype(ml_dtypes.float8_e4m3fn)
-    elif p.scale_format == "e8m0fnu":
-        stored = exponents(p, amax, s).astype(np.uint8)
-        wide = np.where(stored == 255, np.nan, np.ldexp(1.0, stored.astype(int) - 127)).astype(F32)
-        return (wide if p.quantise_with == "stored" else s), stored
-    else:
-        stored = s.astype(p.scale_format)
-    return (stored.astype(F32) if p.quantise_with == "stored" else s), stored
-
-
-def exponents(p, amax, s):
-    """By the bits of float32."""
-    number = np.ascontiguousarray(s if p.scale_round in ("rceil", "nearest") else amax)
-    bits = number.view(np.int32).astype(np.int64)
-    mantissa, emax = FORMATS[p.element].mantissa, np.frexp(p.qmax)[1] - 1
-    up = {
-        "floor": 0, "ceil": 2**23 - 1, "rceil": 2**23 - 1, "even": 2 ** (22 - mantissa),
-        "nearest": 2**23 - (int(F32(2**0.5).view(np.int32)) & (2**23 - 1)),
-    }[p.scale_round]  # fmt: skip
-    e = (np.where(np.isinf(number), bits, bits + up) >> 23) - (0 if number is s else emax)
-    e = np.where(bits <= (2**22 if up == 2**23 - 1 else 0), 0, e)  # of what is at most 2^-127
-    return np.where(np.isnan(number), 255, np.clip(e, 0, 254))
-
-
-def quotient(p, y, s, g):
-    if p.apply == "y / s":
-        v = y / s
-    else:
-        factor = {
-            "y * (1 / s)": lambda: F32(1) / s,
-            "y * (g * (1 / s))": lambda: g * (F32(1) / s),
-            "y * (1 / (s * (1 / g)))": lambda: F32(1) / (s * (F32(1) / g)),
-        }[p.apply]()
-        factor = np.where(s == 0, F32(0), factor) if p.zero_scale == "zero" else factor
-        v = y * (np.minimum(factor, np.finfo(F32).max) if p.zero_scale == "largest" else factor)
-    return v.astype(ml_dtypes.bfloat16).astype(F32) if p.round_scaled == "bfloat16" else v
-
-
-def codes_of(p, v):
-    nan = np.isnan(v)
-    if p.element == "int8":
-        v = np.where(nan, 0, np.clip(v, -(2.0**40), 2.0**40)).astype(np.float64)
-        size = np.abs(v)
-        whole = {
-            "half_even": np.rint(size), "half_away": np.floor(size + 0.5), "half_down": np.ceil(size - 0.5),
-            "truncate": np.floor(size),
-        }[p.rounding] * np.sign(v)  # fmt: skip
-        whole = np.clip(whole, p.qmin, p.qmax) if p.overflow == "saturate" else whole
-        whole = np.where(nan, p.qmax if p.nan == "qmax" else 0, whole).astype(np.int64)
-        return (whole & 255).astype(np.uint8).view(np.int8)
-    dtype = getattr(ml_dtypes, ("float4_" if p.element == "e2m1fn" else "float8_") + p.element)
-    bounded = np.clip(v, F32(p.qmin), F32(p.qmax)) if p.overflow == "saturate" else v
-    if p.rounding != "half_even":
-        every = np.arange(16 if p.element == "e2m1fn" else 256).astype(np.uint8).view(dtype).astype(np.float64)
-        every = np.append(np.unique(np.abs(every[np.isfinite(every)])), np.inf)
-        low = np.searchsorted(every, np.where(nan, 0, np.abs(bounded)), side="right") - 1
-        middle = (every[low] + every[low + 1]) / 2
-        size = np.abs(bounded)
-        above = {"half_away": size >= middle, "half_down": size > middle, "truncate": size < 0}[p.rounding]
-        bounded = np.where(nan, bounded, np.copysign(every[low + above], bounded)).astype(F32)
-    if p.nan != "nan":
-        bounded = np.where(nan, F32(p.qmax if p.nan == "qmax" else 0), bounded)
-    return bounded.astype(dtype)
 
 
 def refused(preset, function, **options):
@@ -148,7 +55,7 @@ def refused(preset, function, **options):
 
 @pytest.mark.parametrize("name", QUANTISATIONS)
 def test_an_honest_kernel_passes(name):
-    report = check_quantised(kernel(Quantisation.get(name)), name, framework="numpy")
+    report = check_quantised(kernel(Quantisation.get(name), error=FLOAT32), name, framework="numpy")
     assert report.passed, report.text
     counts = report.counts
     assert counts.get("wrong", 0) == 0
@@ -288,6 +195,26 @@ def test_tensors_of_torch_with_its_float8():
     assert result.text.splitlines()[0].startswith(f"{__name__}:test_tensors_of_torch_with_its_float8")
 
 
+def test_on_a_gpu_it_needs_no_framework_and_leaves_out_the_libraries_without_one(monkeypatch):
+    """Also NumPy, which is always loaded. The tensors of this GPU are on the CPU."""
+    torch, opened = pytest.importorskip("torch"), Torch.__init__
+
+    def on_the_cpu(self, device="cpu"):
+        opened(self, device)
+        self.device = "cpu"
+
+    def in_torch(x, scale, *, eps, static_scale):
+        y = (x.float() / torch.sqrt(x.float().square().mean(-1, keepdim=True) + eps)).to(x.dtype) * scale
+        v = y.float() * (1 / torch.tensor(static_scale))
+        return torch.where(v.isnan(), 448.0, v).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(Torch, "__init__", on_the_cpu)
+    result = check_quantised(in_torch, "vllm.static", dtypes="bfloat16", device="cuda")
+    assert result.passed, result.text
+    assert (result.run.name, result.run.device) == ("torch", "cuda")
+
+
 @pytest.mark.slow
 def test_h_is_judged_by_its_bits_and_scales_by_their_block():
     of_static, of_mx = kernel(STATIC), kernel(MX)
@@ -307,7 +234,7 @@ def test_h_is_judged_by_its_bits_and_scales_by_their_block():
 def test_a_scale_that_moved_is_a_verdict_of_its_own():
     """As in another order of the sum, with its own codes; with the codes of the other scale it is wrong."""
     dynamic = Quantisation.get("vllm.dynamic_fp8")
-    counts = check_quantised(kernel(dynamic), dynamic, framework="numpy").counts
+    counts = check_quantised(kernel(dynamic, error=FLOAT32), dynamic, framework="numpy").counts
     assert 0 < counts["moved"] < counts["rows"] / 4
 
     def moved(x, scale, *, eps):
