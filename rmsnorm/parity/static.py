@@ -199,11 +199,14 @@ def _end(data: Data, name: str, dtype: str, factor: float) -> Array:
 
 
 def _least(*arrays: Array) -> Array:
-    return np.asarray(np.fmin.reduce([array.astype(np.float64) for array in arrays]))
+    """The least of numbers; of zeros -0, of which processors take one or the other."""
+    wide = np.stack([array.astype(np.float64) for array in arrays])
+    least = np.fmin.reduce(wide)
+    return np.where((least == 0) & ((wide == 0) & np.signbit(wide)).any(0), -0.0, least)
 
 
 def _most(*arrays: Array) -> Array:
-    return np.asarray(np.fmax.reduce([array.astype(np.float64) for array in arrays]))
+    return -_least(*(-array for array in arrays))
 
 
 def hexadecimal(array: Array) -> str:
