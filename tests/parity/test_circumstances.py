@@ -18,8 +18,7 @@ from rmsnorm.targets.limits import Facts, Limits, explaining
 
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
-from torch.autograd.function import once_differentiable  # noqa: E402
-from wrong_circumstances import EPS, WRONG, gated, masked, not_twice, right  # noqa: E402
+from wrong_circumstances import EPS, WRONG, gated, masked, right  # noqa: E402
 
 STANDARD = Variant.get("standard").replace(eps=EPS)
 
@@ -79,27 +78,6 @@ def by_vector_norm(x, weight):
 @pytest.mark.parametrize("function", [right, gated, masked, by_vector_norm])
 def test_a_right_norm_holds_in_every_circumstance(function):
     assert first_difference(function) is None
-
-
-@pytest.mark.slow
-def test_a_second_derivative_is_right_or_refused():
-    """The gradients of a kernel are constants to autograd: a penalty on them would be none, and nobody would see it."""
-
-    def refusing(x, weight):
-        return not_twice(x, weight, once_differentiable)
-
-    def of_dy_alone(x, weight):
-        return not_twice(x, weight, of_dy=True)
-
-    framework = {"framework": "torch", "dtypes": "float32", "quantities": ("y", "second_derivative")}
-    right_one, silent, wrong = (check(f, **framework) for f in (right, not_twice, of_dy_alone))
-    refused = check(refusing, framework="torch", dtypes="float32")
-    assert right_one.passed
-    assert "dx is a constant to automatic differentiation" in silent.text
-    assert refused.passed
-    assert "not compared: second derivatives" in " ".join(refused.text.split())
-    assert "that of dx is off by" in wrong.text
-    assert check(not_twice, **framework, accept={"second_derivative": "not needed"}).passed
 
 
 def of_kernels(x, weight):
