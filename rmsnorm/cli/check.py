@@ -71,9 +71,6 @@ def check(
         str | None,
         typer.Option(help="For a function that quantises y: what it should be.", metavar="NAME", show_default="none"),
     ] = None,
-    limits: Annotated[
-        str | None, _limit("--limits", help="auto: those that explain what it refuses.", show_default=False)
-    ] = None,
     rank: Annotated[int | None, _limit(help="The only number of axes of x.", min=1, show_default=False)] = None,
     multiple_of: Annotated[
         int | None, _limit(help="A number that divides the width.", min=1, show_default=False)
@@ -82,7 +79,6 @@ def check(
     contiguous: Annotated[bool, _limit("--contiguous", help="Tensors are dense in memory.")] = False,
     same_dtype: Annotated[bool, _limit("--same-dtype", help="The gain has the dtype of x.")] = False,
     max_rows: Annotated[int | None, _limit(help="The most rows that it takes.", min=1, show_default=False)] = None,
-    max_width: Annotated[int | None, _limit(help="The most columns that it takes.", min=1, show_default=False)] = None,
     verbose: Verbose = False,
     json: Json = None,
     junit: Junit = None,
@@ -106,15 +102,11 @@ def check(
     from rmsnorm.parity.checking import quantities_named
     from rmsnorm.parity.worker import check_apart
 
-    if limits not in (None, "auto"):
-        raise unusable(f"{_COMMAND}: --limits is {limits!r}, expected auto; for one limit use --rank and the like")
     allowed = {
         "rank": rank, "multiple_of": multiple_of, "widths": width, "contiguous": contiguous or None,
-        "same_dtype": same_dtype or None, "max_rows": max_rows, "max_width": max_width,
+        "same_dtype": same_dtype or None, "max_rows": max_rows,
     }  # fmt: skip
     allowed = {name: value for name, value in allowed.items() if value is not None}
-    if limits and allowed:
-        raise unusable(f"{_COMMAND}: --limits auto and {', '.join(allowed)}, expected one of both; drop --limits auto")
     options = opening(_COMMAND, init, framework, device, gradients, compiled)
     names = choices("variant", variant, tuple(PRESETS), _COMMAND) if variant else ("standard",)
     if len(names) > 1:
@@ -129,7 +121,7 @@ def check(
         raise unusable(str(error)) from None
     more: dict[str, Any] = {
         "group_size": group_size, "edges": edges, "batch_invariant": batch_invariant, "large": large,
-        "all_cases": all_, "call": call, "limits": limits or allowed or None, "quantities": counted or None,
+        "all_cases": all_, "call": call, "limits": allowed or None, "quantities": counted or None,
     }  # fmt: skip
     if quantisation is not None:
         other = {"variant": variant, "eps": eps, "compiled": compiled, "no_gradients": not gradients, **more}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from rmsnorm.accuracy.bounds import QUANTITIES
 from rmsnorm.parity.comparison import Run, version_of
@@ -41,7 +41,7 @@ def check(
     large: bool = False,
     all_cases: bool = False,
     quantities: Sequence[str] | str | None = None,
-    limits: Limits | Mapping[str, Any] | Literal["auto"] | None = None,
+    limits: Limits | Mapping[str, Any] | None = None,
     on_progress: Callable[[Run], None] = lambda run: None,
     call: str | None = None,
 ) -> Report:
@@ -76,10 +76,8 @@ def check(
             for each shape, in a minute or more. Else, unless ``edges`` or ``extremes`` asks for more, JAX has the cases
             in which the wrong norms of the tests show, most of them in one dtype, and gradients in a few.
         quantities: those that count, such as ("y", "dx"); None for all.
-        limits: of what x it takes: rank, multiple_of, widths, contiguous, same_dtype, max_rows,
-            max_width. Cases get other shapes
-            to fit. An exception is a refusal, and the check fails where no limit explains it; "auto" takes those that
-            explain what was refused.
+        limits: of what x it takes: rank, multiple_of, widths, contiguous, same_dtype, max_rows. Cases get other shapes
+            to fit. An exception is a refusal, and the check fails.
         on_progress: called with the run after each case.
         large: whether y of more than 2^31 elements counts, in the first dtype: 16 GB or more, and minutes. For kernels
             whose offsets have 32 bits, as those of Liger-Kernel (its issue 1483) and vLLM (its issue 43390).
@@ -103,10 +101,10 @@ def check(
     chosen, counted = get_variant("check", variant), quantities_named("check", quantities)
     gradients = gradients and {*counted} != {"y"}
     named = dtypes_named(dtypes)
-    declared_limits = limits_of("check", None if limits == "auto" else limits)
+    declared = limits_of("check", limits)
     opened = open_target(function, framework=framework, init=init, device=device, call=call, op="check")
     target = in_batches(with_values(opened, eps=chosen.eps, offset=chosen.scale_offset))
-    target = replace(target, limits=declared_limits, rank=target.rank or declared_limits.rank)
+    target = replace(target, limits=declared, rank=target.rank or declared.rank)
     types = (target.dtypes["x"],) if dtypes is None and "x" in target.dtypes else named
     if group_size is not None and (group_size < 1 or (target.resized is None and (target.width or 0) % group_size)):
         want = "a positive divisor of the width" if group_size > 0 else "a positive number"
@@ -118,7 +116,7 @@ def check(
     )  # fmt: skip
     if judging.of_cases():
         judging.of_circumstances()
-        judging.refusals.conclude(run, chosen.name, accepted=limits == "auto")
+        judging.refusals.conclude(run, target, chosen, group_size)
         judging.of_more(batch_invariant=batch_invariant, large=large)
         judging.of_what_is_missing()
     if judging.elements:

@@ -45,7 +45,7 @@ def refused(run: Run) -> list[str]:
     explained = [entry for entry in run.refusals if entry.explained]
     if explained:
         lines.append(f"refused: {len(explained)} calls, such as {explained[0].message}")
-        lines.append(f"mend: if these are its limits, declare them: {run.limits} (or --limits auto)")
+        lines.append(f"mend: if these are its limits, declare them: {run.limits}")
     others: dict[str, list[Refusal]] = {}
     for entry in run.refusals:
         if not entry.explained:
