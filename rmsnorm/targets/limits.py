@@ -103,7 +103,8 @@ def explaining(answered: Sequence[Facts], refused: Sequence[Facts], declared: Li
         >>> there = [Facts(2, 72, 5, True, True), Facts(2, 768, 1, True, True)]
         >>> explaining(there, [Facts(3, 72, 5, True, True), Facts(2, 33, 5, True, True)]).options
         '--rank 2 --multiple-of 8'
-        >>> explaining([Facts(1, 64, 1, True, True)], [Facts(1, 33, 1, True, True), Facts(2, 33, 5, True, True)]).options
+        >>> vectors = [Facts(1, 64, 1, True, True)], [Facts(1, 33, 1, True, True), Facts(2, 33, 5, True, True)]
+        >>> explaining(*vectors).options
         '--width 64'
     """
     ranks, widths = ({getattr(facts, name) for facts in answered} - {0} for name in ("axes", "width"))

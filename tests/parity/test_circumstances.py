@@ -158,7 +158,8 @@ def test_no_options_are_named_where_none_help():
 
 
 @pytest.mark.parametrize(("limits", "width", "near"), [
-    (Limits(multiple_of=8), 1531, 1536), (Limits(multiple_of=64), 33, 64), (Limits(widths=(768, 4096)), 3000, 4096), (Limits(), 33, 33),
+    (Limits(multiple_of=8), 1531, 1536), (Limits(multiple_of=64), 33, 64),
+    (Limits(widths=(768, 4096)), 3000, 4096), (Limits(), 33, 33),
 ])  # fmt: skip
 def test_the_width_near_another_one_is_within_the_limits(limits, width, near):
     assert limits.width_near(width) == near
