@@ -77,7 +77,7 @@ def judge(target: str, init: Mapping[str, Any], framework: str | None, call: str
     try:
         report = check(
             target, identity.variant.replace(**identity.of_gate), init=init, framework=framework, call=call,
-            dtypes=dtypes, limits="auto", group_size=identity["group_size"],
+            dtypes=dtypes, group_size=identity["group_size"],
         )  # fmt: skip
     except ValueError as error:
         return cells | {"check": f"not compared: {error}"}

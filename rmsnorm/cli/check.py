@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -29,8 +27,7 @@ EPILOG: Final = (
     "    rmsnorm check my_norm.py:norm --variant llama --eps 1e-5 --dtype bfloat16 --junit parity.xml\n\n"
     "    rmsnorm check my_norm.py:Norm --init dim=64\n\n"
     "    rmsnorm check model.onnx --json parity.json\n\n"
-    "    rmsnorm check my_norm.py:norm --accept 'dscale: 16-bit sums' --quantity y,dx,dscale\n\n"
-    "    rmsnorm check my_norm.py:norm --xfails known.txt\n\n"
+    "    rmsnorm check my_norm.py:norm --quantity y,dx\n\n"
     "    rmsnorm check my_kernels.py:fused --quantisation vllm.static\n\n"
     "Exit status: 0 everything agrees, 1 the target differs, crashed, hung or was stopped, 2 wrong usage, or no "
     "comparison was made."
@@ -70,20 +67,9 @@ def check(
     quantity: Annotated[
         list[str] | None, _less(help="What is judged, such as y,dx. Repeatable.", show_default="everything")
     ] = None,
-    accept: Annotated[
-        list[str] | None,
-        _less(help="A quantity that may differ, and why, such as 'dscale: 16-bit sums'. Repeatable.", metavar="TEXT"),
-    ] = None,
-    xfails: Annotated[
-        Path | None,
-        _less(dir_okay=False, help="Known differences, a line for each as -v prints it; one that agrees now fails."),
-    ] = None,
     quantisation: Annotated[
         str | None,
         typer.Option(help="For a function that quantises y: what it should be.", metavar="NAME", show_default="none"),
-    ] = None,
-    limits: Annotated[
-        str | None, _limit("--limits", help="auto: those that explain what it refuses.", show_default=False)
     ] = None,
     rank: Annotated[int | None, _limit(help="The only number of axes of x.", min=1, show_default=False)] = None,
     multiple_of: Annotated[
@@ -93,7 +79,6 @@ def check(
     contiguous: Annotated[bool, _limit("--contiguous", help="Tensors are dense in memory.")] = False,
     same_dtype: Annotated[bool, _limit("--same-dtype", help="The gain has the dtype of x.")] = False,
     max_rows: Annotated[int | None, _limit(help="The most rows that it takes.", min=1, show_default=False)] = None,
-    max_width: Annotated[int | None, _limit(help="The most columns that it takes.", min=1, show_default=False)] = None,
     verbose: Verbose = False,
     json: Json = None,
     junit: Junit = None,
@@ -114,35 +99,29 @@ def check(
             f"{_COMMAND}: TARGET is missing, expected your own such as my_norm.py:norm; "
             "to compare the backends of this package, use `rmsnorm selftest`"
         )
-    from rmsnorm.parity.declared import declared
+    from rmsnorm.parity.checking import quantities_named
     from rmsnorm.parity.worker import check_apart
 
-    if limits not in (None, "auto"):
-        raise unusable(f"{_COMMAND}: --limits is {limits!r}, expected auto; for one limit use --rank and the like")
     allowed = {
         "rank": rank, "multiple_of": multiple_of, "widths": width, "contiguous": contiguous or None,
-        "same_dtype": same_dtype or None, "max_rows": max_rows, "max_width": max_width,
+        "same_dtype": same_dtype or None, "max_rows": max_rows,
     }  # fmt: skip
     allowed = {name: value for name, value in allowed.items() if value is not None}
-    if limits and allowed:
-        raise unusable(f"{_COMMAND}: --limits auto and {', '.join(allowed)}, expected one of both; drop --limits auto")
     options = opening(_COMMAND, init, framework, device, gradients, compiled)
     names = choices("variant", variant, tuple(PRESETS), _COMMAND) if variant else ("standard",)
     if len(names) > 1:
         raise unusable(f"{_COMMAND}: --variant is given {len(names)} times, expected one for a TARGET; drop some")
     types = choices("dtype", dtype, dtypes.FLOATS, _COMMAND) if dtype else None
     check_folders(_COMMAND, json, junit)
-    known = None if xfails is None else str(xfails)
-    said: dict[str, Any] = {"quantities": _listed(quantity), "accept": accept or None, "xfails": known}
     try:
-        declared(_COMMAND, **said)
+        counted = quantities_named(_COMMAND, [name for name in ",".join(quantity or ()).split(",") if name.strip()])
         if quantisation is not None:
             get_quantisation(_COMMAND, quantisation)
     except errors.InputError as error:
         raise unusable(str(error)) from None
     more: dict[str, Any] = {
         "group_size": group_size, "edges": edges, "batch_invariant": batch_invariant, "large": large,
-        "all_cases": all_, "call": call, "limits": limits or allowed or None, **said,
+        "all_cases": all_, "call": call, "limits": allowed or None, "quantities": counted or None,
     }  # fmt: skip
     if quantisation is not None:
         other = {"variant": variant, "eps": eps, "compiled": compiled, "no_gradients": not gradients, **more}
@@ -159,12 +138,3 @@ def check(
         screen.console().print(Text(report.details))
     write_reports([report.run], json, junit)
     end_of_check([report.run])
-
-
-def _listed(texts: Sequence[str] | None) -> list[str] | None:
-    """The names that the user wrote, with commas between them or in several options.
-
-    >>> _listed(["y,dx", "dscale"])
-    ['y', 'dx', 'dscale']
-    """
-    return [name.strip() for text in texts for name in text.split(",") if name.strip()] if texts else None

@@ -5,20 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final
 
+from rmsnorm.accuracy.bounds import QUANTITIES
 from rmsnorm.parity.comparison import Run, version_of
-from rmsnorm.parity.declared import declared, dtypes_named
 from rmsnorm.parity.fitting import in_batches, option_sets
 from rmsnorm.parity.judging import Judging
 from rmsnorm.parity.report import Report
 from rmsnorm.specification import errors
+from rmsnorm.specification.dtypes import HALF
 from rmsnorm.specification.variants import Preset, Variant, get_variant
 from rmsnorm.targets import open_target
 from rmsnorm.targets.calling import with_values
 from rmsnorm.targets.limits import Limits, limits_of
 from rmsnorm.targets.target import random_state_kept
+
+_JUDGED: Final = tuple(name for name in QUANTITIES if name not in ("inverse_rms", "jvp"))
 
 
 @random_state_kept()
@@ -39,9 +41,7 @@ def check(
     large: bool = False,
     all_cases: bool = False,
     quantities: Sequence[str] | str | None = None,
-    accept: Sequence[str] | Mapping[str, str] | str | None = None,
-    xfails: str | Path | None = None,
-    limits: Limits | Mapping[str, Any] | Literal["auto"] | None = None,
+    limits: Limits | Mapping[str, Any] | None = None,
     on_progress: Callable[[Run], None] = lambda run: None,
     call: str | None = None,
 ) -> Report:
@@ -76,14 +76,8 @@ def check(
             for each shape, in a minute or more. Else, unless ``edges`` or ``extremes`` asks for more, JAX has the cases
             in which the wrong norms of the tests show, most of them in one dtype, and gradients in a few.
         quantities: those that count, such as ("y", "dx"); None for all.
-        accept: what may differ, and why, such as "dscale: 16-bit sums"; all else is judged. That reason is confirmed by
-            ``identify``, and dscale must still agree in float32; another reason is taken as it is.
-        limits: of what x it takes: rank, multiple_of, widths, contiguous, same_dtype, max_rows,
-            max_width. Cases get other shapes
-            to fit. An exception is a refusal, and the check fails where no limit explains it; "auto" takes those that
-            explain what was refused.
-        xfails: a file with the known differences, a line for each as a report has it, such as ``'many rows' bf16
-            dscale: 16-bit sums``, with ``*`` for any. A line whose comparisons agree is a failure.
+        limits: of what x it takes: rank, multiple_of, widths, contiguous, same_dtype, max_rows. Cases get other shapes
+            to fit. An exception is a refusal, and the check fails.
         on_progress: called with the run after each case.
         large: whether y of more than 2^31 elements counts, in the first dtype: 16 GB or more, and minutes. For kernels
             whose offsets have 32 bits, as those of Liger-Kernel (its issue 1483) and vLLM (its issue 43390).
@@ -104,13 +98,13 @@ def check(
         >>> print(check(norm, "gemma", dtypes="float32").text.splitlines()[0].split(":")[1].strip())
         norm is not gemma
     """
-    chosen, says = get_variant("check", variant), declared("check", quantities, accept, xfails)
-    gradients = gradients and says.has_gradients
+    chosen, counted = get_variant("check", variant), quantities_named("check", quantities)
+    gradients = gradients and {*counted} != {"y"}
     named = dtypes_named(dtypes)
-    declared_limits = limits_of("check", None if limits == "auto" else limits)
+    declared = limits_of("check", limits)
     opened = open_target(function, framework=framework, init=init, device=device, call=call, op="check")
     target = in_batches(with_values(opened, eps=chosen.eps, offset=chosen.scale_offset))
-    target = replace(target, limits=declared_limits, rank=target.rank or declared_limits.rank)
+    target = replace(target, limits=declared, rank=target.rank or declared.rank)
     types = (target.dtypes["x"],) if dtypes is None and "x" in target.dtypes else named
     if group_size is not None and (group_size < 1 or (target.resized is None and (target.width or 0) % group_size)):
         want = "a positive divisor of the width" if group_size > 0 else "a positive number"
@@ -122,10 +116,34 @@ def check(
     )  # fmt: skip
     if judging.of_cases():
         judging.of_circumstances()
-        judging.refusals.conclude(run, chosen.name, accepted=limits == "auto")
+        judging.refusals.conclude(run, target, chosen, group_size)
         judging.of_more(batch_invariant=batch_invariant, large=large)
         judging.of_what_is_missing()
     if judging.elements:
         judging.of_parameters()
-    judging.conclude(says, time.monotonic() - began)
+    judging.conclude(counted, time.monotonic() - began)
     return Report(target.name, chosen, run, tuple(option_sets(target.arguments)))
+
+
+def quantities_named(op: str, named: Sequence[str] | str | None) -> tuple[str, ...]:
+    """The quantities that count; empty for all.
+
+    >>> quantities_named("check", "y, dx")
+    ('y', 'dx')
+    """
+    entries = named.split(",") if isinstance(named, str) else named or ()
+    names = tuple(name.strip() for name in entries)
+    for name in names:
+        if name not in _JUDGED:
+            raise errors.not_a_choice(op, "quantities", name, _JUDGED)
+    return names
+
+
+def dtypes_named(named: Sequence[str] | str | None) -> tuple[str, ...]:
+    """The dtypes of x that were asked for, None for those of models.
+
+    >>> dtypes_named("bf16"), dtypes_named(None)
+    (('bfloat16',), ('float16', 'bfloat16', 'float32'))
+    """
+    every = (*HALF, "float32") if named is None else named if isinstance(named, (list, tuple)) else (named,)
+    return tuple(errors.dtype_named("check", "dtype", entry) for entry in every or (None,))

@@ -39,7 +39,6 @@ class Comparison:
         passed: whether both bounds hold.
         detail: why it did not pass, else empty.
         variant, dtype, case: of the case; the dtype is that of x. Empty until ``labelled``.
-        accepted: why it may differ, for a difference that its owner knows.
     """
 
     quantity: str
@@ -53,7 +52,6 @@ class Comparison:
     variant: str = ""
     dtype: str = ""
     case: str = ""
-    accepted: str = ""
 
 
 def labelled(comparisons: Sequence[Comparison], variant: str, dtype: str, case: str) -> list[Comparison]:
@@ -92,26 +90,19 @@ class Run(Worker):
 
     Its status is ``held``, ``differs``, ``refuses`` (what came back agrees, and some calls raised), ``absent``,
     ``refused``, ``crashed``, ``hung`` or ``stopped``. ``limits`` are the options that explain what was refused.
-    ``identity`` is what ``identify`` says of a target that differs, where it says something. ``signed`` has sentences
-    on the mean signed error of y, and of x + residual, in each dtype. ``notes`` has what else must be said.
+    ``identity`` is what ``identify`` says of a target that differs, where it says something.
     """
 
     cases: int = 0
     records: list[Comparison] = field(default_factory=list)
     skipped: list[Skip] = field(default_factory=list)
     identity: Identity | None = None
-    signed: list[str] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     limits: str = ""
-    notes: list[str] = field(default_factory=list)
 
     @property
     def failures(self) -> list[Comparison]:
-        return [record for record in self.records if not (record.passed or record.accepted)]
-
-    @property
-    def accepted(self) -> list[Comparison]:
-        return [record for record in self.records if record.accepted]
+        return [record for record in self.records if not record.passed]
 
     def conclude(self) -> None:
         """The status by the records. Without a record nothing has held."""

@@ -11,16 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rmsnorm.accuracy.bounds import LANES, QUANTITIES, USES_OF_INVERSE, Bound, arithmetic_of, bound, error_of
-from rmsnorm.accuracy.signed import SignedErrors
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.parity.cases import Data
-from rmsnorm.parity.comparison import Comparison, Run, labelled
+from rmsnorm.parity.comparison import Comparison
 from rmsnorm.parity.comparison import Outcome as Outcome
 from rmsnorm.parity.equations import ends, lost
 from rmsnorm.specification import dtypes, errors
-from rmsnorm.specification.variants import Variant
 
 Array = npt.NDArray[Any]
 
@@ -223,16 +221,3 @@ def wrong_inverse_rms(got: Array | None, data: Data) -> dict[str, str]:
     if result.parity_ratio <= want.bound.ratio:
         return {}
     return {"inverse_rms": f"the 1 / rho that it returns: {result.detail}"}
-
-
-def biased(run: Run, signed: SignedErrors, variant: Variant) -> None:
-    """Puts the mean signed errors into a run, and a failure for each that is no chance.
-
-    Not where an element errs by more than one ulp, as then something else is wrong, and not for a y whose arithmetic is
-    no wider than itself: the roundings of what has the gain or the gate are the same in all rows, and so no chance.
-    """
-    for (name, dtype), of_one in signed.summary().items():
-        run.signed.append(f"signed error of {name} in {dtypes.short(dtype)}: {of_one.text}")
-        is_judged = name != "y" or (dtype in dtypes.HALF and variant.rounding != "input_dtype")
-        if of_one.bias and is_judged and of_one.largest <= 1:
-            run.records += labelled([failed(name, of_one.bias)], variant.name, dtype, "all rows")

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.accuracy.signed import SignedErrors
 from rmsnorm.identify import identify
 from rmsnorm.identify.first import ASKED, first_parameters
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.parity import asking, beyond
 from rmsnorm.parity.cases import Array, Data
 from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled
-from rmsnorm.parity.declared import Declared
 from rmsnorm.parity.eps import of_eps
 from rmsnorm.parity.fitting import (
     applicable_cases,
@@ -26,11 +24,10 @@ from rmsnorm.parity.fitting import (
     requested_cases,
     uncompared,
 )
-from rmsnorm.parity.judge import Expected, Outcome, biased, compare, failed, wrong_inverse_rms
+from rmsnorm.parity.judge import Outcome, compare, failed, wrong_inverse_rms
 from rmsnorm.parity.lines import skips
 from rmsnorm.parity.refusals import Refusals, facts_of, levels_of
 from rmsnorm.parity.report import sentences
-from rmsnorm.parity.second import SECOND, of_second
 from rmsnorm.specification import errors
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import Target, TargetError
@@ -62,7 +59,6 @@ class Judging:
     all_cases: bool
     on_progress: Callable[[Run], None]
     refusals: Refusals = field(default_factory=Refusals)
-    signed: SignedErrors = field(default_factory=SignedErrors)
     elements: int = 0
 
     @property
@@ -111,7 +107,7 @@ class Judging:
         differentiated = self.gradients and called.differentiable and (not self.is_quick or has_gradients(case.name))
         called.noticed.forget()
         comparisons, refused = _comparisons(
-            called, data, self.group_size, self.signed, gradients=differentiated, compiled=self.compiled
+            called, data, self.group_size, gradients=differentiated, compiled=self.compiled
         )
         if refused and case.edge and not (self.edges or called.returned):
             detail = next(comparison.detail for comparison in comparisons if comparison.quantity in refused)
@@ -167,40 +163,34 @@ class Judging:
             self.run.records += labelled([failed(quantity, sentence)], self.variant.name, dtype, name)
 
     def of_parameters(self) -> None:
-        """Compare what a layer begins with, what eps does, and second derivatives, where all else holds."""
+        """Compare what a layer begins with, and what eps does."""
         run, name, target = self.run, self.variant.name, self.target
         if target.is_new and all(comparison.passed for comparison in run.records):
             run.records += labelled(_of_new(target, self.variant), name, ASKED, "first parameters")
         if not target.backward:
             of_one = of_eps(target, self.variant, self.types, self.group_size)
             run.records += labelled(of_one, name, self.types[0], "eps")
-        if self.differentiated and "float32" in self.types and _all_agree(run, "y", "dx"):
-            of_two = of_second(target, self.variant, self.group_size, run.skipped)
-            run.records += labelled(of_two, name, "float32", SECOND)
 
-    def conclude(self, says: Declared, seconds: float) -> None:
-        """The status of the run, and what the target is instead where it differs."""
+    def conclude(self, quantities: Sequence[str], seconds: float) -> None:
+        """The status of the run, and what the target is instead where it differs. ``quantities``: those that count."""
         run = self.run
-        biased(run, self.signed, self.variant)
-        says.apply(run, self.variant.name, lambda: identify(self.target).defects)
+        if quantities:
+            run.records = [record for record in run.records if record.quantity in quantities]
+            names = {record.quantity for record in run.records}
+            absent = [failed(name, "it was compared in no case") for name in quantities if name not in names]
+            run.records += labelled(absent, self.variant.name, "float32", "none")
         run.seconds = seconds
         run.conclude()
         if not self.elements and not run.failures:
             reasons = dict.fromkeys(reason for *_, reason in skips(run))
             raise errors.nothing_compared("check", self.target.name, reasons)
         if run.failures:
-            run.message = "; ".join(sentences(run, self.variant))
-        if run.failures and not run.message:
             try:
                 run.identity = identify(self.target)
             except Exception as error:  # a failure of identify must not hide the differences
                 run.message = f"identify failed: {type(error).__name__}: {error}"
             else:
                 run.message = "; ".join(sentences(run, self.variant))
-
-
-def _all_agree(run: Run, *quantities: str) -> bool:
-    return all(record.passed for record in run.records if record.quantity in quantities)
 
 
 def _of_new(target: Target, variant: Variant) -> list[Comparison]:
@@ -223,7 +213,7 @@ def _of_new(target: Target, variant: Variant) -> list[Comparison]:
 
 
 def _comparisons(
-    target: Target, data: Data, group_size: int | None, signed: SignedErrors, *, gradients: bool, compiled: bool
+    target: Target, data: Data, group_size: int | None, *, gradients: bool, compiled: bool
 ) -> tuple[list[Comparison], set[str]]:
     """A comparison of each quantity, and those quantities for which the target raised and gave no wrong answer.
 
@@ -248,24 +238,11 @@ def _comparisons(
                 detail = f"{way}: {comparison.detail}" if way and comparison.detail else comparison.detail
                 comparisons[name] = replace(comparison, detail=detail)
                 refused = refused - {name} if answers else refused | {name}
-        if not way and data.case.data == "rows" and not data.case.is_large:  # else rows err alike
-            for name, got, want in _signed(target, data, results, expected):
-                signed.add(name, got, want)
         first = first or results
     if target.touched:
         touched = ", ".join(sorted(target.touched))
         comparisons, refused = {name: failed(name, f"inputs written to: {touched}") for name in comparisons}, set()
     return list(comparisons.values()), refused
-
-
-def _signed(
-    target: Target, data: Data, results: Mapping[str, Array], expected: Mapping[str, Expected]
-) -> Iterator[tuple[str, Array, Array]]:
-    """What a call returned, and what is expected: y, and the sum with a residual."""
-    if "y" in results:
-        yield "y", results["y"], expected["y"].value
-    if target.second is not None:
-        yield "x + residual", target.second, add(data.x, data.residual, data.call.sum)
 
 
 def _same(one: Array, other: Array) -> bool:

@@ -1,8 +1,7 @@
-"""The lines of a report on what differs, what is accepted, what was refused, and what was not compared."""
+"""The lines of a report on what differs, what was refused, and what was not compared."""
 
 from __future__ import annotations
 
-import math
 import re
 import textwrap
 from collections import Counter
@@ -46,7 +45,7 @@ def refused(run: Run) -> list[str]:
     explained = [entry for entry in run.refusals if entry.explained]
     if explained:
         lines.append(f"refused: {len(explained)} calls, such as {explained[0].message}")
-        lines.append(f"mend: if these are its limits, declare them: {run.limits} (or --limits auto)")
+        lines.append(f"mend: if these are its limits, declare them: {run.limits}")
     others: dict[str, list[Refusal]] = {}
     for entry in run.refusals:
         if not entry.explained:
@@ -55,19 +54,6 @@ def refused(run: Run) -> list[str]:
         where = f" with {level!r}" if level else f", such as {entries[0].case!r}"
         lines.append(f"refused: {len(entries)} calls{where}: {entries[0].message}")
     return lines
-
-
-def accepted(run: Run) -> list[str]:
-    """A line for each quantity that differs as its owner said, and why."""
-    alike: dict[tuple[str, str], list[Comparison]] = {}
-    for record in run.accepted:
-        alike.setdefault((record.quantity, record.accepted), []).append(record)
-    lines = []
-    for (quantity, why), records in alike.items():
-        most = max(record.max_ulp for record in records)
-        far = f", by at most {most:.0f} ulp" if math.isfinite(most) else ""
-        lines.append(f"accepted: {quantity}: {why}: {len(records)} comparison{'s' * (len(records) > 1)} differ{far}")
-    return lines + run.notes
 
 
 def places(run: Run) -> str:

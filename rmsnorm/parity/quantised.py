@@ -20,8 +20,8 @@ import numpy as np
 from rmsnorm.accuracy.rounding import cast
 from rmsnorm.numpy_impl import allowed, rms_norm_quantised
 from rmsnorm.parity.cases import Array
+from rmsnorm.parity.checking import dtypes_named
 from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled
-from rmsnorm.parity.declared import dtypes_named
 from rmsnorm.parity.judge import failed
 from rmsnorm.parity.kernel import Kernel
 from rmsnorm.parity.quantised_cases import Case, cases_of

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final
 
+from rmsnorm.parity.asking import in_circumstances
 from rmsnorm.parity.cases import Data
 from rmsnorm.parity.comparison import Comparison, Refusal, Run, labelled
-from rmsnorm.targets.limits import Facts, dense, explaining
+from rmsnorm.specification.dtypes import FLOATS
+from rmsnorm.specification.variants import Variant
+from rmsnorm.targets import Target
+from rmsnorm.targets.limits import Facts, Limits, dense, explaining
 
 Levels = Mapping[str, str]
+_TRIES: Final = 4
+_PLAIN: Final = MappingProxyType({
+    "bias": ("no bias",), "residual": ("no residual",), "gate": ("no gate",), "mask": ("no mask",),
+    "layout": ("contiguous", "a slice", "every second element", "transposed"), "gain's memory": ("dense gain",),
+    "values": ("normal",), "mode": ("plain",), "history": ("first call",),
+})  # fmt: skip
 
 
 @dataclass
@@ -42,24 +55,51 @@ class Refusals:
     def answered(self, facts: Facts, levels: Levels) -> None:
         self.others.append((facts, levels))
 
-    def conclude(self, run: Run, variant: str, *, accepted: bool) -> None:
+    def conclude(self, run: Run, target: Target, variant: Variant, group_size: int | None) -> None:
         """Put into a run what was refused, the limits that explain it, and what no limit explains.
 
-        A target that answered nothing differs. ``accepted``: what limits explain does not count against it.
+        A target that answered nothing differs.
         """
         if not self.others:
             for call in self.calls:
                 run.cases += 1
-                run.records += labelled(call.comparisons, variant, call.dtype, call.case)
+                run.records += labelled(call.comparisons, variant.name, call.dtype, call.case)
             return
-        limits = explaining([facts for facts, _ in self.others], [call.facts for call in self.calls])
-        run.limits = limits.options
+        limits = self._limits(target, variant, group_size) if self.calls else target.limits
+        run.limits = limits.options if limits != target.limits else ""
         for call in self.calls:
             explained = not limits.allow(call.facts)
             message = next(comparison.detail for comparison in call.comparisons if comparison.detail)
-            if not (explained and accepted):
-                level = "" if explained else self._level(call.levels)
-                run.refusals.append(Refusal(call.case, call.dtype, message, explained, level))
+            level = "" if explained else self._level(call.levels)
+            run.refusals.append(Refusal(call.case, call.dtype, message, explained, level))
+
+    def _limits(self, target: Target, variant: Variant, group_size: int | None) -> Limits:
+        """Limits within which it was asked and refused nothing; those of its user, if there are no others.
+
+        What it refuses as ``_PLAIN`` says is refused for its shape, its memory or the dtype of the gain alone.
+        """
+        answered = [facts for facts, _ in self.others if facts.width and facts.rows]
+        if not answered:
+            return target.limits
+        ((width, _),) = Counter(facts.width for facts in answered).most_common(1)
+        types = [dtype for dtype in FLOATS if any(levels["x"] == dtype for _, levels in self.others)]
+        refused: list[Facts] = []
+        limits = target.limits
+        for _ in range(_TRIES):
+            limited = replace(target, limits=limits, rank=limits.rank or target.rank, named_width=width)
+            calls = [(question.facts, answer) for _, question, answer in in_circumstances(
+                limited, variant, types, gradients=False, group_size=group_size, quick=target.bridge.compiles,
+                only=_PLAIN,
+            )]  # fmt: skip
+            now = [facts for facts, answer in calls if isinstance(answer, str)]
+            if not now:
+                return limits
+            answered += [facts for facts, answer in calls if not isinstance(answer, str)]
+            refused += now
+            before, limits = limits, explaining(answered, refused, target.limits)
+            if limits == before:
+                break
+        return target.limits
 
     def _level(self, levels: Levels) -> str:
         """The level that no answered call has and most refused calls share; empty if there is none."""

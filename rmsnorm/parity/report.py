@@ -25,9 +25,8 @@ from rmsnorm.files import replacing, write_text
 from rmsnorm.identify import mending
 from rmsnorm.parity.circumstances import is_circumstance
 from rmsnorm.parity.comparison import Comparison, Run
-from rmsnorm.parity.declared import STALE
 from rmsnorm.parity.fitting import OPTIONS, option_sets, options_of
-from rmsnorm.parity.lines import accepted, difference, not_compared, numbers, places, refused, shortened
+from rmsnorm.parity.lines import difference, not_compared, numbers, places, refused, shortened
 from rmsnorm.parity.screen import Fitting
 from rmsnorm.specification import dtypes, errors
 from rmsnorm.specification.frameworks import FRAMEWORKS
@@ -84,9 +83,7 @@ class Report:
         run, name = self.run, self.label or self.variant.label
         where = f"{run.name} {run.version} on {run.device}"
         if self.passed:
-            count = len(run.records) - len(run.accepted)
-            some = f"{count} of {len(run.records)}" if run.accepted else f"all {count}"
-            agreement = f"{some} comparisons of {run.cases} cases held ({where})"
+            agreement = f"all {len(run.records)} comparisons of {run.cases} cases held ({where})"
             return "\n".join([f"{self.target} is {name}: {agreement}", *self._counts, *not_compared(run)])
         if run.status == "refuses":
             agree = f"{len(run.records)} comparisons of {run.cases} cases agree ({where})"
@@ -132,16 +129,14 @@ class Report:
         """A line that says how many comparisons had each option that the target takes."""
         compared = options(self.run)
         parts = [f"{compared.get(name, 0)} with {name.replace(', ', ' + ')}" for name in self.options]
-        taken = [f"options: of {len(self.run.records)} comparisons {', '.join(parts)}"] if parts else []
-        return taken + accepted(self.run)
+        return [f"options: of {len(self.run.records)} comparisons {', '.join(parts)}"] if parts else []
 
     @cached_property
     def details(self) -> str:
-        """Every difference, the mean signed errors, all that was not compared, and the whole report of ``identify``."""
+        """Every difference, all that was not compared, and the whole report of ``identify``."""
         run = self.run
         refused = [f"  {entry.case!r} {dtypes.short(entry.dtype)} refused: {entry.message}" for entry in run.refusals]
-        rest = [*run.signed, *not_compared(run, width=sys.maxsize)]
-        lines = [*map(difference, [*run.failures, *run.accepted]), *refused, *rest]
+        lines = [*map(difference, run.failures), *refused, *not_compared(run, width=sys.maxsize)]
         return "\n".join([*lines, run.message if run.identity is None else run.identity.text])
 
     def __repr__(self) -> str:
@@ -153,9 +148,7 @@ def sentences(run: Run, variant: Variant) -> list[str]:
 
     Where identify finds nothing, the cases are named, as what is wrong shows in them alone.
     """
-    identity, own = run.identity, {record.detail for record in run.failures if record.detail.endswith(STALE)}
-    if len(own) == len(run.failures) > 0:
-        return [*own]
+    identity = run.identity
     if identity is None:
         return [run.message]
     differences = identity.differences(variant) if identity.variant else ()
@@ -204,7 +197,7 @@ def write_json(runs: Sequence[Run], path: Path) -> None:
         "backends": [
             {"backend": run.name, "framework_version": run.version, "device": run.device, "status": run.status,
              "message": run.message, "cases": run.cases, "seconds": round(run.seconds, 3),
-             "options": options(run), "signed": run.signed, "skipped": [skip._asdict() for skip in run.skipped],
+             "options": options(run), "skipped": [skip._asdict() for skip in run.skipped],
              "identity": None if run.identity is None else run.identity.json}
             for run in runs
         ],
@@ -223,7 +216,7 @@ def write_junit(runs: Sequence[Run], path: Path) -> None:
     root = ElementTree.Element("testsuites", name="rmsnorm")
     for run in runs:
         broken = run.status in ("crashed", "hung", "stopped", "refused")
-        unasked = int(run.status == "absent") + len(run.skipped) + len(run.accepted)
+        unasked = int(run.status == "absent") + len(run.skipped)
         count = len(run.records) + len(run.skipped) + int(broken or run.status == "absent")
         suite = ElementTree.SubElement(
             root, "testsuite", name=run.name, tests=str(count), failures=str(len(run.failures)),
@@ -234,9 +227,7 @@ def write_junit(runs: Sequence[Run], path: Path) -> None:
                 suite, "testcase", classname=f"rmsnorm.{run.name}.{record.variant}",
                 name=f"{record.case} [{dtypes.short(record.dtype)}] {record.quantity}",
             )  # fmt: skip
-            if record.accepted:
-                ElementTree.SubElement(case, "skipped", message=f"accepted: {record.accepted}")
-            elif not record.passed:
+            if not record.passed:
                 message = numbers(record) if record.bound else record.detail
                 message += f"; {run.message}" if run.message else ""
                 ElementTree.SubElement(case, "failure", message=message).text = record.detail

@@ -78,10 +78,6 @@ class Bridge:
         """The derivative of the first result along tangents, by forward differentiation."""
         raise NotImplementedError
 
-    def twice(self, function: Callable[[Any], Any], x: Any, dy: Any, du: Any) -> Any:
-        """The derivative of sum(du dx) for x, where dx is the gradient of sum(dy y); None where dx is a constant."""
-        raise NotImplementedError
-
     def compiled(self, function: Function) -> Function:
         """The function as the library's compiler makes it."""
         raise errors.out_of_domain("check", "compiled", True, "a framework with a compiler for a function", "drop it")
@@ -187,15 +183,6 @@ class Torch(Bridge):
             dual = {name: modes.make_dual(tensors[name].contiguous(), t) for name, t in tangents.items()}
             return modes.unpack_dual(function({**tensors, **dual})[0]).tangent
 
-    def twice(self, function: Callable[[Any], Any], x: Any, dy: Any, du: Any) -> Any:
-        x = x.detach().requires_grad_()
-        with self.torch.enable_grad():
-            dy = dy + 0 * x  # as that of a loss depends on x: once_differentiable looks at dy alone
-            (dx,) = self.torch.autograd.grad(function(x), x, dy, create_graph=True)
-            if _raises(dx):
-                raise RuntimeError("the gradient can be differentiated once")
-            return self.torch.autograd.grad(dx, x, du, allow_unused=True)[0] if dx.requires_grad else None
-
     def compiled(self, function: Function) -> Function:
         self.torch.compiler.reset()
         return self.torch.compile(function)  # type: ignore[no-any-return, unused-ignore]
@@ -241,15 +228,6 @@ class TensorFlow(Bridge):
         with self.tf.autodiff.ForwardAccumulator(*zip(*pairs, strict=True)) as accumulator:
             y = function(tensors)[0]
         return accumulator.jvp(y)
-
-    def twice(self, function: Callable[[Any], Any], x: Any, dy: Any, du: Any) -> Any:
-        with self.tf.GradientTape() as outer:
-            outer.watch(x)
-            with self.tf.GradientTape() as inner:
-                inner.watch(x)
-                y = function(x)
-            dx = inner.gradient(y, x, dy)
-        return outer.gradient(dx, x, du)
 
     def compiled(self, function: Function) -> Function:
         return self.tf.function(function)  # type: ignore[no-any-return, unused-ignore]
@@ -302,12 +280,6 @@ class Jax(Bridge):
         every = {name: tangents.get(name, self.jax.numpy.zeros_like(t)) for name, t in tensors.items()}
         return self.jax.jvp(lambda primals: function(primals)[0], (tensors,), (every,))[1]
 
-    def twice(self, function: Callable[[Any], Any], x: Any, dy: Any, du: Any) -> Any:
-        def dx(x: Any) -> Any:
-            return self.jax.vjp(function, x)[1](dy)[0]
-
-        return self.jax.vjp(dx, x)[1](du)[0]
-
     def compiled(self, function: Function) -> Function:
         return self.jax.jit(function)  # type: ignore[no-any-return, unused-ignore]
 
@@ -354,19 +326,6 @@ class Mlx(Bridge):
 
     def compiled(self, function: Function) -> Function:
         return self.mx.compile(function)  # type: ignore[no-any-return, unused-ignore]
-
-
-def _raises(tensor: Any) -> bool:
-    """Whether backward() through a tensor of PyTorch meets the node that raises, which autograd.grad may not."""
-    nodes, seen = [tensor.grad_fn], set()
-    while nodes:
-        node = nodes.pop()
-        if node is not None and node not in seen:
-            if node.name().endswith("::Error"):
-                return True
-            seen.add(node)
-            nodes += [following for following, _ in node.next_functions]
-    return False
 
 
 def _listed(result: Any) -> Sequence[Any]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from rmsnorm.specification import errors
 
-_FEW: Final = 4  # widths, which are a limit and no accident
+_FEW: Final = 4  # widths, which one writes as options
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,6 @@ class Limits:
         contiguous: whether all tensors must be dense in memory.
         same_dtype: whether the gain must have the dtype of x.
         max_rows: the largest number of rows; None for any.
-        max_width: the largest width; None for any.
 
     Example:
         >>> Limits(rank=2, multiple_of=8).options
@@ -47,10 +46,9 @@ class Limits:
     contiguous: bool = False
     same_dtype: bool = False
     max_rows: int | None = None
-    max_width: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rank", "multiple_of", "max_rows", "max_width"):
+        for name in ("rank", "multiple_of", "max_rows"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise errors.out_of_domain("check", name, value, "a positive integer", "leave it out for no limit")
@@ -63,7 +61,6 @@ class Limits:
         parts += [f"--width {width}" for width in self.widths]
         parts += ["--contiguous"] * self.contiguous + ["--same-dtype"] * self.same_dtype
         parts += [f"--max-rows {self.max_rows}"] if self.max_rows else []
-        parts += [f"--max-width {self.max_width}"] if self.max_width else []
         return " ".join(parts)
 
     def allow(self, facts: Facts) -> bool:
@@ -72,15 +69,13 @@ class Limits:
             self.rank in (None, facts.axes) and facts.width % self.multiple_of == 0
             and (not self.widths or facts.width in self.widths) and facts.contiguous >= self.contiguous
             and facts.same_dtype >= self.same_dtype and facts.rows <= (self.max_rows or facts.rows)
-            and facts.width <= (self.max_width or facts.width)
         )  # fmt: skip
 
     def width_near(self, width: int) -> int:
         """The width within the limits to ask with in place of another one."""
         if self.widths:
             return min(self.widths, key=lambda allowed: abs(allowed - width))
-        most = (self.max_width or width) // self.multiple_of * self.multiple_of
-        return min(-(-width // self.multiple_of) * self.multiple_of, max(most, self.multiple_of))
+        return -(-width // self.multiple_of) * self.multiple_of
 
 
 def limits_of(op: str, declared: Limits | Mapping[str, Any] | None) -> Limits:
@@ -99,31 +94,41 @@ def limits_of(op: str, declared: Limits | Mapping[str, Any] | None) -> Limits:
     return Limits(**{**known, "widths": tuple(known.get("widths", ()))})
 
 
-def explaining(answered: Sequence[Facts], refused: Sequence[Facts]) -> Limits:
-    """The limits within which every call was answered, each of which explains a refusal.
+def explaining(answered: Sequence[Facts], refused: Sequence[Facts], declared: Limits = Limits()) -> Limits:
+    """The fewest limits, beside the declared ones, that allow as few refused calls as possible, and every answered one.
+
+    Where these allow refused calls and others do not that name a few of many widths, it is those.
 
     Example:
         >>> there = [Facts(2, 72, 5, True, True), Facts(2, 768, 1, True, True)]
         >>> explaining(there, [Facts(3, 72, 5, True, True), Facts(2, 33, 5, True, True)]).options
         '--rank 2 --multiple-of 8'
+        >>> vectors = [Facts(1, 64, 1, True, True)], [Facts(1, 33, 1, True, True), Facts(2, 33, 5, True, True)]
+        >>> explaining(*vectors).options
+        '--width 64'
     """
-    limits, ranks = Limits(), {facts.axes for facts in answered}
-    widths = tuple(sorted({facts.width for facts in answered if facts.width}))
-    powers = [facts.width & -facts.width for facts in answered if facts.width]
+    ranks, widths = ({getattr(facts, name) for facts in answered} - {0} for name in ("axes", "width"))
+    powers = [width & -width for width in widths]
     tried: list[dict[str, Any]] = [
         {"rank": next(iter(ranks))} if len(ranks) == 1 else {},
+        {"multiple_of": math.lcm(declared.multiple_of, min([*powers, 256]))},
         {"same_dtype": all(facts.same_dtype for facts in answered)},
         {"contiguous": all(facts.contiguous for facts in answered)},
-        {"multiple_of": min([*powers, 256])},
-        {"max_width": max((facts.width for facts in answered), default=1)},
         {"max_rows": max((facts.rows for facts in answered), default=1)},
-        {"widths": widths} if len(widths) <= _FEW else {},
     ]
+    some = sorted(widths)
+    some = [some[place * (len(some) - 1) // (_FEW - 1)] for place in range(_FEW)] if len(some) > _FEW else some
+    every = [declared]
     for change in tried:
-        narrower, open_ = replace(limits, **change), [facts for facts in refused if limits.allow(facts)]
-        if any(not narrower.allow(facts) for facts in open_) and all(map(narrower.allow, answered)):
-            limits = narrower
-    return limits
+        every += [replace(limits, **change) for limits in every if change]
+    every += [replace(limits, widths=tuple(some)) for limits in every]
+
+    def order(limits: Limits) -> tuple[int, int, int]:
+        allowed = [sum(map(limits.allow, calls)) for calls in (refused, answered)]
+        return allowed[0], len(answered) - allowed[1], limits.options.count("--")
+
+    exact = [limits for limits in every if all(map(limits.allow, answered))]
+    return min([*exact, *(every if len(widths) > _FEW else [])], key=order)
 
 
 def dense(strides: Sequence[int], shape: Sequence[int], itemsize: int) -> bool:

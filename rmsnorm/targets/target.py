@@ -242,25 +242,6 @@ class Target:
         called: Called = self._guarded(run, complete)
         return called
 
-    def twice(self, dy: Array, du: Array, **arrays: Array) -> Array | None:
-        """The derivative of sum(du dx) for x, where dx is the gradient of sum(dy y); None where dx is a constant.
-
-        Raises:
-            TargetError: the target, or its differentiation, raised.
-        """
-        complete = self._completed(arrays)
-
-        def run() -> Array | None:
-            send = self.bridge.send
-            sent = {argument: send(array) for argument, array in complete.items()}
-            derivative = self.bridge.twice(
-                lambda x: _first(self.function({**sent, "x": x})), sent["x"], send(dy), send(du)
-            )
-            return None if derivative is None else self.bridge.fetch(derivative)
-
-        twice: Array | None = self._guarded(run, complete)
-        return twice
-
     def _look(self, sent: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         """Notice which of the library's arrays a call wrote to."""
         for argument, array in arrays.items():

@@ -8,7 +8,6 @@ import pytest
 
 from rmsnorm import Variant
 from rmsnorm.parity import check
-from rmsnorm.parity.second import SECOND
 
 
 @pytest.mark.slow
@@ -56,7 +55,7 @@ def test_keras() -> None:
     keras = pytest.importorskip("keras", reason="keras is not installed; pip install '.[tf]'")
     result = check(keras.layers.RMSNormalization(), "keras", dtypes=["float32", "bfloat16"])
     assert result.passed, result.text
-    assert {record.quantity for record in result.run.records} == {"y", "dx", "dscale", SECOND}
+    assert {record.quantity for record in result.run.records} == {"y", "dx", "dscale"}
     assert not check(keras.layers.LayerNormalization(epsilon=1e-6), "keras", dtypes="float32").passed
 
     import tensorflow as tf

@@ -18,8 +18,7 @@ from rmsnorm.targets.limits import Facts, Limits, explaining
 
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
-from torch.autograd.function import once_differentiable  # noqa: E402
-from wrong_circumstances import EPS, WRONG, gated, masked, not_twice, right  # noqa: E402
+from wrong_circumstances import EPS, WRONG, gated, masked, right  # noqa: E402
 
 STANDARD = Variant.get("standard").replace(eps=EPS)
 
@@ -81,27 +80,6 @@ def test_a_right_norm_holds_in_every_circumstance(function):
     assert first_difference(function) is None
 
 
-@pytest.mark.slow
-def test_a_second_derivative_is_right_or_refused():
-    """The gradients of a kernel are constants to autograd: a penalty on them would be none, and nobody would see it."""
-
-    def refusing(x, weight):
-        return not_twice(x, weight, once_differentiable)
-
-    def of_dy_alone(x, weight):
-        return not_twice(x, weight, of_dy=True)
-
-    framework = {"framework": "torch", "dtypes": "float32", "quantities": ("y", "second_derivative")}
-    right_one, silent, wrong = (check(f, **framework) for f in (right, not_twice, of_dy_alone))
-    refused = check(refusing, framework="torch", dtypes="float32")
-    assert right_one.passed
-    assert "dx is a constant to automatic differentiation" in silent.text
-    assert refused.passed
-    assert "not compared: second derivatives" in " ".join(refused.text.split())
-    assert "that of dx is off by" in wrong.text
-    assert check(not_twice, **framework, accept={"second_derivative": "not needed"}).passed
-
-
 def of_kernels(x, weight):
     """A kernel for dense x of two axes whose width 8 divides, and a gain of its dtype."""
     if x.ndim != 2 or x.shape[-1] % 8 or not x.is_contiguous() or weight.dtype != x.dtype:
@@ -130,14 +108,58 @@ def test_a_most_number_of_columns_is_a_limit():
 
     report = check(up_to_1024, STANDARD, dtypes="float32", gradients=False)
     assert report.run.status == "refuses"
-    assert "declare them: --max-width 1024 (" in report.text
-    limited = check(up_to_1024, STANDARD, dtypes="float32", gradients=False, limits={"max_width": 1024})
+    widths = re.findall(r"--width (\d+)", report.run.limits)
+    assert report.run.limits == " ".join(f"--width {width}" for width in widths)
+    assert (len(widths), widths[-1]) == (4, "1024")
+    limited = check(up_to_1024, STANDARD, dtypes="float32", gradients=False, limits={"widths": [*map(int, widths)]})
     assert limited.passed, limited.text
 
 
+@pytest.mark.parametrize(("width", "axes", "options"), [
+    (64, (1, 2, 3, 4, 5, 6), "--width 64"),  # only the case of one axis has this width
+    (8192, (1, 2, 3, 4, 5, 6), "--width 8192"),  # only some circumstances have it
+    (64, (1,), "--rank 1 --width 64"),
+])  # fmt: skip
+def test_the_options_that_are_named_are_those_with_which_nothing_is_refused(width, axes, options):
+    def of_one_width(x, weight):
+        if x.shape[-1] != width or x.ndim not in axes:
+            raise ValueError("another shape, please")
+        return right(x, weight)
+
+    asked = {"dtypes": "float32", "gradients": False}
+    report = check(of_one_width, STANDARD, **asked)
+    assert report.run.limits == options
+    assert f"mend: if these are its limits, declare them: {options}\n" in report.text
+    limits = {"widths": [width], "rank": axes[0] if len(axes) == 1 else None}
+    assert check(of_one_width, STANDARD, **asked, limits=limits).passed
+
+
+def test_a_kernel_of_one_width_that_is_wrong_for_every_matrix_does_not_pass():
+    def wrong(x, weight):
+        if x.shape[-1] != 64:
+            raise ValueError("64 columns, please")
+        return right(x, weight) * (1 if x.ndim == 1 else 2)
+
+    asked = {"dtypes": "float32", "gradients": False}
+    report = check(wrong, STANDARD, **asked)
+    assert (report.run.status, report.run.limits) == ("refuses", "--width 64")
+    assert check(wrong, STANDARD, **asked, limits={"widths": [64]}).run.status == "differs"
+
+
+def test_no_options_are_named_where_none_help():
+    def of_few_elements(x, weight):
+        if x.numel() > 100_000:
+            raise ValueError("too many elements")
+        return right(x, weight)
+
+    report = check(of_few_elements, STANDARD, dtypes="float32", gradients=False)
+    assert (report.run.status, report.run.limits) == ("refuses", "")
+    assert "declare them" not in report.text
+
+
 @pytest.mark.parametrize(("limits", "width", "near"), [
-    (Limits(max_width=1024), 66001, 1024), (Limits(multiple_of=8, max_width=1000), 1531, 1000),
-    (Limits(multiple_of=64), 33, 64), (Limits(widths=(768, 4096)), 3000, 4096), (Limits(), 33, 33),
+    (Limits(multiple_of=8), 1531, 1536), (Limits(multiple_of=64), 33, 64),
+    (Limits(widths=(768, 4096)), 3000, 4096), (Limits(), 33, 33),
 ])  # fmt: skip
 def test_the_width_near_another_one_is_within_the_limits(limits, width, near):
     assert limits.width_near(width) == near

@@ -70,26 +70,6 @@ def with_dh(change: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[..., Any]
     return lambda x, weight, residual: Norm.apply(x, weight, residual)
 
 
-def not_twice(x, weight, once=lambda backward: backward, of_dy=False):
-    """Its gradients are right, and constants to autograd, as those of a kernel are; ``of_dy``: but for dy."""
-
-    class Norm(torch.autograd.Function):
-        @staticmethod
-        def forward(context, x, weight):
-            context.save_for_backward(x, weight)
-            return right(x, weight)
-
-        @staticmethod
-        @once
-        def backward(context, dy):
-            leaves = [tensor.detach().requires_grad_() for tensor in context.saved_tensors]
-            with torch.enable_grad():
-                dy = dy if of_dy else dy.detach()
-                return torch.autograd.grad(right(*leaves), leaves, dy, create_graph=of_dy)
-
-    return Norm.apply(x, weight)
-
-
 def static_output() -> Callable[..., Any]:
     buffers = {}
 
