@@ -56,7 +56,7 @@ def check(
     quantises y is for ``check_quantised``, one that adds parts of several ranks for ``check_all_reduce``.
 
     Args:
-        function: of x, or of (x, weight), (x, weight, bias) and the like; a layer of PyTorch, Keras, Flax or Equinox;
+        function: of x, or of (x, weight), (x, weight, bias) and the like; a layer of PyTorch, Keras or Flax;
             its class; ``module:attribute``; an .onnx file.
         variant: what it should be.
         framework: torch, tf, keras, jax, flax or numpy, for a function that does not show whose arrays it takes.

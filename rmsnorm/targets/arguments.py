@@ -193,7 +193,7 @@ def _roles(parameters: list[inspect.Parameter]) -> dict[str, str]:
 
 
 def _is_bias(parameter: inspect.Parameter) -> bool:
-    """Whether an ``offset`` is added to y, as in Haiku, and not to the gain."""
+    """Whether an ``offset`` is added to y, as in tokamax, and not to the gain."""
     return parameter.default is None or bool(re.search("Array|Tensor|Float\\[", str(parameter.annotation)))
 
 
@@ -351,8 +351,6 @@ def constructor_arguments(make: Callable[..., Any], init: Mapping[str, Any], wid
             chosen[name] = 1e-6
         elif required and name in ("axis", "axes"):
             chosen[name] = -1
-        elif required and name.startswith("create_"):  # Haiku and Sonnet: create_scale, create_offset
-            chosen[name] = True
         elif required and name == "group_size":
             chosen[name] = max(1, width // 4)
         elif required and re.search("config|cfg|args", name):

@@ -31,15 +31,14 @@ from rmsnorm.targets.arguments import (
 )
 from rmsnorm.targets.bridges import bridge
 from rmsnorm.targets.calling import Caller, backward_pass
-from rmsnorm.targets.layers import dtype_of, is_haiku, keras_library, open_haiku, opener, probed
+from rmsnorm.targets.layers import dtype_of, keras_library, opener, probed
 from rmsnorm.targets.locate import locate, raised
 from rmsnorm.targets.models import is_model
 from rmsnorm.targets.onnx import open_onnx
 from rmsnorm.targets.target import NoTarget, Target, TargetError, refused_by
 
 WIDTH: Final = 64
-# frameworks without an RMSNorm here, and whose arrays they take
-_BEYOND: Final = {"equinox": "jax", "haiku": "jax", "mlx": "mlx", "onnx": "numpy"}
+_BEYOND: Final = {"onnx": "numpy"}  # a framework without an RMSNorm here, and whose arrays it takes
 _FACTORY: Final = "or name a function without arguments that returns the layer"
 _HOW: Final = f"pass it in init, such as --init {{}}=64, {_FACTORY}"
 _KNOWN: Final = "pass one of these in init"
@@ -50,7 +49,7 @@ _MODEL: Final = (
     "rmsnorm.conversion.replace(model, dry_run=True)"
 )
 _NAMED: Final = "name a function of x, of (x, weight) or of (x, weight, bias) that calls it"
-_PACKAGES: Final = {*_BEYOND, *(name for row in FRAMEWORKS.values() for name in (row.package, row.layers))} - {"onnx"}
+_PACKAGES: Final = {name for row in FRAMEWORKS.values() for name in (row.package, row.layers)}
 
 
 def open_target(
@@ -70,7 +69,7 @@ def open_target(
 
     Args:
         target: a function of x, or of (x, weight), (x, weight, bias, eps=...) and the like; a layer of PyTorch,
-            Keras, Flax (nnx, linen), Equinox or MLX; its class, or a function that makes it; a ``module:attribute`` or
+            Keras or Flax (nnx, linen); its class, or a function that makes it; a ``module:attribute`` or
             ``file.py:attribute`` that names one of these; an .onnx file; a Target, which is returned as it is.
         framework: for a function that does not show whose arrays it takes: torch, tf, keras, jax, flax, numpy, or
             another name of rmsnorm.specification.frameworks.
@@ -228,8 +227,6 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
             arguments = constructor_arguments(make, {**init, own_width: size} if own_width else init, size)
         except Unguessable as error:
             raise NoTarget(f"{name} {error}; {_HOW.format(error.argument) if error.argument else _KNOWN}") from None
-        if isinstance(make, type) and is_haiku(make):
-            return open_haiku(functools.partial(make, **arguments), name, call.device, call.others)
         try:
             made = make(**arguments)
         except (Exception, SystemExit) as error:  # a constructor may raise anything
