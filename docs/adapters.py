@@ -10,12 +10,50 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 
 def torch_rms_norm(x: Any, weight: Any) -> Any:
     """torch.nn.functional.rms_norm, which wants the shape of the row, too."""
     import torch
 
     return torch.nn.functional.rms_norm(x, x.shape[-1:], weight)
+
+
+def equinox_rms_norm(x: Any, weight: Any, bias: Any) -> Any:
+    """equinox.nn.RMSNorm, which takes one row."""
+    return _of_rows("RMSNorm", x, weight, bias)
+
+
+def equinox_layer_norm(x: Any, weight: Any, bias: Any) -> Any:
+    """equinox.nn.LayerNorm, which takes one row."""
+    return _of_rows("LayerNorm", x, weight, bias)
+
+
+def _of_rows(name: str, x: Any, weight: Any, bias: Any) -> Any:
+    import jax
+
+    equinox = importlib.import_module("equinox")
+    layer = getattr(equinox.nn, name)(x.shape[-1])
+    layer = equinox.tree_at(lambda own: (own.weight, own.bias), layer, (weight, bias))
+    return jax.vmap(layer)(x.reshape(-1, x.shape[-1])).reshape(x.shape)
+
+
+def haiku_rms_norm(x: Any, scale: Any) -> Any:
+    """haiku.RMSNorm, which lives in what haiku.transform takes alone."""
+    haiku = importlib.import_module("haiku")
+    norm = haiku.without_apply_rng(haiku.transform(lambda x: haiku.RMSNorm(-1)(x)))
+    return norm.apply({"rms_norm": {"scale": scale}}, x)
+
+
+def mlx_rms_norm(x: Any, weight: Any) -> Any:
+    """mlx.nn.RMSNorm of arrays of NumPy, which has no gradients; float64 holds the numbers of each dtype on the way."""
+    mx, nn = (importlib.import_module(name) for name in ("mlx.core", "mlx.nn"))
+    own, gain = (mx.array(a.astype("float64"), mx.float64).astype(getattr(mx, a.dtype.name)) for a in (x, weight))
+    layer = nn.RMSNorm(x.shape[-1])
+    layer.weight = gain
+    y = layer(own)
+    return np.array(y.astype(mx.float64)).astype(str(y.dtype).rpartition(".")[2])
 
 
 def tokamax_rms_norm(x: Any, scale: Any) -> Any:

@@ -110,7 +110,7 @@ def nothing_installed(tmp_path):
 COLLECT = """
 import importlib.util, os, sys, pytest
 os.environ.pop("RMSNORM_REQUIRE", None)
-missing = {"torch", "tensorflow", "keras", "jax", "flax", "equinox", "transformers", "onnx", "matplotlib", "sklearn"}
+missing = {"torch", "tensorflow", "keras", "jax", "flax", "transformers", "onnx", "matplotlib", "sklearn"}
 find_spec = importlib.util.find_spec
 
 class Missing:

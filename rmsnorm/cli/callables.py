@@ -32,7 +32,7 @@ Call = Annotated[
     str | None,
     called(
         help="The arguments of a function in their order, such as 'out, x, weight, eps', where its own names do not "
-        "say them.",
+        "say them, or 'x as out, residual as h_out, weight, eps' where it writes its results to x and the residual.",
         show_default="by their names",
     ),
 ]

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from rmsnorm.targets.arguments import IN_PLACE
+
 # by field and value: what a function does that has it (empty where "field is value" says it), and how to make it so
 _FIELDS: Final[Mapping[tuple[str, Any], tuple[str, str]]] = {
     ("rounding", "after_scale"): (
@@ -59,7 +61,7 @@ _DEFECTS: Final = (
     (r"before the statistic is taken", "multiply the normalised row by the gain, not x"),
     (r"its gain g starts|gain of a new layer", "begin with a gain that multiplies by 1"),
     (r"bias of a new layer", "begin with a bias of 0"),
-    (r"writes to its arguments", "write to a copy of x"),
+    (r"writes to its arguments", f"write to a copy, or say what it writes, as by --call {IN_PLACE!r}"),
     (r"\b1 / rho for a constant", "differentiate 1 / rho, too"),
     (r"the gradient for x leaves (the gain|eps) out", r"take \1 into the gradient for x"),
 )

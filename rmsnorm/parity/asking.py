@@ -52,7 +52,7 @@ def in_circumstances(
     ``only``: the levels of some factors that are asked, of those that the target takes and those of ``NAMED``.
     """
     types = [dtype for dtype in types if target.dtypes.get("x", dtype) == dtype]
-    if target.backward or not types:  # it has no y, whatever the circumstances are
+    if not types:
         return
     gate = "gate" in target.arguments and _requires_gate(target, variant, types[0])
     levels = levels_for(

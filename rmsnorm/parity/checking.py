@@ -56,7 +56,7 @@ def check(
     quantises y is for ``check_quantised``.
 
     Args:
-        function: of x, or of (x, weight), (x, weight, bias) and the like; a layer of PyTorch, Keras, Flax or Equinox;
+        function: of x, or of (x, weight), (x, weight, bias) and the like; a layer of PyTorch, Keras or Flax;
             its class; ``module:attribute``; an .onnx file.
         variant: what it should be.
         framework: torch, tf, keras, jax, flax or numpy, for a function that does not show whose arrays it takes.
@@ -81,7 +81,8 @@ def check(
         on_progress: called with the run after each case.
         large: whether y of more than 2^31 elements counts, in the first dtype: 16 GB or more, and minutes. For kernels
             whose offsets have 32 bits, as those of Liger-Kernel (its issue 1483) and vLLM (its issue 43390).
-        call: the arguments of a function in their order, such as "out, x, weight, eps", as of ``open_target``.
+        call: the arguments of a function in their order, such as "out, x, weight, eps", or "x as out, residual as
+            h_out, weight, eps" for one that writes y to x, and x + residual to the residual.
 
     Raises:
         ValueError: there is no such function, variant or dtype, its width is not a multiple of ``group_size``, or no

@@ -31,7 +31,7 @@ from rmsnorm.parity.report import sentences
 from rmsnorm.specification import errors
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import Target, TargetError
-from rmsnorm.targets.target import WrongResult
+from rmsnorm.targets.target import TO_RETURN, WrongResult
 
 _GRADIENTS: Final = {"x": "dx", "scale": "dscale", "bias": "dbias", "residual": "dresidual", "gate": "dgate"}
 
@@ -83,7 +83,8 @@ class Judging:
             if called.returned:
                 came, wanted = " and ".join(sorted(called.returned)), called.bridge.array
                 want = f"{wanted.__module__}.{wanted.__qualname__}"
-                sentence = f"it returns {came}, expected {want}; return y, or y and x + residual"
+                mend = TO_RETURN if came == "None" else "return y, or y and x + residual"
+                sentence = f"it returns {came}, expected {want}; {mend}"
                 self.run.records = labelled([failed("y", sentence)], *labels)
                 return False
             if comparisons:
@@ -96,8 +97,6 @@ class Judging:
         if self.gradients and not target.differentiable:
             without = f"{target.framework} has no automatic differentiation"
             skipped.append(Skip("gradients", "", without if target.automatic else "it writes its results to arguments"))
-        if target.backward:
-            skipped.append(Skip("y", "", "it is a backward pass alone"))
         if self.is_quick and self.differentiated:
             skipped.append(Skip("gradients of most cases", "", "only with all_cases=True, or --all"))
 
@@ -167,9 +166,8 @@ class Judging:
         run, name, target = self.run, self.variant.name, self.target
         if target.is_new and all(comparison.passed for comparison in run.records):
             run.records += labelled(_of_new(target, self.variant), name, ASKED, "first parameters")
-        if not target.backward:
-            of_one = of_eps(target, self.variant, self.types, self.group_size)
-            run.records += labelled(of_one, name, self.types[0], "eps")
+        of_one = of_eps(target, self.variant, self.types, self.group_size)
+        run.records += labelled(of_one, name, self.types[0], "eps")
 
     def conclude(self, quantities: Sequence[str], seconds: float) -> None:
         """The status of the run, and what the target is instead where it differs. ``quantities``: those that count."""
@@ -219,7 +217,7 @@ def _comparisons(
 
     It is that on the first way to call the target in which it differs, else raises, else on the first way.
     """
-    counted = ("y",) * (not target.backward) + tuple(_GRADIENTS.values()) * gradients
+    counted = ("y", *tuple(_GRADIENTS.values()) * gradients)
     expected = expect_in_groups(data, counted, group_size)
     comparisons: dict[str, Comparison] = {}
     refused: set[str] = set()
@@ -267,7 +265,6 @@ def _results(target: Target, data: Data, *, gradients: bool) -> tuple[dict[str, 
     primals = (data.x, data.scale, data.bias)
     try:
         results = {"y": target.forward(*primals, **data.arrays)}
-        results = {} if target.backward else results
     except TargetError as error:
         sentence = {"y": str(error)}
         return ({}, sentence, {}) if isinstance(error, WrongResult) else ({}, {}, sentence)

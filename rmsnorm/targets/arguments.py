@@ -28,20 +28,11 @@ _EPS: Final = re.compile(r"(^|_)eps(ilon)?(_|$)")
 _OFFSETS: Final = ("offset", "weight_bias", "weight_offset", "scale_offset", "gain_offset", "gamma_offset")
 _CENTRED: Final = ("zero_centered_gamma", "zero_centered", "unit_offset", "add_unit_offset")  # flags of 1 + gain
 _SWITCH: Final = re.compile(r"^(return|use|has|with|is|add|keep|store|apply|enable|do)_")
-# other roles of a parameter: the array that has a result, and what a backward pass or a second x takes
-_ROLES: Final = {
+IN_PLACE: Final = "x as out, residual as h_out, weight, eps"  # an order of arguments, for sentences
+BUFFERS: Final = {  # the arrays to which a function writes y, and x + residual
     "out": re.compile(r"(ln_)?out(put)?(_tensor|_ptr)?|result|dst"),
     "h_out": re.compile(r"(residual|res|h|sum)_out(put)?|out(put)?_(residual|h)"),
-    "dy": re.compile(r"d_?y|d_?out(put)?|d_?z|grad(_(y|out(put)?))?"),
-    "inverse_rms": re.compile(r"rstd|rsigma|invvar|rrms|inv(erse)?_?(rms|std|var|std_var|sigma)|rms_inv"),
-    "k": re.compile(r"k(ey)?(_states)?"),
-    "layer": re.compile(r"layer_?norm|rms_?norm|norm|layer|module"),
 }
-_OF_K, _OF_Q = (  # the gain of k, and of q
-    re.compile(rf"[wg]_?{word[0]}|{word}_(\w+_)?(w|weight|gamma|scale|norm|gain)|(weight|gamma|scale|gain)_{word}")
-    for word in ("k(?:ey)?", "q(?:uery)?")
-)
-
 
 _NO_DEFAULT: Final[Any] = inspect.Parameter.empty
 
@@ -71,16 +62,18 @@ class Slot:
 
     Attributes:
         key: its name, empty for one that is passed by its place.
-        role: the name of an array (x, scale, bias, gate, mask, residual, k, scale_k, dy, inverse_rms), of one that it
-            writes to (out, h_out), ``layer`` for an object with a gain and eps, or ``value``.
+        role: the name of an array (x, scale, bias, gate, mask, residual), of one that it writes to (out, h_out), or
+            ``value``.
         value: of the role ``value``, a constant or what only a call knows.
         required: whether it must be passed.
+        writes: out or h_out, where the function writes that to the array that has the role.
     """
 
     key: str
     role: str
     value: Any = None
     required: bool = True
+    writes: str = ""
 
 
 def argument_named(name: str) -> str | None:
@@ -110,7 +103,7 @@ def arguments_of(
 
     x is the first parameter, unless that is a gain, the array for the result or the like, and a later one is named as
     x. An axis that it requires is ``axis``; ``others`` are left out. ``order`` has the arguments by their place, for a
-    function that does not show its own.
+    function that does not show its own, or that writes its results to x or the residual.
 
     Raises:
         Unguessable: something else is required.
@@ -120,8 +113,10 @@ def arguments_of(
         [('', 'x'), ('weight', 'scale'), ('eps', 'value')]
         >>> [slot.role for slot in arguments_of(max, order="out, x, weight, 1e-5")]
         ['out', 'x', 'scale', 'value']
+        >>> [(slot.role, slot.writes) for slot in arguments_of(max, order="x as out, residual as h_out")]
+        [('x', 'out'), ('residual', 'h_out')]
     """
-    every, keys = (parameters_of(function), {}) if order is None else _written(order)
+    every, keys, writes = (parameters_of(function), {}, {}) if order is None else _written(order)
     if every is None:
         return (Slot("", "x"),)
     parameters = [p for p in every if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in others]
@@ -135,7 +130,7 @@ def arguments_of(
         first = role == "x" and parameter is every[0] and parameter.kind is not parameter.KEYWORD_ONLY
         key = "" if first or parameter.kind is parameter.POSITIONAL_ONLY else keys.get(parameter.name, parameter.name)
         if role:
-            slots.append(Slot(key, role, required=required))
+            slots.append(Slot(key, role, required=required, writes=writes.get(parameter.name, "")))
         elif isinstance(parameter.default, _Literal):
             slots.append(Slot(key, "value", parameter.default.value))
         elif _EPS.search(parameter.name.lower()):
@@ -155,24 +150,19 @@ def _roles(parameters: list[inspect.Parameter]) -> dict[str, str]:
         if name in arrays and name not in roles and role not in roles.values():
             roles[name] = role
 
-    special = {
-        name: role for name, word in arrays.items() for role, names in _ROLES.items()
+    buffers = {
+        name: role for name, word in arrays.items() for role, names in BUFFERS.items()
         if name in required and names.fullmatch(word)
     }  # fmt: skip
     first, named_x = parameters[0], [name for name in required if arrays.get(name) in _XS]
-    other = special.get(first.name) or argument_named(first.name) or first.name.lower() in ("y", "o")
+    other = buffers.get(first.name) or argument_named(first.name) or first.name.lower() in ("y", "o")
     x = next((p.name for p in parameters if p.name in named_x), first.name) if other else first.name
     arrays.setdefault(x, x)
     give("x", x)
     if first.name.lower() in ("y", "o") and first.name != x:
         give("out", first.name)
-    backward, second_x = "dy" in special.values(), "k" in special.values() and arrays[x] in ("q", "query", "x", "input")
-    for name, role in special.items():
-        if (role in ("dy", "inverse_rms") and backward) or (role == "k" and second_x) or role in ("out", "h_out"):
-            give(role, name)
-    for name, word in arrays.items():
-        if second_x and (_OF_K.fullmatch(word) or _OF_Q.fullmatch(word)):
-            give("scale_k" if _OF_K.fullmatch(word) else "scale", name)
+    for name, role in buffers.items():
+        give(role, name)
     names = [name for name in arrays if name not in roles and arrays[name] not in (*_OFFSETS, *_CENTRED)]
     several = sum(argument_named(name) == "scale" for name in names) > 1
     for name in names:
@@ -180,20 +170,16 @@ def _roles(parameters: list[inspect.Parameter]) -> dict[str, str]:
             give("gate", name)  # beside a weight
         elif argument := argument_named(name):
             give(argument, name)
-        elif arrays[name] in ("y", "o") and name in required and not backward:
-            give(
-                "out" if "scale" in roles.values() or arrays[name] == "o" else "residual", name
-            )  # y next to x is added
+        elif arrays[name] in ("y", "o") and name in required:  # y next to x is added
+            give("out" if "scale" in roles.values() or arrays[name] == "o" else "residual", name)
     for parameter in parameters:
         if parameter.name in arrays and arrays[parameter.name] == "offset" and _is_bias(parameter):
             give("bias", parameter.name)
-        if special.get(parameter.name) == "layer" and "scale" not in roles.values():
-            give("layer", parameter.name)
     return roles
 
 
 def _is_bias(parameter: inspect.Parameter) -> bool:
-    """Whether an ``offset`` is added to y, as in Haiku, and not to the gain."""
+    """Whether an ``offset`` is added to y, as in tokamax, and not to the gain."""
     return parameter.default is None or bool(re.search("Array|Tensor|Float\\[", str(parameter.annotation)))
 
 
@@ -222,26 +208,32 @@ class _Literal:
     value: Any
 
 
-def _written(order: str) -> tuple[list[inspect.Parameter], dict[str, str]]:
-    """The parameters of ``out, x, weight, eps``, by their place, and the keys of those as ``epsilon=eps``.
+def _written(order: str) -> tuple[list[inspect.Parameter], dict[str, str], dict[str, str]]:
+    """The parameters of ``out, x, weight, eps``, by their place, the keys of those as ``epsilon=eps``, and what is
+    written to those as ``x as out``.
 
     A value in place of a word is a constant.
     """
     parameters: list[inspect.Parameter] = []
     keys: dict[str, str] = {}
+    writes: dict[str, str] = {}
+    want = f"the arguments in their order, such as 'out, x, weight, eps' or {IN_PLACE!r}"
+    wrong = Unguessable(f"has call {order!r}, expected {want}")
     for place, text in enumerate(order.split(",")):
-        key, named, word = (part.strip() for part in text.rpartition("="))
+        key, named, words = (part.strip() for part in text.rpartition("="))
+        word, _, buffer = (part.strip() for part in words.partition(" as "))
+        if buffer not in ("", *BUFFERS):
+            raise wrong
         name, default = word, _NO_DEFAULT
         if not word.isidentifier() or word in ("None", "True", "False"):
             try:
                 name, default = f"value_{place}", _Literal(literal_eval(word))
             except (ValueError, SyntaxError):
-                want = "the arguments in their order, such as 'out, x, weight, eps'"
-                raise Unguessable(f"has call {order!r}, expected {want}") from None
+                raise wrong from None
         kind = inspect.Parameter.KEYWORD_ONLY if named else inspect.Parameter.POSITIONAL_ONLY
         parameters.append(inspect.Parameter(name, kind, default=default))
-        keys[name] = key or name
-    return parameters, keys
+        keys[name], writes[name] = key or name, buffer
+    return parameters, keys, writes
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
@@ -351,8 +343,6 @@ def constructor_arguments(make: Callable[..., Any], init: Mapping[str, Any], wid
             chosen[name] = 1e-6
         elif required and name in ("axis", "axes"):
             chosen[name] = -1
-        elif required and name.startswith("create_"):  # Haiku and Sonnet: create_scale, create_offset
-            chosen[name] = True
         elif required and name == "group_size":
             chosen[name] = max(1, width // 4)
         elif required and re.search("config|cfg|args", name):

@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -284,50 +283,6 @@ class Jax(Bridge):
         return self.jax.jit(function)  # type: ignore[no-any-return, unused-ignore]
 
 
-class Mlx(Bridge):
-    def __init__(self, device: str = "cpu") -> None:
-        mx: Any = importlib.import_module("mlx.core")
-        self.mx, self.device, self.array = mx, mx.Device(mx.gpu if device == "cuda" else mx.cpu), mx.array
-
-    def scope(self, wide: bool) -> contextlib.AbstractContextManager[Any]:
-        return self.mx.stream(self.device)  # type: ignore[no-any-return, unused-ignore]
-
-    def send(self, array: Array) -> Any:
-        if array.dtype == ml_dtypes.bfloat16:
-            return self.mx.array(np.ascontiguousarray(array).view(np.uint16)).view(self.mx.bfloat16)
-        return self.mx.array(
-            np.ascontiguousarray(array), dtype=getattr(self.mx, array.dtype.name.replace("bool", "bool_"))
-        )
-
-    def fetch(self, tensor: Any) -> Array:
-        if tensor.dtype == self.mx.bfloat16:
-            return np.array(tensor.view(self.mx.uint16)).view(ml_dtypes.bfloat16)
-        return np.array(tensor)
-
-    def is_floating(self, tensor: Any) -> bool:
-        return bool(self.mx.issubdtype(tensor.dtype, self.mx.floating))
-
-    def linear(self, function: Function, tensors: Tensors, leaves: Collection[str]) -> tuple[Any, Back]:
-        names = list(leaves)
-        result = function(tensors)
-
-        def back(cotangents: Sequence[Any]) -> Mapping[str, Any]:
-            chosen = [i for i, dy in enumerate(cotangents) if dy is not None]
-
-            def of_arrays(*arrays: Any) -> Any:
-                outputs = _listed(function({**tensors, **dict(zip(names, arrays, strict=True))}))
-                return [outputs[i] for i in chosen]
-
-            dys = [cotangents[i].astype(_listed(result)[i].dtype) for i in chosen]
-            _, gradients = self.mx.vjp(of_arrays, [tensors[name] for name in names], dys)
-            return dict(zip(names, gradients, strict=True))
-
-        return result, back
-
-    def compiled(self, function: Function) -> Function:
-        return self.mx.compile(function)  # type: ignore[no-any-return, unused-ignore]
-
-
 def _listed(result: Any) -> Sequence[Any]:
     return result if isinstance(result, (tuple, list)) else [result]
 
@@ -368,16 +323,12 @@ _BRIDGES: Final[dict[str, Callable[[str], Bridge]]] = {
 
 
 def bridge(name: str, device: str = "cpu") -> Bridge:
-    """The bridge to the arrays of a framework, by its key or an alias: numpy, torch, tensorflow, jax, ..., or of mlx.
+    """The bridge to the arrays of a framework, by its key or an alias: such as numpy or tensorflow.
 
     Raises:
         ValueError: there is no such framework, or it has no such device.
         ModuleNotFoundError: it is not installed.
     """
-    if name == "mlx":
-        if find_spec(name) is None:
-            raise errors.MissingFramework("mlx is not installed, expected for its arrays; install it")
-        return Mlx(device)
     key = framework("bridge", name).key
     with imported(key):
         return _BRIDGES[key](device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import importlib
 import inspect
 import math
 import re
@@ -227,11 +226,6 @@ def _nnx(layer: Any, name: str, device: str, others: Others = ()) -> Target:
     )  # fmt: skip
 
 
-def is_haiku(kind: Any) -> bool:
-    """Whether that is a class of modules of Haiku."""
-    return any((base.__module__, base.__name__) == ("haiku._src.module", "Module") for base in kind.__mro__)
-
-
 def _in_mode(layer: Any, training: bool) -> Any:
     """The graph of a layer that trains, or that does not."""
     from flax import nnx
@@ -264,30 +258,12 @@ def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _linen(layer: Any, name: str, device: str, others: Others = ()) -> Target:
-    return _pure(
-        "flax", name, device, inputs_of(type(layer).__call__, others), (4, 4, 4, 8), (4, 8), (4, 4, 8),
-        init=lambda key, x: layer.init(key, x).get("params", {}),
-        apply=lambda parameters, x, **more: layer.apply({"params": parameters}, x, **more),
-    )  # fmt: skip
-
-
-def open_haiku(make: Callable[[], Any], name: str, device: str, others: Others = ()) -> Target:
-    """A module of Haiku, which lives only inside of a function that hk.transform takes: ``make`` makes it there."""
-    haiku: Any = importlib.import_module("haiku")
-    pure = haiku.without_apply_rng(haiku.transform(lambda x, **more: make()(x, **more)))
-    inputs = {argument: argument for argument in others}
-    return _pure("haiku", name, device, inputs, (4, 8), (4, 4, 8), (4, 4, 4, 8), init=pure.init, apply=pure.apply)
-
-
-def _pure(
-    framework: str, name: str, device: str, inputs: Mapping[str, str], *tried: Shape, init: Callable[..., Any],
-    apply: Callable[..., Any],
-) -> Target:  # fmt: skip
-    """A layer of JAX that is two functions: init(key, x) makes its parameters, apply(parameters, x, ...) is y.
-
-    tried: shapes of x, of which it takes one.
-    """
     import jax
+
+    inputs = inputs_of(type(layer).__call__, others)
+
+    def init(key: Any, x: Any) -> Any:
+        return layer.init(key, x).get("params", {})
 
     @functools.cache
     def shapes(shape: Shape) -> dict[str, Shape]:
@@ -304,98 +280,12 @@ def _pure(
         parameters = renamed(arrays, assign(shapes(shape)))
         if len(parameters) < len(shapes(shape)):
             parameters = {**initial(shape, dtype_of(x)), **parameters}
-        return apply(_nested(parameters), x, **renamed(arrays, inputs))
+        return layer.apply({"params": _nested(parameters)}, x, **renamed(arrays, inputs))
 
-    own, notes = assigned(shapes, *tried)
+    own, notes = assigned(shapes, (4, 4, 4, 8), (4, 8), (4, 4, 8))
     return Target(
-        name, framework, bridge("jax", device), call, (*own, *inputs), names=own, notes=notes,
+        name, "flax", bridge("jax", device), call, (*own, *inputs), names=own, notes=notes,
         shape_of=lambda argument, shape: shapes(shape)[assign(shapes(shape))[argument]],
-    )  # fmt: skip
-
-
-def _equinox(layer: Any, name: str, device: str, others: Others = ()) -> Target:
-    import jax
-
-    leaves, tree = jax.tree_util.tree_flatten_with_path(layer)
-    keys = [jax.tree_util.keystr(path).lstrip(".") for path, _ in leaves]
-    shapes = {key: tuple(leaf.shape) for key, (_, leaf) in zip(keys, leaves, strict=True) if np.ndim(leaf)}
-    own = assign(shapes)
-    example = tuple(getattr(layer, "shape", None) or next(iter(shapes.values()), ()))
-
-    def call(arrays: Mapping[str, Any]) -> Any:
-        chosen = renamed(arrays, own)
-        values = [chosen.get(key, leaf) for key, (_, leaf) in zip(keys, leaves, strict=True)]
-        function = jax.tree_util.tree_unflatten(tree, values)
-        more = {name: arrays[name] for name in others}
-        call = functools.partial(function, **more)
-        for _ in range(arrays["x"].ndim - max(1, len(example))):
-            call = jax.vmap(call)  # an Equinox layer takes one example
-        return call(arrays["x"])
-
-    return Target(
-        name, "equinox", bridge("jax", device), call, tuple(own), width=int(np.prod(example)) if example else None,
-        shape_of=lambda argument, shape: shapes[own[argument]],
-    )  # fmt: skip
-
-
-def _tf_module(layer: Any, name: str, device: str, others: Others = ()) -> Target:
-    """A tf.Module, as those of Sonnet: tensors take the place of the variables among its attributes."""
-    import tensorflow as tf
-
-    inputs = inputs_of(layer.__call__, others)
-
-    @functools.cache
-    def built(width: int) -> Any:
-        """A copy; a module may make its variables in its first call, for the width of that x."""
-        fresh = copy.deepcopy(layer)
-        fresh(tf.zeros((2, width)))
-        return fresh
-
-    def variables(width: int) -> dict[str, Any]:
-        return {key: value for key, value in vars(built(width)).items() if isinstance(value, tf.Variable)}
-
-    made = {key: tuple(value.shape) for key, value in vars(layer).items() if isinstance(value, tf.Variable)}
-    example = math.prod(next(iter(made.values()))) if made else None
-    own, notes = assigned(lambda shape: made or {k: tuple(v.shape) for k, v in variables(shape[-1]).items()}, (2, 8))
-
-    def call(arrays: Mapping[str, Any]) -> Any:
-        fresh = copy.copy(built(int(arrays["x"].shape[-1])))
-        vars(fresh).update(renamed(arrays, own))
-        return fresh(arrays["x"], **renamed(arrays, inputs))
-
-    return Target(
-        name, "tensorflow", bridge("tensorflow", device), call, (*own, *inputs), width=example, names=own,
-        notes=notes,
-        shape_of=lambda argument, shape: tuple(variables(shape[-1])[own[argument]].shape),
-    )  # fmt: skip
-
-
-def _mlx(layer: Any, name: str, device: str, others: Others = ()) -> Target:
-    fresh, initial = copy.deepcopy(layer), _flat(layer.parameters())
-    shapes = {key: tuple(value.shape) for key, value in initial.items()}
-    own, inputs = assign(shapes), inputs_of(type(layer).__call__, others)
-
-    def call(arrays: Mapping[str, Any]) -> Any:
-        fresh.update(_nested({**initial, **renamed(arrays, own)}))
-        try:
-            return fresh(arrays["x"], **renamed(arrays, inputs))
-        finally:
-            fresh.update(_nested(initial))
-
-    @contextlib.contextmanager
-    def training(mode: bool) -> Iterator[None]:
-        before = fresh.training
-        fresh.train(mode)
-        try:
-            yield
-        finally:
-            fresh.train(before)
-
-    size = shapes[own["scale"]] if "scale" in own else ()
-    return Target(
-        name, "mlx", bridge("mlx", device), call, (*own, *inputs), names=own, training=training,
-        width=math.prod(size) if math.prod(size) > 1 else getattr(layer, "dims", None),
-        shape_of=lambda argument, shape: shapes[own[argument]],
     )  # fmt: skip
 
 
@@ -406,7 +296,4 @@ _OPENERS: Final[dict[tuple[str, str], Opener]] = {
     ("flax.nnx", "Pytree"): _nnx,
     ("flax.nnx", "Module"): _nnx,  # in versions without Pytree
     ("flax.linen", "Module"): _linen,
-    ("equinox", "Module"): _equinox,
-    ("tensorflow", "Module"): _tf_module,
-    ("mlx.nn", "Module"): _mlx,
 }

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
 import math
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,16 +28,15 @@ from rmsnorm.targets.arguments import (
     width_argument,
 )
 from rmsnorm.targets.bridges import bridge
-from rmsnorm.targets.calling import Caller, backward_pass
-from rmsnorm.targets.layers import dtype_of, is_haiku, keras_library, open_haiku, opener, probed
+from rmsnorm.targets.calling import Caller
+from rmsnorm.targets.layers import dtype_of, keras_library, opener, probed
 from rmsnorm.targets.locate import locate, raised
 from rmsnorm.targets.models import is_model
 from rmsnorm.targets.onnx import open_onnx
 from rmsnorm.targets.target import NoTarget, Target, TargetError, refused_by
 
 WIDTH: Final = 64
-# frameworks without an RMSNorm here, and whose arrays they take
-_BEYOND: Final = {"equinox": "jax", "haiku": "jax", "mlx": "mlx", "onnx": "numpy"}
+_BEYOND: Final = {"onnx": "numpy"}  # a framework without an RMSNorm here, and whose arrays it takes
 _FACTORY: Final = "or name a function without arguments that returns the layer"
 _HOW: Final = f"pass it in init, such as --init {{}}=64, {_FACTORY}"
 _KNOWN: Final = "pass one of these in init"
@@ -50,7 +47,7 @@ _MODEL: Final = (
     "rmsnorm.conversion.replace(model, dry_run=True)"
 )
 _NAMED: Final = "name a function of x, of (x, weight) or of (x, weight, bias) that calls it"
-_PACKAGES: Final = {*_BEYOND, *(name for row in FRAMEWORKS.values() for name in (row.package, row.layers))} - {"onnx"}
+_PACKAGES: Final = {name for row in FRAMEWORKS.values() for name in (row.package, row.layers)}
 
 
 def open_target(
@@ -70,7 +67,7 @@ def open_target(
 
     Args:
         target: a function of x, or of (x, weight), (x, weight, bias, eps=...) and the like; a layer of PyTorch,
-            Keras, Flax (nnx, linen), Equinox or MLX; its class, or a function that makes it; a ``module:attribute`` or
+            Keras or Flax (nnx, linen); its class, or a function that makes it; a ``module:attribute`` or
             ``file.py:attribute`` that names one of these; an .onnx file; a Target, which is returned as it is.
         framework: for a function that does not show whose arrays it takes: torch, tf, keras, jax, flax, numpy, or
             another name of rmsnorm.specification.frameworks.
@@ -228,8 +225,6 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
             arguments = constructor_arguments(make, {**init, own_width: size} if own_width else init, size)
         except Unguessable as error:
             raise NoTarget(f"{name} {error}; {_HOW.format(error.argument) if error.argument else _KNOWN}") from None
-        if isinstance(make, type) and is_haiku(make):
-            return open_haiku(functools.partial(make, **arguments), name, call.device, call.others)
         try:
             made = make(**arguments)
         except (Exception, SystemExit) as error:  # a constructor may raise anything
@@ -253,14 +248,14 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
 
 
 def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
-    """A function; what is known of a call of it only when it was called is tried with rows of ones."""
+    """A function; where it does not show whose arrays it takes, those of several libraries are tried."""
     one = how.axes[0] if len(how.axes) == 1 else how.axes
     try:
         _check_known(function, name, how.others)
         slots = arguments_of(function, one, how.others, how.order)
     except Unguessable as error:
-        option = _OPTION + _SHAPE * (how.op == "identify")  # which alone has that option
-        raise NoTarget(f"{name} {error}; {option.format(error.argument) if error.argument else _NAMED}") from None
+        option = _OPTION + _SHAPE * (how.op == "identify") + ", or "  # which alone has that option
+        raise NoTarget(f"{name} {error}; {option.format(error.argument) * bool(error.argument)}{_NAMED}") from None
 
     def shape_of(argument: str, shape: Sequence[int]) -> tuple[int, ...]:
         axes = sorted(entry % len(shape) for entry in how.axes)
@@ -271,53 +266,45 @@ def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
     def target_for(candidate: str, caller: Caller) -> Target:
         library = keras_library() if candidate == "keras" else _BEYOND.get(candidate, candidate)
         opened = bridge(library, how.device)
-        backward = caller.has("dy")
 
         def call(arrays: Mapping[str, Any]) -> Any:
             return caller(arrays)
 
-        whole, derivatives = backward_pass(caller, opened) if backward else (call, None)
         return Target(
-            name, candidate, opened, whole, caller.arguments, notes=caller.notes, shape_of=shape_of,
-            derivatives=derivatives, asks=caller.asks, automatic=not caller.writes,
+            name, candidate, opened, call, caller.arguments, notes=caller.notes, shape_of=shape_of,
+            asks=caller.asks, automatic=not caller.writes,
             required=caller.required, optional=caller.optional, library=library_of(function),
-            remade=lambda values: target_for(candidate, caller.with_values(**values)), backward=backward,
+            remade=lambda values: target_for(candidate, caller.with_values(**values)),
         )  # fmt: skip
 
-    def tried(candidate: str) -> tuple[Target, bool]:
-        """A target, and whether it answers: of a function that writes in place, a call shows that it does."""
-        caller = Caller(function, slots, gain_shape, others=how.others)
-        target = target_for(candidate, caller)
+    def answers(target: Target) -> bool:
         for shape, dtype in ((4, 8), "float32"), ((4, 128), "bfloat16"), ((4, 128), "float16"):
             x = np.linspace(0.5, 2, math.prod(shape)).reshape(shape).astype(dtype)
-            arrays = {a: x if a in ("gate", "residual") else x[0] for a in caller.arguments if a != "mask"}
-            try:
+            arrays = {a: x if a in ("gate", "residual") else x[0] for a in target.arguments if a != "mask"}
+            with contextlib.suppress(TargetError):
                 target.forward(x, **arrays)
-            except TargetError:
-                continue
-            return replace(target, automatic=not caller.writes), True
-        return target, False
+                return True
+        return False
 
+    own = Caller(function, slots, gain_shape, others=how.others)
     candidates = [how.framework] if how.framework else _candidates(function)
-    if (
-        len(candidates) == 1
-        and (len(slots) == 1 or _returns(function))
-        and not any(s.role == "residual" and s.required for s in slots)
-    ):
-        return target_for(candidates[0], Caller(function, slots, gain_shape, others=how.others))
+    if len(candidates) == 1:
+        return target_for(candidates[0], own)
     working, missing = [], None
     for candidate in candidates:
         try:
-            target, answers = tried(candidate)
+            target = target_for(candidate, own)
         except errors.InputError as error:  # the library is not on that device
             missing = missing or error
             continue
-        if len(candidates) == 1 or (answers and not target.returned):
+        if not answers(target):
+            continue
+        if not target.returned:
             return target
-        working += [target] * answers  # NumPy's arrays go into many a function of TensorFlow, and its tensors come back
+        working.append(target)  # NumPy's arrays go into many a function of TensorFlow, and its tensors come back
     if missing is not None:
         raise missing
-    return working[0] if working else tried(candidates[0])[0]  # the report says what it raises, or returns
+    return working[0] if working else target_for(candidates[0], own)  # the report says what it raises, or returns
 
 
 def _plain(function: Any) -> Any:
@@ -325,14 +312,6 @@ def _plain(function: Any) -> Any:
     while isinstance(function, functools.partial) or hasattr(function, "__wrapped__"):
         function = function.func if isinstance(function, functools.partial) else function.__wrapped__
     return function
-
-
-def _returns(function: Any) -> bool:
-    """Whether a function of Python returns something else than None; False where nobody can see it."""
-    code = getattr(_plain(function), "__code__", None)
-    steps = [step for step in dis.get_instructions(code) if step.opname != "NOP"] if code is not None else []
-    ends = [pair for pair in pairwise(steps) if pair[1].opname in ("RETURN_VALUE", "RETURN_CONST")]
-    return any((step if step.opname == "RETURN_CONST" else before).argrepr != "None" for before, step in ends)
 
 
 def _candidates(function: Any) -> list[str]:

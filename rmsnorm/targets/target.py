@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from rmsnorm.specification import dtypes, errors
+from rmsnorm.targets.arguments import IN_PLACE
 from rmsnorm.targets.bridges import Array, Bridge, Function
 from rmsnorm.targets.limits import Limits
 from rmsnorm.targets.results import Results, results
@@ -28,6 +29,9 @@ _NEEDS_GPU: Final = re.compile(
     r"|(needs?|requires?|must be( on)?|expected|works|supports|runs)( only)?( on)? (an? |the )?(cuda|gpu|nvidia)\b",
     re.IGNORECASE,
 )
+
+
+TO_RETURN: Final = f"return y, or say where it is written, as by --call {IN_PLACE!r}"
 
 
 @contextlib.contextmanager
@@ -120,7 +124,6 @@ class Target:
             arguments of it.
         remade: makes the same target that is called with other values of these; ``calling.with_values`` uses it.
         automatic: whether automatic differentiation goes through it: not where it writes its results to its arguments.
-        backward: whether it is a backward pass alone, whose y is the formula's.
         probe: for a layer of PyTorch: what is called in its place, and what calls may change.
         around: the context of every call, which a caller that counts or limits calls replaces.
         optional: the arguments that it need not get, as a function may say by a default value of None.
@@ -154,7 +157,6 @@ class Target:
     asks: Mapping[str, bool] = field(default_factory=dict)
     remade: Callable[[Mapping[str, float | None]], Target] | None = None
     automatic: bool = True
-    backward: bool = False
     probe: Any = None
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     optional: frozenset[str] = frozenset()
@@ -257,7 +259,7 @@ class Target:
         """y in NumPy, of an array of the library or of what its reader takes for one."""
         y = _first(result)
         try:
-            if isinstance(y, (tuple, list, dict)):
+            if y is None or isinstance(y, (tuple, list, dict)):
                 raise TypeError("no array")
             return self.bridge.fetch(y)
         except Exception as error:
@@ -267,7 +269,7 @@ class Target:
             what = _described(result) + ("" if y is result else f" whose first entry is {_described(y)}")
             raise WrongResult(
                 f"{self.name} returned {what} for x {errors.describe(x.shape, x.dtype.name)}"
-                f", expected {wanted.__module__}.{wanted.__qualname__}; return y"
+                f", expected {wanted.__module__}.{wanted.__qualname__}; {TO_RETURN if result is None else 'return y'}"
             ) from error
 
     def _guarded(self, run: Callable[[], Any], arrays: Mapping[str, Array], *, is_call: bool = True) -> Any:

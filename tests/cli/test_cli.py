@@ -4,7 +4,6 @@ import io
 import json
 import re
 from importlib import import_module
-from importlib.util import find_spec
 
 import pytest
 import typer
@@ -60,12 +59,12 @@ def test_a_device_that_the_library_of_a_target_lacks_exits_with_2(command, tmp_p
     assert "device is 'cuda', expected 'cpu'" in shown.stderr
 
 
-@pytest.mark.skipif(find_spec("mlx") is not None, reason="it is installed")
 def test_a_library_of_a_target_that_is_not_installed_exits_with_2(tmp_path):
     (tmp_path / "own.py").write_text("def norm(x):\n    return x\n")
-    shown = rmsnorm("identify", f"{tmp_path / 'own.py'}:norm", "--framework", "mlx")
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
+    shown = rmsnorm("identify", f"{tmp_path / 'own.py'}:norm", "--framework", "torch", path=tmp_path)
     assert shown.exit_code == 2
-    assert "mlx is not installed" in shown.stderr
+    assert "torch is not installed" in shown.stderr
 
 
 @pytest.mark.parametrize("command", ["check", "identify"])

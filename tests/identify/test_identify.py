@@ -1,8 +1,7 @@
-"""identify: other names, axes and arguments, MLX, JSON, and its findings. test_zoo_identify.py has a row for a norm."""
+"""identify: other names, axes and arguments, JSON, and its findings. test_zoo_identify.py has a row for a norm."""
 
 from __future__ import annotations
 
-import importlib
 import json
 
 import numpy_zoo
@@ -14,24 +13,6 @@ from rmsnorm import PRESETS
 from rmsnorm.identify import Identity, identify
 from rmsnorm.identify.findings import Findings
 from rmsnorm.identify.names import described
-
-
-def test_mlx():
-    """Its layers, and functions of its arrays, which it differentiates."""
-    mx = pytest.importorskip("mlx.core", reason="mlx is not installed; pip install 'mlx[cpu]'")
-    nn = importlib.import_module("mlx.nn")
-
-    def llama(x, weight):
-        wide = x.astype(mx.float32)
-        return weight * (wide * mx.rsqrt(mx.mean(mx.square(wide), -1, keepdims=True) + 1e-6)).astype(x.dtype)
-
-    for target, preset in ((nn.RMSNorm, "mlx"), (nn.RMSNorm(24), "mlx"), (llama, "llama")):
-        identity = identify(target)
-        assert identity.framework == "mlx"
-        assert identity.recognised, identity.text
-        assert not identity.differences(preset)
-        assert identity["gradients"] == "agree"
-    assert identify(nn.LayerNorm).kind == "layernorm"
 
 
 def test_presets_with_the_same_numbers_are_one_with_several_names():

@@ -194,7 +194,6 @@ ROWS = {row.norm: row for row in (
     of("keras.layers:RMSNormalization", "keras", eps=1e-6),
     of("flax.nnx:RMSNorm", "flax", eps=1e-6, empty_row="NaN", nan_under_mask="reaches the gradient"),
     of("flax.linen:RMSNorm", "flax", eps=1e-6),
-    of("equinox.nn:RMSNorm", "equinox", eps=1e-5, bias=True),
     of(HF.format("llama", "LlamaRMSNorm"), "llama", float64="down-cast to float32"),
     of(HF.format("gemma", "GemmaRMSNorm"), "gemma", scale_offset=1.0),
     of(HF.format("t5", "T5LayerNorm"), "t5", float64="statistic in float32"),

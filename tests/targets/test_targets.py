@@ -60,40 +60,11 @@ def test_no_target_is_bad_usage(target, init, words):
         open_target(target, init=init)
 
 
-def test_a_tf_module_may_make_its_variables_in_its_first_call():
-    tf = pytest.importorskip("tensorflow")
-
-    class Norm(tf.Module):
-        gamma = None
-
-        def __call__(self, x):
-            if self.gamma is None:
-                self.gamma = tf.Variable(tf.ones(x.shape[-1]))
-            h = tf.cast(x, tf.float32)
-            y = h * tf.math.rsqrt(tf.reduce_mean(h * h, -1, keepdims=True)) * tf.cast(self.gamma, tf.float32)
-            return tf.cast(y, x.dtype)
-
-    layer = Norm()
-    target = open_target(layer)
-    x, gain = np.full((2, 5), 3, "float16"), np.arange(5).astype("float16")
-    assert np.array_equal(target.forward(x, gain), np.tile(gain, (2, 1)))
-    gradients = target.all_gradients(np.ones_like(x), x=x, scale=gain)
-    assert np.array_equal(gradients["scale"], np.full(5, 2, "float16"))
-    assert (target.framework, target.shape_of("scale", (2, 5)), layer.gamma) == ("tensorflow", (5,), None)
-
-
 def test_a_layer_of_keras_is_known_wherever_its_class_is_defined(monkeypatch):
     """By the public name: that of its module is private to Keras."""
     keras = pytest.importorskip("keras")
     monkeypatch.setattr(keras.Layer, "__module__", "keras.elsewhere")
     assert layers.opener(keras.layers.LayerNormalization()) is layers.opener(keras.layers.Dense) is layers.open_keras
-
-
-def test_a_module_of_haiku_is_made_inside_of_a_function():
-    pytest.importorskip("haiku")
-    target = open_target("haiku:RMSNorm")
-    x, gain = np.full((2, 5), 3, "float32"), np.arange(5).astype("float32")
-    np.testing.assert_allclose(target.forward(x, gain), np.tile(gain, (2, 1)), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
