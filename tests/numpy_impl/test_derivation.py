@@ -21,6 +21,7 @@ import pytest
 
 from rmsnorm import Variant
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
+from rmsnorm.numpy_impl.paper import derivation
 from rmsnorm.numpy_impl.paper.derivation import (
     gain_gradient,
     input_gradient,
@@ -289,3 +290,9 @@ WRONG_VALUES: list[tuple[Callable[[], Any], str]] = [
 def test_errors(call: Any, message: str) -> None:
     with pytest.raises(TypeError if (call, message) in WRONG_TYPES else ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", derivation.__all__)
+def test_functions_are_documented_with_an_example(name: str) -> None:
+    text = getattr(derivation, name).__doc__
+    assert all(part in text for part in ("Args", "Returns", "Raises", "Source: ", ">>> "))
