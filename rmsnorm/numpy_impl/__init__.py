@@ -3,6 +3,5 @@
 from rmsnorm.numpy_impl.all_reduce import all_reduced
 from rmsnorm.numpy_impl.functional import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.numpy_impl.quantised import allowed, rms_norm_quantised
-from rmsnorm.numpy_impl.row import steps
 
-__all__ = ["all_reduced", "allowed", "rms_norm", "rms_norm_jvp", "rms_norm_quantised", "rms_norm_vjp", "steps"]
+__all__ = ["all_reduced", "allowed", "rms_norm", "rms_norm_jvp", "rms_norm_quantised", "rms_norm_vjp"]
