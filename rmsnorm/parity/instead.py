@@ -13,7 +13,6 @@ _CASES: Final = {case.name: case for case in CASES}
 _NAMES: Final = 4  # that fit on a line
 _OTHERS: Final = {
     "eps_position": ("inside", "outside", "clamp"),
-    "statistic": ("mean_square", "variance"),
     "rounding": ("before_scale", "after_scale"),
     "scale_offset": (0.0, 1.0),
     "gate_function": ("silu", "sigmoid"),

@@ -244,7 +244,7 @@ def _metadata(data: Data) -> dict[str, str]:
     call, variant = data.call, data.variant
     metadata = {
         "variant": variant.name, "dtype": data.x.dtype.name, "case": data.case.name, "eps": call.eps,
-        "eps_position": variant.eps_position, "statistic": variant.statistic, "scale_offset": variant.scale_offset,
+        "eps_position": variant.eps_position, "scale_offset": variant.scale_offset,
         "n": call.n, "k": call.k, "axes": ",".join(map(str, call.axes)),
         "feature_axes": ",".join(map(str, call.feature_axes)), "norm": call.norm or "", "product": call.product,
     }  # fmt: skip
