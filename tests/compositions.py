@@ -87,10 +87,7 @@ class Framework:
         counted = _counted(data, shown)
         count = counted.sum(axis=call.axes, keepdims=True)
         weights = self.like(counted / np.maximum(count, 1), x)
-        centred = h
-        if variant.statistic == "variance":
-            centred = h - self.total(h * weights, call.axes)
-        q = self.total(centred * centred * weights, call.axes) + self.like(1.0 * (count == 0), x)
+        q = self.total(h * h * weights, call.axes) + self.like(1.0 * (count == 0), x)
         if variant.eps_position == "inside":
             rho = (q + variant.eps) ** 0.5
         elif variant.eps_position == "outside":

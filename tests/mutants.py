@@ -117,7 +117,7 @@ FAULTS: Final = {
     "eps twice": Fault({"eps": lambda s, eps: 2 * eps}, "eps is 2e-06, {name} has 1e-06"),
     "mean subtracted": Fault({"h": lambda s, h: h - s.mean(h)}, "kind is 'layernorm', {name} is RMSNorm"),
     "mean in the statistic": Fault(
-        {"c": lambda s, c: c - s.mean(c)}, "statistic is 'variance', {name} has 'mean_square'"),
+        {"c": lambda s, c: c - s.mean(c)}, _NONE),
     "n - 1": Fault({"size": lambda s, n: np.maximum(n - 1, 1)}, "the sum of squares is divided by n - 1 = 47"),
     "n for k": Fault(_ALL_N, "the sum of squares is divided by all 48 elements, of which 15 are summed"),
     "n for the counted": Fault(_ALL_N, ("mask", "otherwise")),
@@ -201,7 +201,7 @@ MUTANTS: Final = (
     Mutant("no eps", "eps left out", (("rows", "standard"), ("rows", "nematus"))),
     Mutant("eps twice", "another eps", (("rows", "standard"),)),
     Mutant("mean subtracted", "LayerNorm"),
-    Mutant("mean in the statistic", "the variance in the denominator, as rms_scaling has it"),
+    Mutant("mean in the statistic", "the variance in the denominator, as in rms_scaling of Keras"),
     Mutant("n - 1", "the unbiased estimate", (("rows", "standard"), ("vector", "standard"))),
     Mutant("n for k", "the partial sum divided by all of n", (("partial 0.3", "paper"),)),
     Mutant("floor for ceil", "k rounded down", (("partial 0.3", "paper"), ("partial 0.001", "paper"))),

@@ -29,7 +29,7 @@ def _loaded(*statements, path=None):
 STATEMENTS = {
     "specification": "import rmsnorm, rmsnorm.specification.errors, rmsnorm.specification.resolve",
     "numpy_impl": "rmsnorm.numpy_impl.rms_norm([1.0, 2.0]); rmsnorm.numpy_impl.rms_norm_vjp([1.0, 2.0], [1.0, 2.0])",
-    "derivation": "from rmsnorm.numpy_impl.paper import derivation, invariances, norms",
+    "derivation": "import rmsnorm.numpy_impl.paper.derivation",
     "fast": "import rmsnorm.numpy_impl.fast",
     "nematus": "import rmsnorm.nematus.model, rmsnorm.nematus.numpy",
     "conversion": "import rmsnorm.conversion.layer_norm, rmsnorm.conversion",

@@ -212,7 +212,7 @@ def test_forms_of_the_options(framework):
 
 
 @pytest.mark.parametrize("eps", [None, 0.0])
-@pytest.mark.parametrize("variant", ["standard", "llama", "zhang_torch", "x_transformers", "keras_rms_scaling"])
+@pytest.mark.parametrize("variant", ["standard", "llama", "zhang_torch", "x_transformers"])
 def test_what_is_under_a_mask_reaches_no_derivative(framework, variant, eps):
     """By the formulas and by automatic differentiation; a row counts nothing, and one zeros: for no eps 1 / 0."""
     chosen = Variant.get(variant) if eps is None else Variant.get(variant).replace(eps=eps)

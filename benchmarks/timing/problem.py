@@ -94,8 +94,7 @@ class Problem:
         for first in range(0, len(x), max(1, _SAMPLE // n)):
             block = slice(first, first + max(1, _SAMPLE // n))
             h = x[block].astype(np.float64)
-            statistic = h[:, :k].var if variant.statistic == "variance" else np.square(h[:, :k]).mean
-            root = np.sqrt(statistic(axis=-1, keepdims=True))
+            root = np.sqrt(np.square(h[:, :k]).mean(axis=-1, keepdims=True))
             rho = {"inside": np.hypot(root, math.sqrt(eps)), "outside": root + eps,
                    "clamp": np.maximum(root, eps / math.sqrt(k))}[variant.eps_position]  # fmt: skip
             terms = dy[block].astype(np.float64) * h / rho

@@ -153,8 +153,6 @@ def _term_sizes(
     power = np.max(np.abs(h), axis=call.axes, keepdims=True, initial=max(call.eps, 2.0**-1000), where=counted)
     power = np.where(np.isfinite(power), 2.0 ** np.floor(np.log2(power)), 1.0)
     c = np.where(counted, h / power, 0.0)
-    if call.variant.statistic == "variance":
-        c = np.where(counted, c - mean(c), 0.0)
     root = np.sqrt(mean(c**2))
     eps, position = call.eps, call.variant.eps_position
     rho = {
@@ -175,8 +173,6 @@ def _term_sizes(
     # dx may be in range where products of what makes it are not: c, u and h go without their powers of two
     (of_v, v_exponent), (of_gain, gain_exponent), (of_h, h_exponent) = map(np.frexp, (v, gain, np.abs(h)))
     of_c, c_exponent = np.where(counted, of_h, 0.0), h_exponent
-    if call.variant.statistic == "variance":
-        of_c, c_exponent = np.abs(c), np.broadcast_to(unit, c.shape)
     size = np.max(c_exponent, axis=call.axes, keepdims=True, initial=-10000, where=of_c > 0)
     if position != "inside":
         of_c, c_exponent = of_c / np.sqrt(mean(np.ldexp(of_c, c_exponent - size) ** 2)), c_exponent - size + unit

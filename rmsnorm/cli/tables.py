@@ -66,7 +66,6 @@ def _brief(variant: Variant) -> list[str]:
              f"gain {row[_GAIN]}"]  # fmt: skip
     usual = {"offset": "0", "bias": "no", "partial": "ceil"}
     parts += [f"{key} {row[key]}" for key, value in usual.items() if row[key] != value]
-    parts += ["of the variance"] if variant.statistic == "variance" else []
     whole = "; ".join(part.replace(" ", "\0") for part in parts)  # a line is broken between them
     indent = max(map(len, PRESETS)) + 2
     return [wrapped(whole, row["variant"], indent).replace("\0", " "), wrapped(row["source"], "", indent)]
@@ -76,17 +75,15 @@ def _in_full(variant: Variant) -> list[str]:
     eps = "eps" if variant.eps != 0 else "0"
     rho = {"inside": f"sqrt(q + {eps})", "outside": f"sqrt(q) + {eps}", "clamp": f"max(sqrt(q), {eps} / sqrt(n))"}
     gain = f"({variant.scale_offset:g} + g)" if variant.scale_offset else "g"
-    square = "(h_i - mean(h))^2" if variant.statistic == "variance" else "h_i^2"
     row = _describe(variant)
     whole = "the machine epsilon of the arithmetic: 2^-23, in float64 2^-52" if variant.eps is None else row[1]
     facts = {
-        "equation": f"q = mean({square}), rho = {rho[variant.eps_position]}, y = h / rho * {gain}"
+        "equation": f"q = mean(h_i^2), rho = {rho[variant.eps_position]}, y = h / rho * {gain}"
         + (" + b" if variant.bias else "")
         + "; h is x + residual, or x",
         "eps": whole.partition(",")[0] if variant.eps is not None else whole,
         "place of eps": {"inside": "inside of the root", "outside": "outside of the root, added to it",
                          "clamp": "the least that the root may be, as eps / sqrt(k)"}[variant.eps_position],
-        "statistic": {"mean_square": "the mean of the squares", "variance": "the variance"}[variant.statistic],
         "rounded": {"after_scale": "once, at the end", "before_scale": "h / rho before the gain, and y",
                     "input_dtype": "the original rounds each operation to the dtype of x; this package once"}[
                         variant.rounding],

@@ -3,7 +3,7 @@ from typing import Any
 class Plan:
     def __init__(
         self, *, rows: int, n: int, k: int, groups: int, features: int, spread: int, step: int, eps: float,
-        offset: float, position: str, variance: bool, x: str, y: str, norm: str | None, product: str | None,
+        offset: float, position: str, x: str, y: str, norm: str | None, product: str | None,
         scale: str | None, bias: str | None, gate: str | None, function: str | None, gate_before: bool,
     ) -> None: ...  # fmt: skip
     def forward(

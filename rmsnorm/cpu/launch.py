@@ -92,8 +92,8 @@ def launch_of(call: Call, scale: str | None, bias: str | None, gate: str | None 
         rows=rows, n=call.n, k=call.k, groups=n // call.n,
         features=math.prod(call.shape[axis] for axis in call.feature_axes),
         spread=math.prod(call.shape[call.feature_axes[-1] + 1 :]), step=task_rows, eps=call.eps,
-        offset=variant.scale_offset, position=variant.eps_position, variance=variant.statistic == "variance", x=call.x,
-        y=call.result, norm=call.norm, product=call.product if call.norm else None, scale=scale, bias=bias, gate=gate,
+        offset=variant.scale_offset, position=variant.eps_position, x=call.x, y=call.result,
+        norm=call.norm, product=call.product if call.norm else None, scale=scale, bias=bias, gate=gate,
         function=variant.gate_function if gate else None, gate_before=gate is not None and call.is_gated_before,
     )  # fmt: skip
     return Launch(

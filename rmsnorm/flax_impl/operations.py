@@ -68,7 +68,7 @@ def statistic(call: Call, h: jax.Array, mask: jax.Array | None, across: Across |
     counted, k, empty = counted_elements(call, h, mask, across)
     inverse_power: Any = 1.0
     if may_leave_range(call):
-        c = _centred(call, zero_outside(counted, double(h)), counted, k, across)
+        c = zero_outside(counted, double(h))
         inverse_power = _inverse_power(call, c, k, across)
         c = c * inverse_power
         q = _sum(call, c * c, across) / k
@@ -86,10 +86,10 @@ def _squares(call: Call, h: jax.Array, counted: jax.Array | None, k: Any, across
     """Sum of squares in float64; of 16 bits to 16 bits in float32, where no row leaves its range."""
 
     def squares(dtype: str) -> jax.Array:
-        c = _centred(call, convert(zero_outside(counted, h), dtype), counted, k, across)
+        c = convert(zero_outside(counted, h), dtype)
         return convert(_sum(call, c * c), "float64")
 
-    if elementwise(call) == "float64" or call.variant.statistic == "variance":
+    if elementwise(call) == "float64":
         return squares("float64")
     quick = squares("float32")
     if call.x == "float16":
@@ -176,8 +176,8 @@ def _along_x(
     normalised = _over_rho(zero_outside(varying, h), inverse_rms, wide)
     dh = _over_rho(zero_outside(varying, convert(dh, wide)), inverse_rms, wide)
     along = normalised  # what the statistic squares, over rho
-    if may_leave_range(call) or call.variant.statistic == "variance":  # XLA may contract h / rho with its mean
-        along = _over_rho(_centred(call, zero_outside(counted, double(h)), counted, k, across), inverse_rms, wide)
+    if may_leave_range(call):
+        along = _over_rho(zero_outside(counted, double(h)), inverse_rms, wide)
     elif counted is not None:
         x, inverse = lax.optimization_barrier((h, inverse_rms))
         along = _over_rho(zero_outside(counted, x), inverse, wide)
@@ -248,14 +248,6 @@ def _varying(mask: jax.Array | None, empty: Any) -> jax.Array | None:
     return None if mask is None else mask & ~empty
 
 
-def _centred(call: Call, h: jax.Array, counted: jax.Array | None, k: Any, across: Across | None = None) -> jax.Array:
-    """The numbers that the statistic squares: h, or for a variance h less its mean; 0 where not counted."""
-    if call.variant.statistic == "variance":
-        for _ in range(2 if may_leave_range(call) else 1):  # in float64 the mean is slightly off, and what is left too
-            h = zero_outside(counted, h - _sum(call, h, across) / number_as(k, h.dtype.name))
-    return h
-
-
 def _eps(call: Call, k: Any, inverse_power: Any = 1.0) -> tuple[Any, Any, Any]:
     """Eps under the root, eps beside it, and the floor under rho, in units of the scaled statistic."""
     position, eps = call.variant.eps_position, call.eps
@@ -275,7 +267,7 @@ def _slope(
         root_share = 1 - call.eps * inverse_rms  # of rho = s + eps
         return convert(zero_outside(root_share > 0, 1 / where(root_share > 0, root_share, 1.0)), dtype)
     if call.variant.eps_position == "clamp":  # it begins where the length of a row over rho is eps / rho
-        along = _centred(call, zero_outside(counted, double(h)), counted, k, across) * inverse_rms
+        along = zero_outside(counted, double(h)) * inverse_rms
         is_constant = _sum(call, along * along, across) < (call.eps * CLAMPED * inverse_rms) ** 2
         return 1 - is_constant.astype(dtype)
     return 1.0

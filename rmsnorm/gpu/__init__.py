@@ -83,7 +83,7 @@ def _warn(why: str, fix: str) -> None:
 def refusal(call: Call, formats: Iterable[str | None]) -> str | None:
     """Why the kernels could not compute a call with more arrays of these dtypes; plain operations compute it.
 
-    The parameters are along the last axes. The kernels have no gate, no float64 but for their sums, and no variance.
+    The parameters are along the last axes. The kernels have no gate, and no float64 but for their sums.
     """
     formats = (call.x, call.result, call.product, *formats)
     rank = len(call.shape)
@@ -92,7 +92,6 @@ def refusal(call: Call, formats: Iterable[str | None]) -> str | None:
         and call.feature_axes == tuple(range(rank - len(call.feature_axes), rank))
         and len(call.axes) <= len(call.feature_axes)
         and all(name in (None, "float16", "bfloat16", "float32") for name in formats)
-        and call.variant.statistic != "variance"
         and (call.n is None or call.n <= _WIDEST)
     )
     return None if is_computed else "the kernels for GPUs do not compute such a call"

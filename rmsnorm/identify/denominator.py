@@ -32,7 +32,6 @@ _MULTIPLES: Final = (2, 3, 4, 0.5, 0.25)  # of the first width: a target may tak
 _MORE: Final = 2  # of these are tried: two points fit any power of n, a third one does not fit a wrong one
 _KINDS: Final[dict[Kind, str]] = {
     "layernorm": "the mean is subtracted from x and in the statistic",
-    "rms_scaling": "the mean is subtracted in the statistic but not from x: this is not RMSNorm",
     "rmsnorm": "x divided by the root of its mean square, whatever its mean",
     "l2norm": "x divided by the root of its sum of squares at every width: its norm, with eps beside that",
 }
@@ -49,7 +48,7 @@ _FORMULAS: Final[Mapping[EpsPosition, str]] = {
 
 def kind_of(model: Model) -> Kind:
     """The kind of norm that the model is."""
-    return "layernorm" if model.centred else "rms_scaling" if model.variant.statistic == "variance" else "rmsnorm"
+    return "layernorm" if model.centred else "rmsnorm"
 
 
 def solve_denominator(probe: Probe, model: Model) -> Model:
@@ -59,13 +58,12 @@ def solve_denominator(probe: Probe, model: Model) -> Model:
         NotRms: it is that of no RMSNorm.
     """
     first = _measured(probe)
-    model = replace(model, variant=model.variant.replace(statistic=first.kind))
     if model.centred and first.kind != "variance":
         raise NotRms("the mean is subtracted in the numerator but not in the denominator")
+    if first.kind == "variance" and not model.centred:
+        raise NotRms("x is divided by the root of its variance, not of its mean square")
     kind = kind_of(model)
     probe.findings.add("kind", kind, _KINDS[kind])
-    evidence = "solved from the sum of squares and the squared sum of 32 rows"
-    probe.findings.add("statistic", first.kind, evidence)
     others = _at_other_widths(probe)
     known = {rho.n: rho.k for rho in [*others, first]}
     model = with_fraction(probe, model, first.of, known)

@@ -15,7 +15,7 @@ from rmsnorm.identify.findings import DEFECT, Finding
 from rmsnorm.identify.model import Gate
 from rmsnorm.specification.variants import Variant, get_variant
 
-Kind = Literal["rmsnorm", "layernorm", "rms_scaling", "l2norm", "none"]
+Kind = Literal["rmsnorm", "layernorm", "l2norm", "none"]
 _FIRST: Final = ("eps", "eps_position", "statistic_dtype", "rounding", "gain", "scale_offset", "bias", "confirmed")
 _SHOWN: Final = 8  # findings of the short report
 
@@ -27,8 +27,7 @@ class Identity:
     Attributes:
         target: its name.
         framework: the library that computes it.
-        kind: ``rmsnorm``, ``layernorm``, ``rms_scaling`` (the variance in the denominator only), ``l2norm`` (the
-            sum of squares in place of the mean) or ``none``.
+        kind: ``rmsnorm``, ``layernorm``, ``l2norm`` (the sum of squares in place of the mean) or ``none``.
         variant: the solved fields, under the name of a preset; those that are not observable are that preset's. Of
             presets that differ in eps at most, the name is that of the library that the norm is of, as "torch" of
             torch.nn.RMSNorm, else of a widely known family. None where no variant describes it.
@@ -104,8 +103,7 @@ class Identity:
     def mends(self, wanted: Variant) -> list[str]:
         """How to make it this variant: a line for each defect and each field that differs, where one is known."""
         lines = [*map(mending.defect_mended, (self._unrecognised if self.kind == "none" else self.kind, *self.defects))]
-        if self.kind != "rms_scaling":  # which the line of its kind mends
-            lines += [mending.field_mended(name, getattr(wanted, name)) for name in self.unlike(wanted)]
+        lines += [mending.field_mended(name, getattr(wanted, name)) for name in self.unlike(wanted)]
         return list(dict.fromkeys(filter(None, lines)))
 
     @property
@@ -173,8 +171,6 @@ class Identity:
         if self.kind == "layernorm":
             where = "" if self.last_axes else f" along axis {self['axes']}"
             return f"{self.target} is LayerNorm{where}, not RMSNorm"
-        if self.kind == "rms_scaling":
-            return f"{self.target} is not RMSNorm: x is divided by the root of its variance, as keras_rms_scaling does"
         where = "" if self.last_axes else f" over axis {self['axes']} (not the last)"
         if self.kind == "l2norm":
             return f"{self.target} is {self._l2_norm}"
@@ -239,7 +235,7 @@ class Identity:
         if self.kind == "l2norm":
             return self._l2_norm
         if self.kind != "rmsnorm":
-            return {"layernorm": "LayerNorm", "rms_scaling": "rms_scaling", "none": self._unrecognised}[self.kind]
+            return "LayerNorm" if self.kind == "layernorm" else self._unrecognised
         gain = ", without a gain" if self["gain"] is False else ""
         defects = [sentence.replace(self.target, "it") for sentence in self.defects]
         return "; ".join([self.described + gain, *defects])

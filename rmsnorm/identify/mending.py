@@ -20,8 +20,6 @@ _FIELDS: Final[Mapping[tuple[str, Any], tuple[str, str]]] = {
     ("eps_position", "outside"): ("it adds eps outside the root", "add eps to the root: sqrt(mean(x * x)) + eps"),
     ("eps_position", "clamp"): (
         "it takes eps as the least norm", "take eps as the least norm: maximum(norm(x), eps) / sqrt(n)"),
-    ("statistic", "mean_square"): ("", "take the mean of x * x, from which no mean of x was subtracted"),
-    ("statistic", "variance"): ("it divides by the root of the variance", "divide x by the root of its variance"),
     ("scale_offset", 0.0): ("it multiplies by the gain, not by 1 + gain", "multiply by the gain, not by 1 + gain"),
     ("scale_offset", 1.0): ("it multiplies by 1 + gain, not by the gain", "multiply by 1 + gain"),
     ("bias", True): ("", "add the bias"),
@@ -43,7 +41,7 @@ _FIELDS: Final[Mapping[tuple[str, Any], tuple[str, str]]] = {
 # by words of a defect, or a kind
 _DEFECTS: Final = (
     (r"layernorm", "do not subtract the mean, and divide by the root of the mean of x * x"),
-    (r"rms_scaling", "take the mean of x * x, from which no mean of x was subtracted"),
+    (r"of its variance, not of", "take the mean of x * x, from which no mean of x was subtracted"),
     (r"l2norm", "divide by the root of the mean of x * x, not of its sum"),
     (r"not divided by|not by the (root|square root)", "divide x by sqrt(q + eps), or multiply it by rsqrt(q + eps)"),
     (r"divided by n - 1", "divide the sum of squares by n"),

@@ -133,7 +133,7 @@ class Model:
         counted = self.counted(h.shape[-1])
         k = int(counted.sum())
         c = np.where(counted, h, 0.0)
-        if self.centred or self.variant.statistic == "variance":
+        if self.centred:
             c = np.where(counted, h - c.sum(-1, keepdims=True) / k, 0.0)
         size = k if self.size is None else self.size
         q = staged(staged(c * c, "squares").sum(-1, keepdims=True) / size, "mean")

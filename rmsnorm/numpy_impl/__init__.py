@@ -2,6 +2,5 @@
 
 from rmsnorm.numpy_impl.functional import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.numpy_impl.quantised import allowed, rms_norm_quantised
-from rmsnorm.numpy_impl.row import steps
 
-__all__ = ["allowed", "rms_norm", "rms_norm_jvp", "rms_norm_quantised", "rms_norm_vjp", "steps"]
+__all__ = ["allowed", "rms_norm", "rms_norm_jvp", "rms_norm_quantised", "rms_norm_vjp"]

@@ -25,19 +25,17 @@ Scaled: TypeAlias = tuple[DoubleDouble, Array]  # a number times a power of two
 
 
 class Data(NamedTuple):
-    """A block of rows. No square leaves the range: c and root are multiplied by 2^-size, rho by 2^-exponent."""
+    """A block of rows. No square leaves the range: root is multiplied by 2^-size, rho by 2^-exponent."""
 
     h: Scaled  # each element for itself: beside a large one a small one may leave the range
-    c: DoubleDouble  # what the statistic squares: h, or h less its mean; 0 where not counted
     counted: Array
     k: DoubleDouble
     root: DoubleDouble  # sqrt(q)
     rho: DoubleDouble
-    s: Scaled  # d rho / d h = c / (k s)
+    s: Scaled  # d rho / d h = c / (k s), c is h where it is counted
     radial: DoubleDouble  # w, the share of eps in rho
     size: Array
     exponent: Array
-    is_variance: bool
     empty: Array  # rows with nothing counted
     has_gradient: Array  # elements that take part in derivatives
     gain: DoubleDouble  # o + g
@@ -52,9 +50,6 @@ class Data(NamedTuple):
     def elements(self) -> tuple[Scaled, Scaled]:
         """c and h, 0 where they take no part in derivatives."""
         h = self.h[0].where(self.has_gradient, 0.0), self.h[1]
-        fraction, exponent = self.c.fraction()
-        if self.is_variance:
-            return (fraction, exponent + self.size), h
         return (h[0].where(self.counted, 0.0), h[1]), h
 
     def inverse_rms(self, dtype: str) -> Array:
@@ -90,17 +85,12 @@ def statistic(call: Call, h: Scaled, counted: Array, mask: Array, scale: Array |
     empty = k == 0
     count = DoubleDouble(np.maximum(k, 1))
     position = call.variant.eps_position
-    is_variance = call.variant.statistic == "variance"
     eps = DoubleDouble(call.eps)
     length = {"inside": eps.sqrt(), "outside": eps, "clamp": eps / count.sqrt()}[position]
     size = np.max(_top(*h), axis=1, keepdims=True, initial=_LEAST, where=counted)
     is_finite = np.all(np.isfinite(h[0].hi), axis=1, keepdims=True, where=counted)
     size = np.where(is_finite & (size > _LEAST), size, 0)
     c = h[0].scaled(h[1] - size).where(counted, 0.0)
-    if is_variance:
-        c = (c - c.sum(axis=1) / count).where(counted, 0.0)
-        c = c.where(~(np.abs(c.hi) <= 2.0**-95), 0.0)  # beside the largest these are rounding errors of 106 bits
-        c, size = _moderate(c, size)
     size = np.where(c.hi.any(axis=1, keepdims=True), size, _LEAST)
     exponent = np.maximum(size, np.where(length.hi > 0, np.frexp(length.hi)[1], _LEAST))
 
@@ -126,9 +116,7 @@ def statistic(call: Call, h: Scaled, counted: Array, mask: Array, scale: Array |
     if scale is not None:
         gain = DoubleDouble(call.offset) + DoubleDouble(scale)
     has_gradient = mask & ~empty
-    return Data(
-        h, c, counted, count, own, rho, s, radial, size, exponent, is_variance, empty, has_gradient, gain, scale, bias
-    )
+    return Data(h, counted, count, own, rho, s, radial, size, exponent, empty, has_gradient, gain, scale, bias)
 
 
 def _visible(eps: DoubleDouble, other: DoubleDouble) -> DoubleDouble:
@@ -183,12 +171,6 @@ def sum_of(a: Scaled, b: Scaled) -> Scaled:
 def _top(number: DoubleDouble, exponent: Array) -> Array:
     """e with 2^e the next power of two above a number."""
     return np.where(number.hi == 0, _LEAST, np.frexp(number.hi)[1] + exponent)
-
-
-def _moderate(c: DoubleDouble, exponent: Array) -> Scaled:
-    """Rows of which the largest element is about 1."""
-    own = np.frexp(np.max(np.abs(c.hi), axis=1, keepdims=True, initial=0.0))[1]
-    return c.scaled(-own), exponent + own
 
 
 def _sum_along(terms: Scaled, axis: int) -> Scaled:

@@ -82,9 +82,9 @@ EQUATIONS: Final[dict[str, Callable[[Steps], Any]]] = {
     "is_rounded": lambda s: s.data.residual is not None and s.variant.residual_rounding == "before",
     "input": lambda s: rounded(s.sum, s.call.sum) if s.is_rounded else s.sum,
     "h": lambda s: s.input * s.on_x,
-    # rho, from the mean square, or the variance, of what counts; s is the derivative's.
+    # rho, from the mean square of what counts; s is the derivative's.
     "size": lambda s: np.maximum(s.inner(s.counted), 1).astype(np.float64),
-    "c": lambda s: s.h - s.mean(s.h) if s.variant.statistic == "variance" else s.h,
+    "c": lambda s: s.h,
     "squares": lambda s: s.c * s.c,
     "q": lambda s: s.mean(s.squares),
     "eps": lambda s: s.call.eps,

@@ -15,7 +15,7 @@ from rmsnorm.specification.version import VERSION
 
 # ``axes`` and ``features`` are how many there are, ``axes_after`` is how many follow those of the parameters.
 _FIELDS: Final = (
-    "axes", "features", "axes_after", "eps", "eps_position", "statistic", "scale_offset", "norm", "product", "result",
+    "axes", "features", "axes_after", "eps", "eps_position", "scale_offset", "norm", "product", "result",
     "gate", "gate_function", "gate_position",
 )  # fmt: skip
 
@@ -25,7 +25,7 @@ def fields_of(call: Call) -> tuple[Any, ...]:
     variant = call.variant
     return (
         len(call.axes), len(call.feature_axes), len(call.shape) - 1 - call.feature_axes[-1], call.eps,
-        variant.eps_position, variant.statistic, variant.scale_offset, call.norm, call.product, call.result,
+        variant.eps_position, variant.scale_offset, call.norm, call.product, call.result,
         call.gate, variant.gate_function, variant.gate_position,
     )  # fmt: skip
 
@@ -50,7 +50,7 @@ def call_of(text: str, shape: Shape, dtype: str, k: Any = None) -> Call:
     n = math.prod(shape[axis] for axis in axes)
     return Call(
         variant=Variant(
-            name="", eps=fields["eps"], eps_position=fields["eps_position"], statistic=fields["statistic"],
+            name="", eps=fields["eps"], eps_position=fields["eps_position"],
             scale_offset=fields["scale_offset"], partial=None if k is None else Fraction(int(k), int(n)),
             gate_function=fields["gate_function"], gate_position=fields["gate_position"],
         ),

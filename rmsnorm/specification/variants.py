@@ -43,11 +43,9 @@ Preset = Literal[
     "transformer_engine",
     "mlx",
     "x_transformers",
-    "keras_rms_scaling",
 ]
 EpsPosition = Literal["inside", "outside", "clamp"]
 Rounding = Literal["before_scale", "after_scale", "input_dtype"]
-Statistic = Literal["mean_square", "variance"]
 PartialRounding = Literal["ceil", "floor"]
 ResultDtype = Literal["x", "scale", "promote", "promote_first", "half_scale"]
 GateFunction = Literal["silu", "sigmoid"]
@@ -58,7 +56,6 @@ ResidualRounding = Literal["before", "after"]
 CLAMPED: Final = 1 - 2.0**-48
 CHOICES: Final = {
     "eps_position": get_args(EpsPosition),
-    "statistic": get_args(Statistic),
     "rounding": get_args(Rounding),
     "partial_rounding": get_args(PartialRounding),
     "result_dtype": get_args(ResultDtype),
@@ -81,8 +78,6 @@ class Variant:
             ``inside`` sqrt(q + eps), ``outside`` sqrt(q) + eps, ``clamp`` max(sqrt(q), eps / sqrt(k)),
             so that eps is a lower bound of the norm. In a row whose norm is eps, up to rounding (``CLAMPED``), rho has
             the derivative of sqrt(q), as in torch.nn.functional.normalize.
-        statistic: ``mean_square``, or ``variance`` for rms_scaling of Keras: the mean is subtracted in q
-            but not in the numerator, which is not RMSNorm.
         rounding: ``after_scale`` rounds once, at the end. ``before_scale`` rounds h / rho to T, then each
             operation with the parameters to promote(T, G). ``input_dtype`` allows an implementation to
             round every operation to T; all frameworks here round once, and the parity bound is wider.
@@ -114,7 +109,6 @@ class Variant:
     name: str
     eps: float | None = 1e-6
     eps_position: EpsPosition = "inside"
-    statistic: Statistic = "mean_square"
     rounding: Rounding = "after_scale"
     scale_offset: float = 0.0
     bias: bool = False
@@ -361,13 +355,6 @@ _PRESETS: Final = (
         result_dtype="promote",
         scale_name="g",
         source="x-transformers RMSNorm",
-    ),
-    Variant(
-        name="keras_rms_scaling",
-        eps=1e-3,
-        statistic="variance",
-        scale_name="gamma",
-        source="keras.layers.LayerNormalization(rms_scaling=True): not RMSNorm",
     ),
 )
 PRESETS: Final = MappingProxyType({variant.name: variant for variant in _PRESETS})

@@ -55,7 +55,7 @@ def statistic(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> Statistic:
     call, h = leading_part(call, h, mask)
     h = _double(h)
     counted, k, empty = count(call, h, mask)
-    c = _centred(call, h, counted, k)
+    c = zero_outside(counted, h)
     inverse_power: Any = 1.0
     if _may_leave_range(call):
         inverse_power = _inverse_power(call, c, k)
@@ -206,7 +206,7 @@ def backward(
             gain = gain * two_to(-exponents[-1])
     u = u if gain is None else u * gain
     projection = _slope(call, h, counted, k, inverse_rms) * _sum(u * normalised, call.axes, keepdims=True) / k
-    along = _centred(call, normalised, counted, k) * tf.cast(projection, h.dtype)
+    along = zero_outside(counted, normalised) * tf.cast(projection, h.dtype)
     along = zero_outside(counted, along)  # not 0 times infinity
     if not exponents:
         dx = _over_rho(u - along, inverse_rms)
@@ -230,7 +230,7 @@ def recalled(call: Call, h: tf.Tensor, mask: tf.Tensor | None, inverse_rms: tf.T
     def function(h: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             saved = function(h)
-            along = _centred(call, h * saved, counted, k) * _slope(call, h, counted, k, saved)
+            along = zero_outside(counted, h * saved) * _slope(call, h, counted, k, saved)
             return -upstream * saved * (saved * along / k)
 
         return tf.identity(inverse_rms), gradient
@@ -276,17 +276,6 @@ def leading_part(call: Call, h: tf.Tensor, mask: tf.Tensor | None) -> tuple[Call
     return leading, h[(slice(None),) * axis + (slice(leading.n),)]
 
 
-def _centred(call: Call, h: tf.Tensor, counted: tf.Tensor | None, k: Any) -> tf.Tensor:
-    """The numbers that the statistic squares: h, or for a variance h minus its mean; 0 where not counted."""
-    if call.variant.statistic == "variance":
-        h = uncontracted(h)  # a product less its own mean would be the error of the product, and no 0
-    h = zero_outside(counted, h)
-    if call.variant.statistic == "variance":
-        for _ in range(2 if _may_leave_range(call) else 1):  # in float64 the mean is slightly off, and what is left too
-            h = zero_outside(counted, h - tf.cast(_sum(h, call.axes, keepdims=True) / k, h.dtype))
-    return h
-
-
 def _eps(call: Call, k: Any, inverse_power: Any = 1.0) -> tuple[Any, Any, Any]:
     """Eps under the root, eps beside it, and the floor under rho, in units of the scaled statistic."""
     position, eps = call.variant.eps_position, call.eps
@@ -304,7 +293,7 @@ def _slope(call: Call, h: tf.Tensor, counted: tf.Tensor | None, k: Any, inverse_
         positive = tf.stop_gradient(root_share) > 0
         return tf.where(positive, 1 / tf.where(positive, root_share, 1.0), 0.0)
     if call.variant.eps_position == "clamp":  # it begins where the length of a row over rho is eps / rho
-        along = tf.stop_gradient(_centred(call, _double(h), counted, k) * inverse_rms)
+        along = tf.stop_gradient(zero_outside(counted, _double(h)) * inverse_rms)
         edge = tf.stop_gradient(call.eps * CLAMPED * inverse_rms)
         return tf.cast(_sum(tf.square(along), call.axes, keepdims=True) >= tf.square(edge), tf.float64)
     return 1.0

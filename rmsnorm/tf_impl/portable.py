@@ -52,8 +52,6 @@ def normalised(
         largest = ops.where(empty, ops.ones_like(largest), largest)
     root = ops.maximum(ops.rsqrt(largest), least)  # of 1 / largest, which may be no normal number
     c = counted_only(ops, c * root * root, counted)
-    if call.variant.statistic == "variance":
-        c = counted_only(ops, c - mean(c), counted)
     square, floor = mean(c * c), length * root * root
     if position == "outside":
         # the root of the mean square, with a finite slope at 0

@@ -2,7 +2,7 @@
 
 In ONNX that is the operator RMSNormalization of opset 23 where it can express the variant.
 
-It can where the statistic is the mean square of all elements of the last axes, with eps inside, and nothing is float64,
+It can where the statistic is that of all elements of the last axes, with eps inside, and nothing is float64,
 for it keeps eps in float32. Elsewhere the graph has plain operations, and below opset 23 the exporter writes the
 operator out itself. A trace has plain operations alone, as the exporter of TorchScript (``dynamo=False``) does not know
 rms_norm; opset 9 has all of them, and opset 7 those of a call without a mask or a partial statistic. Arithmetic is
@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl import private
-from rmsnorm.torch_impl.operations import centred, counted_elements, gated, leading_part
+from rmsnorm.torch_impl.operations import counted_elements, counted_only, gated, leading_part
 
 
 def is_exported() -> bool:
@@ -53,7 +53,7 @@ def _ungated(
 
     first = min(call.axes)
     last_axes = call.axes == tuple(range(first, len(call.shape)))
-    plain = call.variant.statistic == "mean_square" and call.variant.eps_position == "inside" and call.k == call.n
+    plain = call.variant.eps_position == "inside" and call.k == call.n
     has_operator = (
         last_axes and plain and empty is None and wide == torch.float32 and not _vanishes(call.eps)
         and not torch.jit.is_tracing()
@@ -92,7 +92,7 @@ def _rho(call: Call, h: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | N
         call, h = leading_part(call, h, mask)
     counted, k, empty = counted_elements(call, h, mask)
     k = k.to(h.dtype) if isinstance(k, Tensor) else k
-    q = centred(call, h, counted, k).square().sum(call.axes, keepdim=True) / k
+    q = counted_only(h, counted).square().sum(call.axes, keepdim=True) / k
     eps = torch.tensor(call.eps, dtype=h.dtype, device=h.device)  # a number would be kept in float32
     unit = 2.0**30 if _vanishes(call.eps) else 1.0
     if call.variant.eps_position == "inside":

@@ -39,7 +39,7 @@ class Statistic(NamedTuple):
 def statistic(call: Call, h: Tensor, mask: Tensor | None) -> Statistic:
     call, h = leading_part(call, h, mask)
     counted, k, empty = counted_elements(call, h, mask)
-    c = centred(call, h, counted, k)
+    c = counted_only(h, counted)
     inverse_power: Any = 1.0
     if _may_leave_range(call):
         inverse_power = _inverse_power(call, c, k)
@@ -161,7 +161,7 @@ def backward(
             exponents.append(excess(exponent_of(gain.abs().mean()), 100))
             gain = gain * two_to(-exponents[-1])
     u = u if gain is None else u * gain
-    along = centred(call, normalised, counted, k)
+    along = counted_only(normalised, counted)
     along = along * _slope(call, along, inverse_rms)
     along = along * (_sum(call, u * normalised) / k)
     dx = u - (along if counted is None else torch.where(counted, along, 0.0))  # not 0 times infinity
@@ -243,7 +243,7 @@ def tangent(
     dy = torch.zeros_like(h)
     if dh is not None:
         dh = dh.double() if mask is None else torch.where(mask, dh.double(), 0.0)
-        along = centred(call, normalised, counted, k)
+        along = counted_only(normalised, counted)
         along = along * _slope(call, along, inverse_rms)
         dy = inverse_rms * (dh - normalised * (_sum(call, along * dh) / k))
         if scale is not None:
@@ -282,15 +282,9 @@ def leading_part(call: Call, h: Tensor, mask: Tensor | None) -> tuple[Call, Tens
     return leading, h.narrow(*call.axes, 0, leading.n)
 
 
-def centred(call: Call, h: Tensor, counted: Tensor | None, k: Any) -> Tensor:
-    """The numbers that the statistic squares: h, or for a variance h less its mean; 0 where not counted."""
-    if counted is not None:
-        h = torch.where(counted, h, 0.0)
-    if call.variant.statistic == "variance":
-        for _ in range(2 if _may_leave_range(call) else 1):  # in float64 the mean is slightly off, and what is left too
-            h = h - _sum(call, h) / k
-            h = h if counted is None else torch.where(counted, h, 0.0)
-    return h
+def counted_only(h: Tensor, counted: Tensor | None) -> Tensor:
+    """The numbers that the statistic squares: h, 0 where not counted."""
+    return h if counted is None else torch.where(counted, h, 0.0)
 
 
 def _eps(call: Call, k: Any, inverse_power: Any = 1.0) -> tuple[Any, Any, Any]:

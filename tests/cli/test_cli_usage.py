@@ -16,7 +16,7 @@ NO_FOLDER = "/no/such/folder is not a folder"
 # what is typed, where DIR is an empty folder, and what is said; "compare" is a program in benchmarks/
 USAGE = [
     ("selftest --backend theano", "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax' or 'numpy'"),
-    ("selftest --variant lama", "or 'keras_rms_scaling'; did you mean 'llama'?"),
+    ("selftest --variant lama", "or 'x_transformers'; did you mean 'llama'?"),
     (
         "selftest --variant qwen3",
         "a family of models, expected a name of a variant; its variant is llama, with eps 1e-06",

@@ -128,7 +128,7 @@ def test_keras(name):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of Keras, that it is deprecated
-def test_keras_rms_scaling():
+def test_rms_scaling_of_keras():
     keras = keras_of()
     norm = keras.layers.LayerNormalization(rms_scaling=True, name="n")
     result = to_rms_norm(keras.Sequential([keras.layers.Dense(4), norm]), np.ones((2, 3), "float32"))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rmsnorm import Variant
 from rmsnorm.conversion import replace
 
 pytest.importorskip("tensorflow")
@@ -199,9 +200,9 @@ def test_what_is_computed_is_ours() -> None:
     """An own call with another variant: eps shows that the layer's code no longer runs, but where it is asked more."""
     mine = model_of(OwnNorm(), Block())
     want = mine(X)
-    (first, second) = replace(mine, "keras_rms_scaling")
+    (first, second) = replace(mine, Variant.get("keras").replace(eps=0.1))
     assert first.why.startswith("eps is 1e-05")
-    assert second.variant.name == "keras_rms_scaling"
+    assert second.variant.eps == 0.1
     assert float(keras.ops.max(keras.ops.abs(mine(X) - want))) > 1e-3
     own = mine.layers[2]
     assert np.array_equal(own(X[None, None, None]), OwnNorm.call(own, X[None, None, None]))  # six axes
@@ -259,7 +260,7 @@ def test_a_norm_with_a_gate() -> None:
     layer = mine.layers[-1]
     assert np.array_equal(layer(X), Gated.call(layer, X)), "without a gate it runs its own code"
     other = build()
-    replace(other, "keras_rms_scaling")
+    replace(other, Variant.get("keras").replace(eps=0.1))
     assert float(keras.ops.max(keras.ops.abs(other(X) - build()(X)))) > 1e-3, "with one it does not"
 
 

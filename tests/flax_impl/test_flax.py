@@ -213,7 +213,6 @@ OVER = {
     "flax": {},
     "outside, partial": {"variant": "zhang_torch", "partial": 1.0},
     "clamp": {"variant": "x_transformers", "epsilon": 4.0},
-    "variance": {"variant": "keras_rms_scaling"},
 }
 
 

@@ -212,7 +212,7 @@ ROWS = {row.norm: row for row in (
                  "rmsnorm.flax_impl.linen:RMSNorm")
     for variant in ("standard", "gemma", "lasagne")
 } | {
-    "kind and statistic": of_numpy(numpy_zoo.rows, kind="rmsnorm", statistic="mean_square"),
+    "kind": of_numpy(numpy_zoo.rows, kind="rmsnorm"),
     "several names": of_numpy(numpy_zoo.only_float32)._replace(headline=(
         "is RMSNorm: the variant mlx (or onnx, apex, transformer_engine, theano, the same in what was asked)")),
     "all of x": Row(torch_zoo.Jointly, recognised=True, tells=["is RMSNorm over axis 0, 1 of 2"], defects=None,
@@ -309,6 +309,10 @@ ROWS = {row.norm: row for row in (
         lambda x, weight: x * (x.var(-1, unbiased=False)[..., None] + 1e-6).sqrt() * weight, recognised=False,
         finds=NONE, defects=None, tells=["multiplied by the root of its variance, not divided by it"],
         identify={"framework": "torch"}),
+    "standard deviation": Row(
+        lambda x, weight: x / (x.var(-1, unbiased=False)[..., None] + 1e-6).sqrt() * weight, recognised=False,
+        finds=NONE, defects=None, tells=["divided by the root of its variance, not of its mean square"],
+        identify={"framework": "torch"}),
 }
 # fmt: on
 NEEDS = {"keras.layers:RMSNormalization": pytest.mark.needs("keras>=3.9", "the layer is of 3.9")}
@@ -337,8 +341,9 @@ def test_what_identify_says(name: str) -> None:
 def test_a_root_of_the_variance_is_no_rmsnorm() -> None:
     keras = pytest.importorskip("keras")
     identity = identify(keras.layers.LayerNormalization(rms_scaling=True))
-    assert (identity.kind, identity.recognised) == ("rms_scaling", False), identity.text
-    assert "is not RMSNorm: x is divided by the root of its variance" in identity.headline
+    assert (identity.kind, identity.recognised, identity["numerator"]) == ("none", False, "x"), identity.text
+    assert "is not recognised: x is divided by the root of its variance, not of its mean square" in identity.headline
+    assert identity.mends(Variant.get("keras")) == ["take the mean of x * x, from which no mean of x was subtracted"]
 
 
 def test_what_is_not_finite_is_no_factor() -> None:

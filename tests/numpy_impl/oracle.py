@@ -102,9 +102,6 @@ class Row:
         if not self.k:
             return
         c = [h if m else mpf(0) for h, m in zip(self.h, self.counted, strict=True)]
-        if self.variant.statistic == "variance":
-            mean = mp.fsum(c) / self.k
-            c = [h - mean if m else mpf(0) for h, m in zip(c, self.counted, strict=True)]
         eps, position = mpf(self.eps), self.variant.eps_position
         q = mp.fsum(v * v for v in c) / self.k
         root = mp.sqrt(q)

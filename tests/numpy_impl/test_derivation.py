@@ -1,8 +1,7 @@
 """The paper's derivation, proved in two ways: in 60 digits, and by the golden's O(n) products.
 
-The error of R. Let gamma = K u / (1 - K u), u = 2^-53 and K = 3 n + 10: more roundings than lie on any path to an
-element of R (n for the mean, n for the mean square, at most 10 others) or to a product with it (another n). With
-tau = gamma kappa, kappa = max(1, max|a| / sqrt(q)) for the cancellation in c = a - mean, each factor of
+The error of R. Let tau = K u / (1 - K u), u = 2^-53 and K = 2 n + 10: more roundings than lie on any path to an element
+of R (n for the mean square, at most 10 others) or to a product with it (another n). Each factor of
 R = (I - x^ slope^T) / rho errs by at most tau times a majorant, x^ by tau (1 + |x^|), slope by tau m (1 / k + |slope|),
 1 / rho by tau / rho; so R errs by at most 3 tau (I + (1 + |x^|) (m (1 / k + |slope|))^T) / rho, element by element, and
 a product with R by the same product with that matrix and absolute values.
@@ -21,6 +20,7 @@ import pytest
 
 from rmsnorm import Variant
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
+from rmsnorm.numpy_impl.paper import derivation
 from rmsnorm.numpy_impl.paper.derivation import (
     gain_gradient,
     input_gradient,
@@ -49,11 +49,6 @@ FORMS = {
     "at least one": (PAPER.replace(partial=0.1, partial_rounding="floor", eps=0.5), 1),
     "partial outside": (Variant.get("zhang_torch").replace(partial=0.4, eps=0.3), 2),
     "partial clamp": (PAPER.replace(partial=0.4, eps=0.75, eps_position="clamp"), 3),
-    "variance": (Variant.get("keras_rms_scaling"), 7),
-    "partial variance outside": (
-        PAPER.replace(statistic="variance", partial=0.4, eps=0.3, eps_position="outside"),
-        3,
-    ),
     "offset": (Variant.get("gemma").replace(eps=0.5), 7),
     "offset partial outside": (
         PAPER.replace(scale_offset=1.0, partial=0.4, eps=0.3, eps_position="outside"),
@@ -85,14 +80,10 @@ class Case(NamedTuple):
         return self.gain * self.v
 
     def c(self) -> Array:
-        mean = self.a[: self.k].mean() if self.variant.statistic == "variance" else 0.0
-        return np.where(np.arange(N) < self.k, self.a - mean, 0.0)
+        return np.where(np.arange(N) < self.k, self.a, 0.0)
 
     def tau(self) -> float:
-        root = np.linalg.norm(self.c()) / np.sqrt(self.k)
-        variance = self.variant.statistic == "variance"
-        kappa = max(1.0, np.max(np.abs(self.a[: self.k])) / root) if variance else 1.0
-        return float((3 * N + 10) * U / (1 - (3 * N + 10) * U) * kappa)
+        return (2 * N + 10) * U / (1 - (2 * N + 10) * U)
 
     def r_error(self) -> Array:
         rho, root = rms(self.a, **self.options), np.linalg.norm(self.c()) / np.sqrt(self.k)
@@ -130,8 +121,7 @@ def exact_row(a: list[Any], case: Case) -> list[Any]:
     """RMSNorm as mathematics has it, in 60 digits."""
     variant, k = case.variant, case.k
     eps = mpmath.mpf(2) ** -52 if variant.eps is None else mpmath.mpf(variant.eps)
-    mean = sum(a[:k]) / k if variant.statistic == "variance" else 0
-    q = sum((element - mean) ** 2 for element in a[:k]) / k
+    q = sum(element**2 for element in a[:k]) / k
     rho = {
         "inside": mpmath.sqrt(q + eps),
         "outside": mpmath.sqrt(q) + eps,
@@ -289,3 +279,9 @@ WRONG_VALUES: list[tuple[Callable[[], Any], str]] = [
 def test_errors(call: Any, message: str) -> None:
     with pytest.raises(TypeError if (call, message) in WRONG_TYPES else ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", derivation.__all__)
+def test_functions_are_documented_with_an_example(name: str) -> None:
+    text = getattr(derivation, name).__doc__
+    assert all(part in text for part in ("Args", "Returns", "Raises", "Source: ", ">>> "))

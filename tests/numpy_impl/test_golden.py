@@ -49,11 +49,10 @@ def test_gradients_with_a_gate_that_cancel(dtype, eps, case):
 
 @pytest.mark.parametrize("position", ["inside", "outside", "clamp"])
 @pytest.mark.parametrize("eps", [0.0, 1e-6, 1e30])
-@pytest.mark.parametrize("statistic", ["mean_square", "variance"])
-def test_derivatives_beside_the_ends_of_the_range(statistic, eps, position):
+def test_derivatives_beside_the_ends_of_the_range(eps, position):
     """Where dx is in range, though h, dy or what is made of them is not: within an ulp, or 2^-90 of the terms."""
     random = np.random.default_rng(0)
-    variant = PRESETS["standard"].replace(eps=eps, eps_position=position, statistic=statistic)
+    variant = PRESETS["standard"].replace(eps=eps, eps_position=position)
     for n in (2, 3, 17):
         x, v, g = np.ldexp(random.normal(size=(3, n)), random.integers(-1074, 1023, (3, n)))
         with mp.workprec(8000):
@@ -127,7 +126,6 @@ def test_a_zero_row_gives_zero_or_for_no_eps_nan(variant, dtype):
     y = rms_norm(x, g, variant=variant)
     dx, dscale, _ = rms_norm_vjp(v, x, g, variant=variant)
     dy = rms_norm_jvp((x, g), (v, g), variant=variant)
-    # a constant row has no variance, so that in keras_rms_scaling only eps is left in the denominator of either row
     if PRESETS[variant].eps == 0:
         assert np.isnan(y[0]).all()
         assert np.isnan(dx[0]).all()

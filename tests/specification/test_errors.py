@@ -15,7 +15,7 @@ from rmsnorm.specification import errors, frameworks
 X = np.ones((4, 16), np.float32)
 G = np.ones(16, np.float32)
 FLOATS = "float16, bfloat16, float32 or float64"
-NAMES = f"{', '.join(map(repr, list(PRESETS)[:-1]))} or 'keras_rms_scaling'"
+NAMES = f"{', '.join(map(repr, list(PRESETS)[:-1]))} or 'x_transformers'"
 NUMBER = "expected a finite number >= 0; pass a float such as 1e-6"
 FRACTION = "expected a fraction in (0, 1]; pass None for all elements"
 
@@ -334,8 +334,6 @@ def test_a_list_is_no_tensor(framework):
          "eps_position is 'under', expected 'inside', 'outside' or 'clamp'; choose one of these"),
         ({"rounding": "none"}, ValueError,
          "rounding is 'none', expected 'before_scale', 'after_scale' or 'input_dtype'; choose one of these"),
-        ({"statistic": "mean"}, ValueError,
-         "statistic is 'mean', expected 'mean_square' or 'variance'; choose one of these"),
         ({"partial_rounding": "round"}, ValueError,
          "partial_rounding is 'round', expected 'ceil' or 'floor'; choose one of these"),
         ({"result_dtype": "y"}, ValueError,

@@ -43,7 +43,6 @@ TABLE = {
     "transformer_engine": (1e-5, "inside", "after_scale", 0, False, "ceil", "x", "weight"),
     "mlx": (1e-5, "inside", "before_scale", 0, False, "ceil", "promote_first", "weight"),
     "x_transformers": (1e-12, "clamp", "input_dtype", 0, False, "ceil", "promote", "g"),
-    "keras_rms_scaling": (1e-3, "inside", "after_scale", 0, False, "ceil", "x", "gamma"),
 }
 FIELDS = ("eps", "eps_position", "rounding", "scale_offset", "bias", "partial_rounding", "result_dtype", "scale_name")
 
@@ -54,13 +53,12 @@ def test_a_preset_is_what_the_table_says(name):
     assert tuple(getattr(preset, field) for field in FIELDS) == TABLE[name]
     assert preset.name == name
     assert preset.partial is None, "none of them is partial unless asked"
-    assert preset.statistic == ("variance" if name == "keras_rms_scaling" else "mean_square")
     assert preset.source
 
 
 def test_the_table_has_every_preset_and_a_field_more_is_seen():
     assert list(PRESETS) == list(TABLE)
-    known = {*FIELDS, "name", "statistic", "partial", "source", "gate_function", "gate_position", "residual_rounding"}
+    known = {*FIELDS, "name", "partial", "source", "gate_function", "gate_position", "residual_rounding"}
     assert {field.name for field in dataclasses.fields(Variant)} == known
 
 

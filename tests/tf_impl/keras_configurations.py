@@ -19,7 +19,6 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "third": ({"partial": Fraction(1, 3)}, (4, 9)),
     "outside": ({"variant": "zhang_torch", "bias": True}, (4, 8)),
     "clamp": ({"variant": "x_transformers"}, (4, 8)),
-    "variance": ({"variant": "keras_rms_scaling"}, (4, 8)),
     "before scale": ({"variant": "llama", "epsilon": 1e-3}, (4, 8)),
     "no scale": ({"scale": False, "bias": True}, (4, 8)),
     "no weights": ({"scale": False}, (4, 8)),

@@ -43,8 +43,7 @@ GATE = {"gate": None, "gate_function": "silu", "gate_position": "after"}
 
 def settings(dtype: Any, position: str = "inside", k: int | None = None, gate: str | None = None) -> Any:
     name = str(dtype).removeprefix("torch.")
-    fields = {"axes": 1, "features": 1, "axes_after": 0, "eps": 1e-3, "eps_position": position}
-    fields |= {"statistic": "mean_square", "scale_offset": 0.5}
+    fields = {"axes": 1, "features": 1, "axes_after": 0, "eps": 1e-3, "eps_position": position, "scale_offset": 0.5}
     return json.dumps({**fields, "norm": None, "product": name, "result": name, **GATE, "gate": gate}), k
 
 

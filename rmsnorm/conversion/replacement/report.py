@@ -111,12 +111,10 @@ def _reason(identity: Identity) -> Unproven:
             return Unproven(defects or UNSUPPORTED)
         case "l2norm":
             return Unproven(f"it computes {identity.cluster}")
-        case "layernorm" | "rms_scaling" if identity["group_size"]:
+        case "layernorm" if identity["group_size"]:
             return NoNorm(defects or "it computes something else, in groups")
         case "layernorm":
             return NoNorm("it computes LayerNorm")
-        case "rms_scaling":
-            return NoNorm("it divides by the root of the variance")
         case "none":
             evidence = next((finding.evidence for finding in identity.findings if finding.name == "kind"), "")
             return NoNorm(defects or f"it computes something else: {evidence}")

@@ -32,7 +32,6 @@ struct Call {
     double eps;
     double offset;  // o of the gain o + scale
     Position position;
-    bool variance;  // whether the statistic subtracts the mean
     Format x, y;
     Format norm, product;  // to which h / rho, and products with the parameters, are rounded; none: only y is rounded
     Format scale, bias, gate;

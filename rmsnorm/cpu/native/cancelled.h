@@ -78,20 +78,12 @@ inline void cancelled(
     std::int64_t n = c.n, k = 0;
     for (std::int64_t j = 0; j < c.k; ++j) k += !counts || counts[j];
     double size = static_cast<double>(k ? k : 1);
-    Pair mean;
-    if (c.variance) {
-        for (std::int64_t j = 0; j < c.k; ++j) {
-            if (!counts || counts[j]) mean = sum_of(mean, {h[j], 0});
-        }
-        mean = over(mean, {size, 0});
-    }
-    auto centred = [&](std::int64_t j) { return c.variance ? minus({h[j], 0}, mean) : Pair{h[j], 0}; };
     Pair inner, square;
     for (std::int64_t j = 0; j < n; ++j) {
         if (counts && !counts[j]) continue;
         double u = v[j] * gain[j];
         inner = sum_of(inner, product_of({u, product_error(v[j], gain[j], u)}, {h[j], 0}));
-        if (j < c.k) square = sum_of(square, product_of(centred(j), centred(j)));
+        if (j < c.k) square = sum_of(square, product_of({h[j], 0}, {h[j], 0}));
     }
     double rho = rho_of(c, square.value / size, k), share = 0;
     if (c.position == Position::inside) {
@@ -110,7 +102,7 @@ inline void cancelled(
         }
         double u = v[j] * gain[j], rest = u;
         if (j < c.k) {
-            Pair near = product_of(centred(j), along);
+            Pair near = product_of({h[j], 0}, along);
             bool whole = share <= 0.5 && std::isfinite(near.value);
             if (!whole) near = {near.value * (1 - share), near.error * (1 - share)};
             rest = minus({u, product_error(v[j], gain[j], u)}, near).value;

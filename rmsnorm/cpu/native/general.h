@@ -1,5 +1,4 @@
-// Rows with a mask, with the variance as statistic, of float64, or whose squares leave the range: a row is read to float64
-// once.
+// Rows with a mask, of float64, or whose squares leave the range: a row is read to float64 once.
 //
 // What a mask leaves out is 0 in a row, so that it adds nothing to a sum.
 #pragma once
@@ -62,17 +61,16 @@ inline bool forward_general(
     return true;
 }
 
-// Writes to `centred` what the statistic squares of h / rho, and 0 for the others.
-inline void centre(const Row& row, double inverse, double* centred) {
+// Writes to `used` the elements of h / rho that are in the statistic, and 0 for the others.
+inline void divide_counted(const Row& row, double inverse, double* used) {
     const Call& c = row.call;
     if (row.counts) {
-        for (std::int64_t j = 0; j < c.k; ++j) centred[j] = row.is_in(j) ? row.h[j] : 0.0;
+        for (std::int64_t j = 0; j < c.k; ++j) used[j] = row.is_in(j) ? row.h[j] : 0.0;
     } else {
-        std::copy(row.h, row.h + c.k, centred);
+        std::copy(row.h, row.h + c.k, used);
     }
-    std::fill(centred + c.k, centred + c.n, 0.0);
-    if (c.variance && row.k) subtract_mean(row, centred);
-    for (std::int64_t j = 0; j < c.k; ++j) centred[j] *= inverse;
+    std::fill(used + c.k, used + c.n, 0.0);
+    for (std::int64_t j = 0; j < c.k; ++j) used[j] *= inverse;
 }
 
 // 0 in place of what a mask leaves out.
@@ -136,7 +134,7 @@ inline bool backward_general(
     Marks marks = new_marks(c);
     if (!memory || !marks || !groups.has_memory()) return false;
     std::int64_t n = c.n, x_bytes = n * size_of(c.x), y_bytes = n * size_of(c.y);
-    double *h = memory.get(), *v = h + n, *centred = v + n, *dx = centred + n;
+    double *h = memory.get(), *v = h + n, *used = v + n, *dx = used + n;
     double *z = dx + n, *f = z + n, *slope = f + n, *own = slope + n;  // own: x, or dy, before f(z)
     for (std::int64_t i = first; i < last; ++i) {
         load_any(c.x, a.h + place(c, i, a.h_step, x_bytes), h, n);
@@ -153,9 +151,9 @@ inline bool backward_general(
             for (std::int64_t j = 0; j < n; ++j) own[j] = weighed[j], weighed[j] *= f[j];
         }
         if (c.gate_before) {
-            measure_gated(row, centred, own, gate, z, f, slope);
+            measure_gated(row, used, own, gate, z, f, slope);
         } else {
-            measure_plain(row, centred);
+            measure_plain(row, used);
         }
         double inverse = k ? 1 / row.rho : 0.0;
         if (a.dgate && !c.gate_before) {  // beside dy
@@ -163,7 +161,7 @@ inline bool backward_general(
             gradient_of_gate(row, own, slope, dx);
             store_any(c.gate, a.dgate + i * n * size_of(c.gate), dx, n);
         }
-        centre(row, inverse, centred);
+        divide_counted(row, inverse, used);
         leave_out(row, h);  // what is under the mask reaches no gradient, nor an infinite 1 / rho
         leave_out(row, v);
         double* normalised = dx;
@@ -179,19 +177,19 @@ inline bool backward_general(
         });
         groups.add(i);
         if (!a.dx && !(a.dgate && c.gate_before)) continue;
-        double length = needs_length(row.call, k, inverse) ? sum_of_squares<Format::f64>(centred, n) : 0.0;
+        double length = needs_length(row.call, k, inverse) ? sum_of_squares<Format::f64>(used, n) : 0.0;
         double share = slope_of(row.call, k, inverse, length) * inner / static_cast<double>(k ? k : 1);
         bool again = false;
-        if (row.counts || c.variance) {
+        if (row.counts) {
             for (std::int64_t j = 0; j < n; ++j) {
-                double near = j < c.k ? centred[j] * share : 0.0, rest = v[j] * gain[j] - near;
+                double near = j < c.k ? used[j] * share : 0.0, rest = v[j] * gain[j] - near;
                 dx[j] = inverse * rest;
                 again |= std::fabs(rest) < may_cancel * std::fabs(near);
             }
             leave_out(row, dx);
         } else {
-            again = is_along<Format::f64, Format::f64>(centred, v, gain, share, c.k);
-            again |= fill_gradient<Format::f64, Format::f64>(centred, v, nullptr, gain, inverse, share, dx, 0, c.k);
+            again = is_along<Format::f64, Format::f64>(used, v, gain, share, c.k);
+            again |= fill_gradient<Format::f64, Format::f64>(used, v, nullptr, gain, inverse, share, dx, 0, c.k);
             fill_gradient<Format::f64, Format::f64>(nullptr, v, nullptr, gain, inverse, 0.0, dx, c.k, n);
         }
         if (again && c.x != Format::f64) {

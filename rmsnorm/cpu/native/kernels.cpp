@@ -8,7 +8,7 @@ namespace RMSNORM_LEVEL {
 
 // Whether a row is read to float64 before anything else.
 bool needs_rows(const Call& c, const Mask& mask) {
-    return mask.data || c.variance || c.x == Format::f64 || c.y == Format::f64;
+    return mask.data || c.x == Format::f64 || c.y == Format::f64;
 }
 
 bool forward(const Call& c, const Forward& a, const double* parameters, std::int64_t first, std::int64_t last) {

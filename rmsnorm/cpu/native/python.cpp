@@ -127,7 +127,7 @@ class Plan {
 
 public:
     Plan(Word rows, Word n, Word k, Word groups, Word features, Word spread, Word step, double eps, double offset, std::string_view position,
-         bool variance, Name x, Name y, Name norm, Name product, Name scale, Name bias, Name gate, Name function,
+         Name x, Name y, Name norm, Name product, Name scale, Name bias, Name gate, Name function,
          bool gate_before) {
         if (!kernels()) throw std::runtime_error("rmsnorm: no kernels for this processor");
         if (rows < 0 || n < 1 || groups < 1 || features < 1 || spread < 1 || step < 1)
@@ -135,7 +135,7 @@ public:
         std::memset(&call, 0, sizeof call);
         call.rows = rows, call.n = n, call.k = k, call.groups = groups;
         call.features = features, call.spread = spread, call.step = step;
-        call.eps = eps, call.offset = offset, call.variance = variance, call.gate_before = gate_before;
+        call.eps = eps, call.offset = offset, call.gate_before = gate_before;
         const std::array<std::string_view, 3> positions{"inside", "outside", "clamp"};
         call.position = choice<Position>("the position of eps", positions, position);
         call.x = format(x), call.y = format(y), call.norm = format(norm), call.product = format(product);
@@ -210,9 +210,9 @@ NB_MODULE(_native, module) {
     kernels();  // chooses them now, as a fork in the middle of the choice would leave it locked
     using unlocked = nb::call_guard<nb::gil_scoped_release>;
     nb::class_<Plan>(module, "Plan", "What the kernels need for a call, apart from its arrays.")
-        .def(nb::init<Word, Word, Word, Word, Word, Word, Word, double, double, std::string_view, bool, Name, Name, Name, Name, Name,
+        .def(nb::init<Word, Word, Word, Word, Word, Word, Word, double, double, std::string_view, Name, Name, Name, Name, Name,
                       Name, Name, Name, bool>(),
-             nb::kw_only(), "rows"_a, "n"_a, "k"_a, "groups"_a, "features"_a, "spread"_a, "step"_a, "eps"_a, "offset"_a, "position"_a, "variance"_a,
+             nb::kw_only(), "rows"_a, "n"_a, "k"_a, "groups"_a, "features"_a, "spread"_a, "step"_a, "eps"_a, "offset"_a, "position"_a,
              "x"_a, "y"_a, "norm"_a.none(), "product"_a.none(), "scale"_a.none(), "bias"_a.none(), "gate"_a.none(),
              "function"_a.none(), "gate_before"_a)
         .def("forward", &Plan::forward, unlocked(), "threads"_a, "gomp_parallel"_a, "x"_a, "x_step"_a, "residual"_a.none(),

@@ -48,38 +48,13 @@ struct Row {
     bool is_in(std::int64_t j) const { return !counts || counts[j]; }
 };
 
-// Subtracts their mean from the elements that are in the statistic; the others are 0. What is left of an element near
-// the mean is a difference, so the mean is a pair: a constant row has no variance.
-inline void subtract_mean(const Row& row, double* used) {
-    double total = 0, lost = 0, size = static_cast<double>(row.k ? row.k : 1);
-    for (std::int64_t j = 0; j < row.call.k; ++j) {
-        lost += sum_error(total, used[j], total + used[j]);
-        total += used[j];
-    }
-    double mean = total / size;
-    lost = (std::fma(-mean, size, total) + lost) / size;
-    for (std::int64_t j = 0; j < row.call.k; ++j) {
-        if (!row.is_in(j)) continue;
-        double difference = used[j] - mean;
-        used[j] = difference + (sum_error(used[j], -mean, difference) - lost);
-    }
-}
-
-// The mean square of a row, in whose place `used` may hold what the statistic squares.
+// The mean square of a row; of one with a mask `used` gets what the statistic squares.
 inline double mean_square(const Row& row, double* used) {
     const Call& c = row.call;
-    if (!row.counts && !c.variance) return sum_of_squares<Format::f64>(row.h, c.k) / static_cast<double>(c.k);
+    if (!row.counts) return sum_of_squares<Format::f64>(row.h, c.k) / static_cast<double>(c.k);
     double size = static_cast<double>(row.k ? row.k : 1);
     for (std::int64_t j = 0; j < c.k; ++j) used[j] = row.is_in(j) ? row.h[j] : 0.0;
     std::fill(used + c.k, used + c.n, 0.0);
-    if (c.variance && c.x == Format::f64) {
-        subtract_mean(row, used);
-    } else if (c.variance) {
-        double mean = sum_over(c.k, [=](D total, std::int64_t j, auto count) RMSNORM_BODY {
-            return total + load<Format::f64>(used + j, count);
-        }) / size;
-        for (std::int64_t j = 0; j < c.k; ++j) used[j] = row.is_in(j) ? used[j] - mean : 0.0;
-    }
     return sum_of_squares<Format::f64>(used, c.k) / size;
 }
 

@@ -1,8 +1,4 @@
-"""The paper, run: its derivation by matrices, the norms that it compares, and its table of invariances.
-
-    derivation      R, the Jacobian and dL/dW as matrices
-    norms           LayerNorm, BatchNorm and WeightNorm with gradients
-    invariances     table 1 of the paper
+"""The paper's derivation by matrices: R, the Jacobian and dL/dW.
 
 Source: Zhang & Sennrich 2019, arXiv 1910.07467.
 """

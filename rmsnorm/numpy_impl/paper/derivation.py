@@ -43,9 +43,9 @@ def rms(
 ) -> float:
     """The denominator rho of one row.
 
-        rho = sqrt(q + eps) | sqrt(q) + eps | max(sqrt(q), eps / sqrt(k)),    q = (1 / k) sum over S of c_i^2
+        rho = sqrt(q + eps) | sqrt(q) + eps | max(sqrt(q), eps / sqrt(k)),    q = (1 / k) sum over S of a_i^2
 
-    S holds the first k of the n elements; c = a, or a less its mean over S where the statistic is the variance.
+    S holds the first k of the n elements.
 
     Args:
         a: the row, [n], n >= 1, floating-point.
@@ -114,7 +114,7 @@ def r_matrix(
 ) -> Array:
     """The R matrix: the Jacobian of the normalised row with respect to the row.
 
-        R = d(a / rho) / da = (1 / rho) (I - a (m * c)^T / (k s rho))
+        R = d(a / rho) / da = (1 / rho) (I - a (m * a)^T / (k s rho))
 
     m is the indicator of the k counted elements; s = rho for eps inside, sqrt(q) for eps outside. Where the clamp acts,
     or the row is 0 and eps is not, rho is constant and R = I / rho. For full statistics and eps = 0 it is the paper's
@@ -185,7 +185,7 @@ def input_gradient(
 ) -> Array:
     """The gradient with respect to the row, in O(n).
 
-        dL/da = R^T u = (u - (m * c) <u, a> / (k s rho)) / rho,    u = (o + g) * v
+        dL/da = R^T u = (u - (m * a) <u, a> / (k s rho)) / rho,    u = (o + g) * v
 
     Args:
         v: gradient of the loss with respect to y, [n], floating-point.
@@ -322,7 +322,7 @@ class _Row(NamedTuple):
     offset: float
     rho: np.float64
     normalised: Array  # a / rho
-    slope: Array  # d rho / da = (m * c) / (k s)
+    slope: Array  # d rho / da = (m * a) / (k s)
 
 
 def _row(
@@ -333,8 +333,7 @@ def _row(
     n, epsilon = a.size, chosen.eps_for("float64")
     k = chosen.counted(n)
     m = (np.arange(n) < k).astype(np.float64)
-    c = a - np.sum(m * a) / k if chosen.statistic == "variance" else a
-    q = np.sum(m * c**2) / k
+    q = np.sum(m * a**2) / k
     root = np.sqrt(q)
     if chosen.eps_position == "inside":
         rho = s = np.sqrt(q + epsilon)
@@ -344,7 +343,7 @@ def _row(
         floor = epsilon / np.sqrt(k)
         rho, s = max(root, floor), np.inf if root < floor * CLAMPED else root  # the clamped rho is constant: slope 0
     # At a row of zeros the slope 0 is the subgradient that every implementation takes; eps = 0 gives 0 / 0 = NaN there.
-    slope = m * c / (k * s) if root > 0 else np.zeros(n)
+    slope = m * a / (k * s) if root > 0 else np.zeros(n)
     with np.errstate(invalid="ignore"):
         return _Row(chosen.scale_offset, rho, a / rho, slope)
 
