@@ -35,7 +35,7 @@ class Row(NamedTuple):
     tells: Sequence[str] = ()  # words of its text
     because: Mapping[str, str] = NOTHING  # a pattern in the evidence of an answer
     recognised: bool | None = None  # and so that identify is asked at all
-    preset: str = ""  # the nearest one to identify, from which it does not differ
+    preset: str = ""  # the one from which it does not differ for identify
     cases: Collection[str] | None = None  # those that fail in every dtype, without circumstances
     has: Collection[str] = ()  # cases that are compared
     says: Sequence[str] = ()  # words of the report of check
@@ -107,5 +107,3 @@ class Row(NamedTuple):
             assert identity.plain
             variant = Variant.get(self.preset).replace(bias=identity.variant.bias)
             assert not identity.differences(variant), identity.text
-            near = dict(identity.nearest)
-            assert near[self.preset] <= min(near.values()), identity.nearest

@@ -44,12 +44,11 @@ EPILOG: Final = (
     "    rmsnorm identify transformers.models.llama.modeling_llama:LlamaRMSNorm --json\n\n"
     "    rmsnorm identify my_kernels.py:rms_norm --framework torch --init eps=1e-5\n\n"
     "    rmsnorm identify model.onnx\n\n"
-    "    rmsnorm identify transformers.models.llama\n\n"
     "    rmsnorm identify my_model.py:make_model --init layers=2\n\n"
-    "    rmsnorm identify --model folder_of_a_checkpoint --weights\n\n"
+    "    rmsnorm identify --model folder_of_a_checkpoint\n\n"
     "Exit status: 0 an RMSNorm over the axes of --axis (the last ones) that is recognised and has no defect, 1 another "
-    "norm or axis, a defect, or a target that raised or hung, 2 bad usage or no such target. Of a package or a whole "
-    "model: 0 it has an RMSNorm that is recognised, 1 none. With --weights: 1 gains that contradict the config.json."
+    "norm or axis, a defect, or a target that raised or hung, 2 bad usage or no such target. Of a whole model: "
+    "0 it has an RMSNorm that is recognised, 1 none."
 )
 
 
@@ -58,7 +57,7 @@ def identify(
         str | None,
         typer.Argument(
             metavar="TARGET",
-            help=f"{TARGET_HELP}; a package, a module or a file, for all norms in it.",
+            help=f"{TARGET_HELP}.",
         ),
     ] = None,
     model: Annotated[
@@ -67,9 +66,6 @@ def identify(
             metavar="FOLDER", help="In place of TARGET: a folder with a config.json, which alone says its norms."
         ),
     ] = None,
-    weights: Annotated[
-        bool, typer.Option("--weights", help="With --model: read the gains of the checkpoint there, too.")
-    ] = False,
     init: Init = None,
     framework: Framework = None,
     axis: Annotated[
@@ -103,24 +99,17 @@ def identify(
     predict y on fresh data within the bounds of `rmsnorm check`. The target runs in a process of its own. A class is
     built with the arguments that the names in its constructor suggest (`dim`, `hidden_size`, ...).
 
-    Of a package, the classes that are named RMSNorm are identified, and other norms in its source that are one, each
-    in one line.
-
     A model of PyTorch, Keras or Flax nnx, or a function or class that makes one, is a target, too: each norm in it is
     identified, as rmsnorm.conversion.replace(model, dry_run=True) does. A line has the norms of all blocks together.
 
-    With --model no code is called: the answer is that of a table, with eps from the file. --weights adds the gains in
-    the safetensors or GGUF files of the folder. Gains around 1 are of a norm that multiplies by w, gains around 0 of
-    one that multiplies by 1 + w, and a warning says where that is not what the config.json says.
+    With --model no code is called: the answer is that of a table, with eps from the file.
     """
     if (target is None) == (model is None):
         got = "neither TARGET nor --model" if model is None else "both TARGET and --model"
         raise unusable(f"{_COMMAND}: got {got}, expected one of them; name a callable, such as my_norm.py:f")
     if model is not None:
-        _of_config(model, json, weights)
+        _of_config(model, json)
         return
-    if weights:
-        raise unusable(f"{_COMMAND}: --weights is given without --model, expected --model FOLDER --weights")
     assert target is not None  # noqa: S101  (one of them is given)
     options = opening(_COMMAND, init, framework, device, gradients, compiled)
     wanted = None if axis is None else _numbers("axis", axis, ",", "integers such as -2,-1")
@@ -134,9 +123,6 @@ def identify(
         compiled=compiled or None, no_gradients=None if gradients else True, device=None if device == "cpu" else device,
     )  # fmt: skip
     options |= {"time_limit": time_limit, "width": width, "call": call, **asked}
-    if ":" not in target and not target.endswith(".onnx"):
-        _all_of(target, json, options)
-        return
     from rmsnorm.conversion.places import answer_on
     from rmsnorm.identify import Identity
 
@@ -183,26 +169,15 @@ def _of_model(target: str, answer: Mapping[str, Any], json: bool, of_norm: list[
         raise typer.Exit(DIFFERS)
 
 
-def _of_config(folder: str, json: bool, weights: bool) -> None:
-    """The norms that a config.json says, a sentence for each, and the gains beside it; or all of them as JSON."""
+def _of_config(folder: str, json: bool) -> None:
+    """The norms that a config.json says, in a sentence for each, or as JSON."""
     from rmsnorm.identify.config import identify_config
-    from rmsnorm.identify.weights import weigh
 
     norms, unknown = identify_config(folder)
-    gains = weigh(folder, norms) if weights else []
-    warnings = [kind.warning for kind in gains if kind.agrees is False]
     if json:
-        document = {"norms": [norm.json for norm in norms], "unknown": unknown}
-        more = {"gains": [kind.json for kind in gains], "warnings": warnings} if weights else {}
-        typer.echo(json_.dumps(document | more, indent=2))
+        typer.echo(json_.dumps({"norms": [norm.json for norm in norms], "unknown": unknown}, indent=2))
     else:
         _show_config(norms, unknown)
-        for line in ["its gains are", *(wrapped(str(kind), "- ", 2) for kind in gains)] if gains else []:
-            typer.echo(line)
-        for sentence in warnings:
-            typer.echo(wrapped(f"warning: {sentence}"))
-    if warnings:
-        raise typer.Exit(DIFFERS)
 
 
 def _show_config(norms: Sequence[ConfigNorm], unknown: Mapping[str, str]) -> None:
@@ -215,26 +190,6 @@ def _show_config(norms: Sequence[ConfigNorm], unknown: Mapping[str, str]) -> Non
     for part, kind in unknown.items():
         kind = errors.printable(errors.shown(kind))
         typer.echo(wrapped(f"{errors.printable(part)}: {kind} is no family with RMSNorm that is known"))
-
-
-def _all_of(package: str, json: bool, options: dict[str, Any]) -> None:
-    """A line for each norm of a package, when it is known; or all of them as JSON, at the end."""
-    from rmsnorm.identify.package import norms
-
-    results = []
-    with Console(stderr=True).status(f"asking {package}"):
-        for name, result in norms(package, **options):
-            results.append({"target": name, "refused": result} if isinstance(result, str) else result.json)
-            if not json:
-                line = result.removeprefix("identify: ") if isinstance(result, str) else result.headline
-                typer.echo(errors.printable(line))
-    if json:
-        typer.echo(json_.dumps(results, indent=2))
-    if not any(result.get("kind") == "rmsnorm" for result in results):
-        want = "a class with RMSNorm in its name, or one that computes a root"
-        fix = f"name a function itself, as in {package}:norm"
-        typer.echo(f"{_COMMAND}: no RMSNorm is in {package}, expected {want}; {fix}", err=True)
-        raise typer.Exit(DIFFERS)
 
 
 def _numbers(name: str, text: str, separator: str, want: str) -> list[int]:

@@ -44,33 +44,6 @@ def safetensors(op: str, path: Path) -> Tensors:
     Raises:
         ValueError: the file is incomplete, or is no safetensors file.
     """
-    places = places_in_safetensors(op, path)
-
-    def tensor(name: str) -> Any:
-        shape, kind, start = places[name]
-        with reading(op, path, SAFETENSORS):
-            dtype = _FORMATS.get(kind)
-            if dtype is None:
-                raise ValueError(f"{name} has the format {kind}, expected one of {', '.join(_FORMATS)}")
-            return np.fromfile(path, dtype, math.prod(shape), offset=start).reshape(shape)
-
-    return {name: place.shape for name, place in places.items()}, tensor
-
-
-class Place(NamedTuple):
-    """Where a tensor is in a safetensors file: its shape, the format's name there, its first byte."""
-
-    shape: tuple[int, ...]
-    kind: str
-    start: int
-
-
-def places_in_safetensors(op: str, path: Path) -> dict[str, Place]:
-    """Where each tensor is in the file.
-
-    Raises:
-        ValueError: the file is incomplete, or is no safetensors file.
-    """
     with reading(op, path, SAFETENSORS):
         check_kind(op, path, SAFETENSORS, SAFETENSORS)
         safe_open(path, framework="numpy")  # which checks the header and the size of the file
@@ -78,10 +51,18 @@ def places_in_safetensors(op: str, path: Path) -> dict[str, Place]:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
     header.pop("__metadata__", None)
-    return {
-        name: Place(tuple(entry["shape"]), entry["dtype"], 8 + length + entry["data_offsets"][0])
-        for name, entry in header.items()
-    }
+    shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
+
+    def tensor(name: str) -> Any:
+        kind, start = header[name]["dtype"], header[name]["data_offsets"][0]
+        with reading(op, path, SAFETENSORS):
+            dtype = _FORMATS.get(kind)
+            if dtype is None:
+                raise ValueError(f"{name} has the format {kind}, expected one of {', '.join(_FORMATS)}")
+            numbers = np.fromfile(path, dtype, math.prod(shapes[name]), offset=8 + length + start)
+            return numbers.reshape(shapes[name])
+
+    return shapes, tensor
 
 
 class _Header(NamedTuple):

@@ -3,12 +3,11 @@
 from rmsnorm.identify.checkpoint import Checkpoint, identify_checkpoint
 from rmsnorm.identify.findings import Finding
 from rmsnorm.identify.identity import Identity
-from rmsnorm.identify.rewriting import Rewritten, rewrite_gains
 from rmsnorm.identify.solve import identify
 from rmsnorm.targets import NoTarget, open_target
 from rmsnorm.targets.target import Target, TargetError
 
 __all__ = [
-    "Checkpoint", "Finding", "Identity", "NoTarget", "Rewritten", "Target", "TargetError", "identify",
-    "identify_checkpoint", "open_target", "rewrite_gains",
+    "Checkpoint", "Finding", "Identity", "NoTarget", "Target", "TargetError", "identify", "identify_checkpoint",
+    "open_target",
 ]  # fmt: skip

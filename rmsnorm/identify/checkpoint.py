@@ -58,7 +58,7 @@ _ALONE: Final[dict[str, Callable[[str, Path], tensors.Tensors]]] = {
     ".keras": tensors.keras,
     ".weights.h5": tensors.keras,
 }
-OFFSETS: Final[Mapping[str, float]] = {"w": 0.0, "1 + w": 1.0}
+_OFFSETS: Final[Mapping[str, float]] = {"w": 0.0, "1 + w": 1.0}
 _UNTOLD: Final[Mapping[str, str]] = {
     "unclear": "nothing shows whether they are w or 1 + w", "bias": "they have a bias beside them, as in a LayerNorm",
 }  # fmt: skip
@@ -72,7 +72,7 @@ class Kind:
         name: with a star for each such number.
         count: of tensors.
         shape: of each tensor; the shapes of all where they differ.
-        mean: of all elements, as ``median``; ``least`` and ``most`` are the ends of their range.
+        mean: of all elements; ``least`` and ``most`` are the ends of their range.
         negative: share of the elements below 0.
         fits: ``w`` or ``1 + w``; ``bias`` for a norm with a bias, perhaps a LayerNorm; ``unclear``.
     """
@@ -81,7 +81,6 @@ class Kind:
     count: int
     shape: str
     mean: float
-    median: float
     least: float
     most: float
     negative: float
@@ -130,11 +129,6 @@ def identify_checkpoint(path: str | os.PathLike[str], variant: str | Variant | N
         ...     print(identify_checkpoint(f"{folder}/model.npz", "gemma").text)
         gains have mean 1: with gemma's offset 1 every norm's y is 2 times as large (layers.*.input_norm.weight)
     """
-    return read_gains(path, variant)[0]
-
-
-def read_gains(path: str | os.PathLike[str], variant: str | Variant | None = None) -> tuple[Checkpoint, dict[str, str]]:
-    """What ``identify_checkpoint`` returns, and the kind of each gain, by its name."""
     chosen = None if variant is None else get_variant(_OP, variant)
     shapes, tensor = _read(Path(path))
     for name in filter(lambda name: not name.isprintable(), shapes):  # it would be printed
@@ -143,12 +137,10 @@ def read_gains(path: str | os.PathLike[str], variant: str | Variant | None = Non
     with reading(_OP, Path(path), _WANTED):
         check_expansion(sum(8 * math.prod(shapes[name]) for name in names), _size(Path(path)))
     groups: dict[str, list[_Summary]] = {}
-    kind_of: dict[str, str] = {}
     for name in names:
         values = tensor(name)
         if values.dtype.kind in "fV":  # V: the formats that NumPy lacks
-            kind_of[name] = starred(name)
-            groups.setdefault(kind_of[name], []).append(_summary(name, values.astype(np.float64), shapes))
+            groups.setdefault(starred(name), []).append(_summary(name, values.astype(np.float64), shapes))
     if not groups:
         some = ", ".join(list(shapes)[:4]) or "none"
         raise errors.InputValueError(
@@ -158,7 +150,7 @@ def read_gains(path: str | os.PathLike[str], variant: str | Variant | None = Non
     kinds = tuple(_kind(name, members) for name, members in sorted(groups.items()))
     agrees, sentences = _conclusions(kinds, chosen)
     chosen_name = None if chosen is None else chosen.name
-    return Checkpoint(str(path), chosen_name, kinds, agrees, "\n".join(sentences)), kind_of
+    return Checkpoint(str(path), chosen_name, kinds, agrees, "\n".join(sentences))
 
 
 def _read(path: Path) -> tensors.Tensors:
@@ -281,9 +273,9 @@ def _kind(name: str, members: list[_Summary]) -> Kind:
         fits = "1 + w"
     shapes = dict.fromkeys("x".join(map(str, member.values.shape)) for member in members)
     every = np.concatenate([member.values.ravel() for member in members])
-    mean, median, negative = float(every.mean()), float(np.median(every)), float(np.mean(every < 0))
+    mean, negative = float(every.mean()), float(np.mean(every < 0))
     ends = float(every.min()), float(every.max())
-    return Kind(name, len(members), ", ".join(shapes), mean, median, *ends, negative, fits)
+    return Kind(name, len(members), ", ".join(shapes), mean, *ends, negative, fits)
 
 
 def _speaks_for(values: np.ndarray[Any, Any]) -> Fit:
@@ -302,7 +294,7 @@ def _conclusions(kinds: tuple[Kind, ...], variant: Variant | None) -> tuple[bool
             names = [kind.name for kind in some]
             more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
             sentences.append(f"{text} ({', '.join(names[:_NAMES])}{more})")
-    offsets = {OFFSETS[kind.fits] for kind in kinds if kind.fits in OFFSETS}
+    offsets = {_OFFSETS[kind.fits] for kind in kinds if kind.fits in _OFFSETS}
     if not offsets:
         return None, sentences
     return (True if variant is None else offsets == {variant.scale_offset}), sentences
@@ -310,7 +302,7 @@ def _conclusions(kinds: tuple[Kind, ...], variant: Variant | None) -> tuple[bool
 
 def _said_of_gains(fit: str, some: list[Kind], variant: Variant | None) -> str:
     """What gains say that fit w or 1 + w."""
-    offset = OFFSETS[fit]
+    offset = _OFFSETS[fit]
     mean = sum(kind.mean * kind.count for kind in some) / sum(kind.count for kind in some)
     if variant is None:
         names = [name for name, preset in PRESETS.items() if preset.scale_offset == offset][:4]

@@ -1,4 +1,4 @@
-"""Held-out data: does the solved model predict the target, and how far is the target from each preset?"""
+"""Held-out data: does the solved model predict the target?"""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import numpy as np
 from rmsnorm.accuracy.bounds import SAME_BITS, bound
 from rmsnorm.accuracy.rounding import cast
 from rmsnorm.accuracy.ulps import ulps
-from rmsnorm.identify.model import Inputs, Model, Stages
-from rmsnorm.identify.names import FIELDS, different
+from rmsnorm.identify.model import Model, Stages
 from rmsnorm.identify.probe import Answer, Probe
 from rmsnorm.identify.rounding import Numerics, Pair
 from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.variants import PRESETS, Variant
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 
@@ -109,21 +107,3 @@ def _ratio(model: Model, pair: Pair, answer: Answer, wanted: Array, *, narrow: b
         unit = np.maximum(model.terms(at) * dtypes.unit_roundoff(dtype), dtypes.smallest_subnormal(dtype) / 2)
         ratio = np.where((got == want) | (np.isnan(got) & np.isnan(want)), 0.0, np.abs(got - want) / unit)
     return float(np.max(np.nan_to_num(ratio, nan=math.inf))), bound("y", call, dtype).ratio, dtype
-
-
-def nearest(held_out: Answers, variant: Variant) -> tuple[tuple[str, float], ...]:
-    """Every preset by the largest difference of y from it, as a share of the largest |y| of the row."""
-    distances = []
-    for order, preset in enumerate(PRESETS.values()):
-        model, distance = Model(preset), 0.0
-        for pair, (at, y) in held_out.items():
-            if pair not in (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")):
-                continue
-            want = model.predict(Inputs(at.x, at.scale, at.bias if variant.bias else None)).astype(np.float64)
-            size = np.max(np.abs(want), axis=-1, keepdims=True)
-            with np.errstate(all="ignore"):
-                part = np.max(np.abs(y.astype(np.float64) - want) / np.where(size > 0, size, 1.0))
-            distance = max(distance, float(part) if np.isfinite(part) else math.inf)
-        others = len(different(variant, preset, FIELDS))
-        distances.append((float(f"{distance:.1e}"), others, order, preset.name))
-    return tuple((name, distance) for distance, _, _, name in sorted(distances))

@@ -35,7 +35,6 @@ class Identity:
         plain: recognised, and the variant describes it completely: no groups, and no gate that must be passed.
         findings: one for each question, in the order of the report.
         defects: sentences.
-        nearest: (preset, distance), nearest first: largest relative difference of y over rows of many sizes.
         seconds: how long it took.
         last_axes: whether the normalised axes are the last ones.
         axes, rank: the normalised axes, from the first one, and the number of axes of x.
@@ -51,7 +50,6 @@ class Identity:
     plain: bool = False
     findings: tuple[Finding, ...] = ()
     defects: tuple[str, ...] = ()
-    nearest: tuple[tuple[str, float], ...] = ()
     seconds: float = 0.0
     last_axes: bool = True
     axes: tuple[int, ...] = ()
@@ -150,7 +148,6 @@ class Identity:
             "defects": tuple(data["defects"]),
             "axes": tuple(data["axes"]),
             "gate": None if data["gate"] is None else Gate(**data["gate"]),
-            "nearest": tuple((name, math.inf if d is None else d) for name, d in data["nearest"]),
         })  # fmt: skip
 
     @property
@@ -177,8 +174,7 @@ class Identity:
         if self.recognised:
             return f"{self.target} is RMSNorm{where}: {self.described}"
         if self["confirmed"] is False and self["rounding"] is None and self["eps_position"] is None:
-            near = f", nearest to the variant {self.nearest[0][0]}" if self.nearest else ""
-            return f"{self.target} is close to RMSNorm{where}{near}, but no model predicts its y"
+            return f"{self.target} is close to RMSNorm{where}, but no model predicts its y"
         count = len(self.defects)
         defects = "1 defect" if count == 1 else f"{count} defects"
         return f"{self.target} is close to RMSNorm{where}: {self.described}; {defects}"
@@ -204,18 +200,14 @@ class Identity:
 
     @property
     def rows(self) -> list[Finding]:
-        """The findings, other names of the variant, and the nearest presets where any were compared."""
+        """The findings, and other names of the variant."""
         rows = list(self.findings)
         others: Sequence[str] = ()
         if self.recognised and self.variant:
             others = names.also_known_as(self.variant, self.values, self.library)
         if others:
             rows.append(Finding("also known as", ", ".join(others), "presets with the same numbers"))
-        if not self.nearest:
-            return rows
-        near = ", ".join(f"{name} {distance:.1e}" for name, distance in self.nearest[: names.SHOWN])
-        evidence = "largest difference of y, as a share of the largest |y| of its row"
-        return [*rows, Finding("nearest", near, evidence)]
+        return rows
 
     @property
     def text(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rmsnorm.specification.variants import PRESETS, Variant
 
 FIELDS: Final = tuple(f.name for f in fields(Variant) if f.name not in ("name", "scale_name", "source"))
-SHOWN: Final = 6  # presets that are listed
+_SHOWN: Final = 6  # presets that are listed
 _FAMILIES: Final = ("standard", "llama", "gemma", "t5")  # the best known first: others are one with another eps
 _MODERN: Final = ("standard", "llama", "gemma", "t5", "torch", "flax", "mlx", "onnx", "apex", "x_transformers",
                   "transformer_engine", "equinox")  # fmt: skip
@@ -51,7 +51,7 @@ def described(variant: Variant, values: Mapping[str, Any], library: str = "") ->
         text += f" (the same as the preset {same})" if same else ""
     elif fields:
         text += f" but {_listed(variant, fields)}"
-    names = ", ".join(preset.name for preset in others[: SHOWN - 1])
+    names = ", ".join(preset.name for preset in others[: _SHOWN - 1])
     return f"{text} (or {names}, the same in what was asked)" if names else text
 
 

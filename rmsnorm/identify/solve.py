@@ -17,7 +17,7 @@ from rmsnorm.identify.findings import Findings, NotRms
 from rmsnorm.identify.first import ASKED, first_parameters
 from rmsnorm.identify.gradients import solve_gate_gradient, solve_gradients
 from rmsnorm.identify.groups import grouped
-from rmsnorm.identify.held_out import ask_held_out, confirm, nearest
+from rmsnorm.identify.held_out import ask_held_out, confirm
 from rmsnorm.identify.identity import Identity
 from rmsnorm.identify.layout import Layout
 from rmsnorm.identify.mask_and_residual import solve_mask_and_residual
@@ -163,7 +163,6 @@ def _solved(probe: Probe, *, gradients: bool) -> Identity:
         variant=model.variant if kind != "layernorm" else None,
         recognised=recognised,
         plain=recognised and model.plain and not layout.group,
-        nearest=nearest(held_out, model.variant),
         last_axes=layout.last,
         axes=layout.axes,
         rank=len(layout.sizes),

@@ -91,6 +91,11 @@ def argument_named(name: str) -> str | None:
     return None
 
 
+def means_eps(name: str) -> bool:
+    """Whether a name is one of eps, as ``variance_epsilon`` is."""
+    return bool(_EPS.search(name))
+
+
 def takes_array(parameter: inspect.Parameter) -> bool:
     """Whether a parameter may be an array: one with a flag or a number as its default is none."""
     return parameter.default in (parameter.empty, None) and str(parameter.annotation) not in ("bool", "<class 'bool'>")
@@ -272,7 +277,7 @@ def eps_argument(make: Callable[..., Any]) -> tuple[str, bool] | None:
         parameters = _signature(make)
     except (TypeError, ValueError):
         return None
-    return next(((name, p.default is p.empty) for name, p in parameters.items() if _EPS.search(name)), None)
+    return next(((name, p.default is p.empty) for name, p in parameters.items() if means_eps(name)), None)
 
 
 def required_options(call: Callable[..., Any]) -> frozenset[str]:

@@ -156,12 +156,6 @@ def keep(layer: Any, attributes: Any, kept: Kept, x: Tensor) -> None:
         layer.__dict__["_kept"] = ((attributes, kept), *known[: _FEW - 1])
 
 
-def own_copy(x: Tensor, *parameters: Tensor | None) -> Tensor:
-    """A copy of x for the backward pass, if there will be one, so that a model may write into x."""
-    needs = torch.is_grad_enabled() and (x.requires_grad or any(p is not None and p.requires_grad for p in parameters))
-    return x.clone() if needs else x
-
-
 def _savable(x: Tensor | None) -> Tensor | None:
     """x, or a copy of what was made in inference mode, as a layer that is frozen makes it."""
     return x.clone() if x is not None and x.is_inference() else x

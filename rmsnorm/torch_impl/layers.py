@@ -16,7 +16,7 @@ from rmsnorm.specification import errors
 from rmsnorm.specification.interface import constructor
 from rmsnorm.specification.variants import Preset, Variant, derive
 from rmsnorm.torch_impl import engines
-from rmsnorm.torch_impl.autograd import Known, own_copy, repeat
+from rmsnorm.torch_impl.autograd import Known, repeat
 from rmsnorm.torch_impl.functional import rms_norm
 from rmsnorm.torch_impl.private import (
     TRACED,
@@ -69,7 +69,6 @@ class RMSNorm(torch.nn.RMSNorm):
     """
 
     _kept: Known = ()  # calls that were made, for the next ones
-    _copied: tuple[torch.dtype, ...] = ()  # the dtypes of x of which the backward pass has a copy: see ``own_copy``
 
     @constructor
     def __init__(
@@ -156,8 +155,6 @@ class RMSNorm(torch.nn.RMSNorm):
         parameters = self._parameters  # where Module.__getattr__ would look last, which takes a microsecond
         weight = parameters["weight"] if "weight" in parameters else self.weight  # noqa: SIM401  (get would look it up)
         bias = parameters["bias"] if "bias" in parameters else self.bias  # noqa: SIM401
-        if self._copied and isinstance(x, Tensor) and x.dtype in self._copied:
-            x = own_copy(x, weight, bias)
         alone = (
             not is_dynamo_compiling() and mask is None and type(x) is Tensor and not x.is_nested
             and not is_transformed() and not has_tangents()

@@ -288,35 +288,36 @@ def test_a_mask_ends_at_the_built_in_layer_replaced_or_not_and_goes_through_ours
         np.testing.assert_allclose(other(tokens).numpy(), want, rtol=0, atol=4 * 20 * 2.0**-24)
 
 
-@pytest.mark.needs("keras>=3.9", "its model has keras.layers.RMSNormalization, which is of 3.9")
-def test_a_line_says_in_mixed_bfloat16_which_side_is_exact() -> None:
-    """The layer computes in bfloat16, its gain is float32."""
-    layer = keras.layers.RMSNormalization(dtype="mixed_bfloat16")
-    layer.build((None, 8))
-    (entry,) = replace(layer, dry_run=True)
-    found = entry.roundings
-    assert (found.dtype, found.elements, found.ours) == ("bfloat16", 2**20, 0)
-    assert 0 < found.differing == found.theirs < 1000
-    assert str(entry).endswith(
-        f"of 1,048,576 elements of y differ, by at most {found.ulps:.0f} ulp, and ours are exact"
-    )
-
-
-@pytest.mark.parametrize("make", [OwnNorm, RMSNormalization])
-def test_an_eps_that_is_set_later_counts(make: Any) -> None:
-    """In a replaced layer, and in ours: as in Keras's own."""
-    name = "eps" if make is OwnNorm else "epsilon"
-    layer, other = make(**{name: 1e-6}), make(**{name: 1.0})
+def test_an_eps_that_is_set_later_counts_in_our_layer() -> None:
+    layer, other = RMSNormalization(epsilon=1e-6), RMSNormalization(epsilon=1.0)
     for each in (layer, other):
         each.build((None, 8))
-    replace(layer)
     layer(X)
-    setattr(layer, name, 1.0)
+    layer.epsilon = 1.0
     want = np.asarray(other(X))
     again = type(layer).from_config(layer.get_config())
     for each in (layer, again):
         np.testing.assert_allclose(np.asarray(each(X)), want, rtol=1e-6)
-    assert layer.get_config()[name] == 1.0
+    assert layer.get_config()["epsilon"] == 1.0
+
+
+def test_an_eps_that_is_set_later_is_refused(tmp_path: Path) -> None:
+    """A new layer of its config is Keras's own again, and takes another one."""
+    model = keras.Sequential([keras.Input((5, 8)), OwnNorm(1e-6)])
+    replace(model)
+    layer, want = model.layers[0], np.asarray(model(X))
+    for value in (1.0, None):
+        with pytest.raises(
+            ValueError, match=f"replace: eps is {value}, expected 1e-06, with which replace has replaced"
+        ):
+            layer.eps = value
+    layer.eps, layer.note, layer.trainable = 1e-6, "kept", False
+    layer.set_weights([2 * weight for weight in layer.get_weights()])
+    np.testing.assert_allclose(np.asarray(model(X)), 2 * want, rtol=1e-6)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(np.asarray(loaded(X)), 2 * want, rtol=1e-5)
+    loaded.layers[0].eps = 1.0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])

@@ -20,7 +20,6 @@ from rmsnorm.conversion import replace, to_rms_norm  # noqa: E402
 from rmsnorm.torch_impl import RMSNorm  # noqa: E402
 
 module = importlib.import_module("rmsnorm.conversion.replacement.proof")
-Roundings = importlib.import_module("rmsnorm.conversion.replacement.report").Roundings
 Replaced = importlib.import_module("rmsnorm.conversion.replacement.change").Replaced
 
 
@@ -240,37 +239,6 @@ def test_equal_modules_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(report) == 29
     assert len(asked) == 7
     assert [entry.variant.eps for entry in report] == [1e-6] * 8 + [1e-5] * 8 + [None] * 8 + [1e-6] * 5
-
-
-@pytest.mark.parametrize(("dtype", "format_"), [(torch.bfloat16, "bfloat16"), (torch.float16, "float16")])
-def test_a_line_says_in_16_bits_which_side_is_exact(dtype: torch.dtype, format_: str) -> None:
-    """LlamaRMSNorm is seldom beside the golden."""
-    model = nn.Sequential(LlamaRMSNorm(8)).to(dtype)
-    report = replace(model, dry_run=True)
-    (ours,) = (entry.roundings for entry in report)
-    assert (ours.dtype, ours.elements, ours.ours) == (format_, 2**20, 0)
-    assert 0 < ours.differing == ours.theirs < 1000
-    assert 1 <= ours.ulps <= 2
-    many = f"{ours.differing:,} of 1,048,576 elements of y differ, by at most {ours.ulps:.0f} ulp, and ours are exact"
-    assert str(report[0]).endswith(f"eps 1e-06; recognised; in {format_} {many}")
-    assert report == replace(model)
-
-
-def test_of_float32_and_of_another_variant_no_line_speaks_of_roundings() -> None:
-    entries = *replace(LlamaRMSNorm(8)), *replace(LlamaRMSNorm(8).bfloat16(), "torch")
-    assert [entry.roundings for entry in entries] == [None, None]
-
-
-@pytest.mark.parametrize(
-    ("differing", "theirs", "ours", "words"),
-    [
-        (0, 0, 0, "all 9 elements of y are equal"),
-        (2, 0, 2, "2 of 9 elements of y differ, by at most 1 ulp, and theirs are exact"),
-        (2, 2, 1, "2 of 9 elements of y differ, by at most 1 ulp, and theirs are not exact in 2, ours in 1"),
-    ],
-)
-def test_the_words_of_roundings(differing: int, theirs: int, ours: int, words: str) -> None:
-    assert str(Roundings("float16", 9, differing, 1.0, theirs, ours)) == f"in float16 {words}"
 
 
 class OddRows(LlamaRMSNorm):

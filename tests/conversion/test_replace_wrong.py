@@ -60,20 +60,3 @@ def test_a_norm_that_is_wrong_in_one_circumstance_stays(name: str) -> None:
 def test_right_norms_beside_a_wrong_one_are_replaced() -> None:
     model = nn.Sequential(LlamaRMSNorm(72), wrong("1,024 to 4,096 rows"), nn.RMSNorm(72), LlamaRMSNorm(72))
     assert [entry.variant is not None for entry in replace(model)] == [True, False, True, True]
-
-
-class WrongChannels(nn.Module):
-    """Along axis 1, as images have it; wrong where no gradients are asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(8))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return WRONG["no_grad"](x.movedim(1, -1), self.weight).movedim(-1, 1)
-
-
-def test_a_norm_along_channels_that_is_wrong_in_one_mode_stays() -> None:
-    (entry,) = replace(nn.Sequential(nn.Conv2d(3, 8, 1), WrongChannels()))
-    assert entry.variant is None
-    assert "'no_grad'" in entry.why

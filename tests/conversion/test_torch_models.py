@@ -302,6 +302,12 @@ LEFT = {
     "modules": (parametrized, "it has modules of its own"),
     "method": (patched, "its forward is not that of its class"),
     "number": (lambda: SquaredNorm(8, 1), "y is not linear in the gain"),
+    "channels": (lambda: Channels((8,), 1), "it normalises axis 1; only norms along the last axes are replaced"),
+    "(C, 1, 1)": (lambda: OwnNorm((8, 1, 1), -3), "it normalises axis -3; only norms along the last axes are"),
+    "(1, C, 1, 1)": (lambda: OwnNorm((1, 8, 1, 1), 1), "it normalises axis -3; only norms along the last axes are"),
+    "one number": (lambda: OwnNorm((1,)), "its gain is one number, expected one for each element of a row"),
+    "one number, less 1": (lambda: OffsetNumber(8, 1), "its gain is one number, expected one for each"),
+    "factor, one number": (lambda: FixedFactorNorm(32, 1), "its gain is one number, expected one for each"),
     "instance norm": (lambda: nn.InstanceNorm1d(8), "it computes LayerNorm"),
 }
 
@@ -309,20 +315,14 @@ LEFT = {
 # module, shape of x
 OWN = {
     "g": (lambda: OwnNorm((8,)), (2, 3, 8)),
-    "one number, less 1": (lambda: OffsetNumber(8, 1), (2, 3, 8)),
     "gamma": (lambda: OwnNorm((8,), name="gamma"), (5, 8)),
     "buffer": (lambda: OwnNorm((8,), name="scale", buffer=True), (2, 3, 8)),
     "no gain": (lambda: OwnNorm(None), (2, 3, 24)),
-    "channels": (lambda: Channels((8,), 1), (2, 8, 3, 5)),
-    "(C, 1, 1)": (lambda: OwnNorm((8, 1, 1), -3), (2, 8, 3, 5)),
-    "(1, C, 1, 1)": (lambda: OwnNorm((1, 8, 1, 1), 1), (2, 8, 3, 5)),
     "(heads, 1, d)": (lambda: OwnNorm((3, 1, 8)), (2, 3, 5, 8)),
     "(1, 1, d)": (lambda: OwnNorm((1, 1, 8)), (2, 3, 8)),
-    "one number": (lambda: OwnNorm((1,)), (2, 3, 8)),
     "factor": (lambda: FixedFactorNorm(24), (2, 3, 24)),
     "factor, another width": (lambda: FixedFactorNorm(24), (2, 3, 8)),
     "factor, the width of the trial": (lambda: FixedFactorNorm(16), (2, 3, 8)),
-    "factor, one number": (lambda: FixedFactorNorm(32, 1), (2, 3, 32)),
     "residual": (lambda: WithResidual(8), (2, 3, 8)),
 }
 

@@ -59,7 +59,6 @@ def test_an_identity_survives_json():
     again = Identity.from_json(json.loads(json.dumps(identity.json)))
     assert again.variant == identity.variant
     assert again.text == identity.text
-    assert again.nearest == identity.nearest
 
 
 def test_what_rests_on_a_model_is_withdrawn_with_it():

@@ -1,9 +1,8 @@
-"""The command identify: its report and exit status, a target that hangs, and all norms of a package."""
+"""The command identify: its report and exit status, a target that hangs, and the page of a package."""
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 
@@ -92,7 +91,7 @@ def test_a_limit_may_be_infinite(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_package_is_identified_in_a_line_for_each_norm(tmp_path, monkeypatch, request):
+def test_the_page_of_a_package_has_a_row_for_each_norm(tmp_path, monkeypatch):
     package = tmp_path / "zoo"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -107,20 +106,7 @@ def test_a_package_is_identified_in_a_line_for_each_norm(tmp_path, monkeypatch, 
         "    def forward(self, x): return x\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    shown = rmsnorm("identify", "zoo", path=tmp_path)
-    assert shown.exit_code == 0, shown.stderr
-    lines = shown.stdout.splitlines()
-    assert lines[:2] == [f"zoo.norms:{name}RMSNorm is RMSNorm: the variant torch" for name in "AB"]
-    assert lines[2].startswith("zoo.norms:OddRMSNorm requires 'secret'")
-    assert lines[3:] == ["zoo.norms:OtherLayerNorm is RMSNorm: the variant x_transformers with eps 0.0"]
-    request.getfixturevalue("without_workers")
-    shown = rmsnorm("identify", package / "norms.py", "--json", "--init", "secret=1")
-    entries = json.loads(shown.stdout)
-    assert [entry["target"].split(":")[1] for entry in entries if "refused" in entry] == ["ARMSNorm", "BRMSNorm"]
-    assert rmsnorm("identify", "zoo", "--init", "secret=1", path=tmp_path).exit_code == 1, "none can be made"
-
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     import norms
 
     monkeypatch.setattr(norms, "version", lambda package: "1.0")
@@ -137,9 +123,8 @@ def test_a_package_is_identified_in_a_line_for_each_norm(tmp_path, monkeypatch, 
 
 
 @pytest.mark.usefixtures("without_workers")
-def test_a_file_of_functions_is_asked_for_the_name_of_one(tmp_path):
-    path = tmp_path / "norms.py"
-    path.write_text("def norm(x, weight):\n    return x * weight\n", encoding="utf-8")
-    shown = rmsnorm("identify", str(path))
-    assert shown.exit_code == 1
-    assert f"name a function itself, as in {path}:norm" in shown.stderr
+@pytest.mark.parametrize("name", ["transformers.models.llama", "own.py"])
+def test_a_package_or_a_file_is_asked_for_the_name_of_one_norm(name):
+    shown = rmsnorm("identify", name)
+    assert shown.exit_code == 2
+    assert f"target is '{name}', expected module:attribute such as torch.nn:RMSNorm" in " ".join(shown.stderr.split())

@@ -1,17 +1,13 @@
-"""identify of a whole model, and of the gains of a checkpoint beside its config.json."""
+"""identify of a whole model."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from commands import rmsnorm
-from safetensors.numpy import save_file
 
-from rmsnorm.identify.config import identify_config
-from rmsnorm.identify.weights import weigh
 from rmsnorm.targets import open_target
 
 PAGE = (Path(__file__).parents[2] / "docs" / "which.md").read_text(encoding="utf-8")
@@ -97,40 +93,3 @@ def test_models_of_keras_and_flax_are_told_from_norms():
     with pytest.raises(ValueError, match="is a whole model"):
         open_target(nnx.Sequential(*layers))
     open_target(nnx.Sequential(layers[1]))
-
-
-def folder(path: Path, model_type: str, gains: dict[str, float]) -> Path:
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    save_file({name: np.full(64, gain, np.float32) for name, gain in gains.items()}, path / "model.safetensors")
-    return path
-
-
-def test_the_gains_contradict_the_config(tmp_path):
-    """And the page shows it."""
-    names = [f"model.layers.{i}.input_layernorm.weight" for i in range(2)]
-    wrong = folder(tmp_path / "wrong", "gemma3_text", dict.fromkeys(names, 1.0))
-    shown = rmsnorm("identify", "--model", str(wrong), "--weights")
-    lines = shown_on_the_page("rmsnorm identify --model Gemma --weights")
-    assert (shown.exit_code, shown.stdout.splitlines()[-len(lines) :]) == (1, lines)
-    right = folder(tmp_path / "right", "gemma3_text", dict.fromkeys(names, 0.0))
-    shown = rmsnorm("identify", "--model", str(right / "config.json"), "--weights", "--json")
-    document = json.loads(shown.stdout)
-    assert (shown.exit_code, document["warnings"], document["gains"][0]["agrees"]) == (0, [], True)
-    assert "--model FOLDER --weights" in rmsnorm("identify", "torch.nn:RMSNorm", "--weights").stderr
-
-
-def test_each_gain_is_compared_with_the_norm_of_its_name(tmp_path):
-    """Qwen3-Next has norms of both sorts, and two that are called norm."""
-    layer = "model.layers.0"
-    gains = {f"{layer}.input_layernorm.weight": 0.0, f"{layer}.linear_attn.norm.weight": 1.0, "model.norm.weight": 1.0,
-             "vision.norm.weight": 1.0, f"{layer}.self_attn.q_norm.weight": 0.5}  # fmt: skip
-    path = folder(tmp_path / "a", "qwen3_next", gains)
-    found = {entry.kind.name: entry.agrees for entry in weigh(path, identify_config(path)[0])}
-    assert found == {
-        "model.layers.*.input_layernorm.weight": True,
-        "model.layers.*.linear_attn.norm.weight": True,
-        "model.layers.*.self_attn.q_norm.weight": None,  # between both
-        "model.norm.weight": False,
-        "vision.norm.weight": None,  # config.json does not say it
-    }

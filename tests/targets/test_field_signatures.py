@@ -10,7 +10,6 @@ from commands import rmsnorm
 
 from rmsnorm import Variant
 from rmsnorm.identify import identify
-from rmsnorm.identify.package import find
 from rmsnorm.parity import check
 from rmsnorm.targets import open_target
 
@@ -298,15 +297,3 @@ def test_a_compiled_function_is_called_as_the_command_says(tmp_path):
     for wrong in ("out, 1x", "x as y, weight"):
         with pytest.raises(ValueError, match=f"has call '{wrong}', expected the arguments in their order"):
             open_target(norm, framework="numpy", call=wrong)
-
-
-def test_a_package_is_found_in_its_folder_below_a_folder_named_tests_and_not_imported(tmp_path, monkeypatch):
-    folder = tmp_path / "tests"
-    (folder / "own_norms_of_mine" / "inner").mkdir(parents=True)
-    for part in ("own_norms_of_mine", "own_norms_of_mine/inner"):
-        (folder / part / "__init__.py").write_text("raise RuntimeError('it was imported')\n")
-    text = "class MyRMSNorm:\n    def forward(self, x):\n        return x\n"
-    (folder / "own_norms_of_mine" / "inner" / "norms.py").write_text(text)
-    monkeypatch.chdir(folder)
-    for name in ("own_norms_of_mine", "own_norms_of_mine.inner", "own_norms_of_mine.inner.norms"):
-        assert find(name) == (["own_norms_of_mine.inner.norms:MyRMSNorm"], [])

@@ -28,10 +28,12 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
     Each module stays the same object and an instance of its class: its parameters, their names, devices and dtypes, its
     attributes and methods, its hooks, its mode and all references to it stay valid. Only its call with x alone is
     computed anew (of a norm with a gate, the call with both), and only for numbers of axes that were tried; any other
-    call runs the code that it ran before, and so does every call once an attribute that the class's code reads, such as
-    an eps, has another value than it had here. In the dtypes in which a PyTorch class keeps a copy of x, as LLaMA's
-    does in 16 bits, ours does, so that the model may write into x (``x += f(norm(x))``). A torch.nn.RMSNorm
-    becomes rmsnorm.torch_impl.RMSNorm. Call this before the model is compiled or sharded.
+    call runs the code that it ran before. A torch.nn.RMSNorm becomes rmsnorm.torch_impl.RMSNorm. Call this before the
+    model is compiled or sharded.
+
+    A replaced module keeps the eps that it had: to assign another one to its attribute of eps raises ValueError, unless
+    it became a layer of rmsnorm. Set what its class reads before you call replace. Like any layer that needs x for the
+    backward pass, it takes no model that writes into x before that (``x += f(norm(x))``).
 
     What makes the model anew makes the norms that it had: from_pretrained, load_model of a .keras file, from_config,
     keras.models.clone_model, and a PyTorch or Flax model that is built again before its weights are loaded. Call
@@ -40,8 +42,9 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
 
     Nothing changes before everything is decided. A module is replaced if its copy with random parameters, and the
     replacement, agree with the golden in outputs and gradients, by the bounds of ``rmsnorm.parity.check``: in training
-    and in evaluation, on x of one to five axes, with rows of zeros, NaN, infinity and outliers, in float16, bfloat16,
-    float32, and float64, of which the digits of float32 count. It is not replaced if a call changes it or adds a loss.
+    and in evaluation, on x of one to five axes, with rows of zeros, NaN, infinity and outliers, in float16, bfloat16
+    and float32. It is not replaced if a call changes it or adds a loss, if it normalises other axes than the last ones,
+    or if its gain is one number.
     Of PyTorch, both must also agree in the circumstances of ``check``: calls at the width of the norm in which every
     pair of 1 to 8,209 rows, one to four axes, memory, values, gradients, modes (no_grad, inference, autocast) and what
     was called before occurs. One that differs stays, and its entry says where. A module that computes in the dtype of x
@@ -63,8 +66,7 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
 
     Returns:
         One entry for each module that computes RMSNorm and for every other one with "norm" in the name of its class:
-        its variant, or why it was not replaced. One entry on the model where there are none. Where a module computes in
-        16 bits, the entry counts the elements of y that differ, and says which side is exact.
+        its variant, or why it was not replaced. One entry on the model where there are none.
 
     Raises:
         TypeError: the model is none; a flax.linen.Module is none, as it makes its modules anew in each call.
@@ -92,7 +94,7 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
             continue
         kind = type(module).__name__
         try:
-            norm, identity, roundings = _proven(backend, module, known)
+            norm, identity = _proven(backend, module, known)
         except Unproven as error:
             if "norm" in kind.lower() or not isinstance(error, NoNorm):
                 report.append(Replacement(name, kind, None, str(error)))
@@ -100,8 +102,7 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
         differences = () if chosen is None else identity.differences(chosen)
         norm = norm if chosen is None else norm.with_variant(chosen)
         why = "; ".join(differences) or _remark(backend.others(module), norm)
-        seen, more = None if differences else roundings, (norm.gate is not None, norm.group)
-        report.append(Replacement(name, kind, norm.variant, why, not dry_run, seen, *more))
+        report.append(Replacement(name, kind, norm.variant, why, not dry_run, norm.gate is not None, norm.group))
         changes.append((module, norm))
     if changes and not dry_run:
         change(changes, backend.become)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rmsnorm.conversion.replacement.layout import Norm
+from rmsnorm.specification import errors
 
 
 class Replaced:
@@ -26,14 +26,31 @@ def subclass(make: Callable[[Any, Norm], Any], kind: Any, norm: Norm, method: st
             state = {name: value for name, value in state.items() if name != "_kept"}  # of this process alone
         return _made_again, (make, kind, norm), state
 
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        require_its_eps(norm, vars(self), name, value)
+        kind.__setattr__(self, name, value)
+
     names = {method: functools.wraps(getattr(kind, method))(call), "__reduce_ex__": __reduce_ex__, "norm": norm,
-             "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}  # fmt: skip
+             "__setattr__": __setattr__, "__module__": kind.__module__, "__qualname__": kind.__qualname__,
+             "__doc__": kind.__doc__}  # fmt: skip
     return type(kind)(kind.__name__, (kind, Replaced), names)
 
 
 def _made_again(make: Callable[[Any, Norm], Any], kind: Any, norm: Norm) -> Any:
     made = make(kind, norm)
     return made.__new__(made)
+
+
+def require_its_eps(norm: Norm, attributes: Mapping[str, Any], name: str, value: Any) -> None:
+    """A replaced module computes with the eps that it had; its attributes of eps may be set to what they are alone.
+
+    Raises:
+        InputValueError: another eps is assigned.
+    """
+    if name in norm.of_eps and attributes.get(name, value) != value:
+        want = f"{errors.shown(attributes[name])}, with which replace has replaced this norm"
+        fix = "set it before you call replace, or give replace a variant with that eps"
+        raise errors.out_of_domain("replace", name, value, want, fix)
 
 
 def called_with(
@@ -50,14 +67,9 @@ def called_with(
     return (x, gate) if fits else (None, None)
 
 
-def vector(xp: Any, parameter: Any, x: Any, norm: Norm) -> Any:
-    """A parameter without its axes of size 1; one number at every element. xp: torch, jax.numpy or keras.ops."""
-    if parameter is None:
-        return None
-    if math.prod(parameter.shape) == 1:
-        sizes = [x.shape[axis] for axis in norm.gain_axes]
-        return xp.broadcast_to(xp.reshape(parameter, [1] * len(sizes)), sizes)
-    if len(parameter.shape) == len(norm.gain_axes):
+def vector(xp: Any, parameter: Any, norm: Norm) -> Any:
+    """A parameter without its axes of size 1. xp: torch, jax.numpy or keras.ops."""
+    if parameter is None or len(parameter.shape) == len(norm.gain_axes):
         return parameter
     return xp.reshape(parameter, [size for size in parameter.shape if size > 1])
 

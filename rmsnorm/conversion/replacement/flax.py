@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,9 +13,15 @@ from flax import nnx
 from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.change import Replaced, called_with, computed, subclass, vector
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import Plain, Proof, decide, require_gain_alone
+from rmsnorm.conversion.replacement.proof import (
+    Plain,
+    Proof,
+    attributes_of_eps,
+    decide,
+    require_gain_alone,
+    require_no_arrays,
+)
 from rmsnorm.conversion.replacement.report import Unproven
-from rmsnorm.conversion.replacement.settings import settings_of
 from rmsnorm.flax_impl.functional import rms_norm
 from rmsnorm.flax_impl.layers import RMSNorm
 from rmsnorm.identify import Target, open_target
@@ -35,14 +40,6 @@ def _variables(module: nnx.Module) -> dict[str, Any]:
     return {".".join(map(str, path)): variable for path, variable in nnx.to_flat_state(nnx.state(module))}
 
 
-def _dtypes(module: Any) -> tuple[str, str]:
-    """In which it computes and has its parameters: its attribute ``dtype``, where it has one, is that of y."""
-    of_parameters = next((variable.dtype.name for variable in _variables(module).values()), "float32")
-    with contextlib.suppress(TypeError):  # anything may have that name
-        return jax.numpy.dtype(getattr(module, "dtype", None) or of_parameters).name, of_parameters
-    return of_parameters, of_parameters
-
-
 def _state(module: nnx.Module) -> Any:
     graph, state = nnx.split(module)
     return graph, [leaf.tobytes() for leaf in jax.tree.leaves(state)]
@@ -52,14 +49,12 @@ def _state(module: nnx.Module) -> Any:
 def class_of(kind: Any, norm: Norm) -> Any:
     """A class whose call with x alone, or with x and a gate, is that of rms_norm; all else is inherited."""
 
-    is_proven = norm.settings.check()
-
     def __call__(self: Any, *inputs: Any, **named: Any) -> Any:
         x, gate = called_with(norm, is_float, inputs, named)
-        if not hasattr(x, "shape") or not norm.takes(x.shape) or not is_proven(self):
+        if not hasattr(x, "shape") or not norm.takes(x.shape):
             return kind.__call__(self, *inputs, **named)
         parameters = (None if name is None else getattr(self, name) for name in (norm.scale, norm.bias))
-        scale, bias = (None if p is None else vector(jax.numpy, p[...], x, norm) for p in parameters)
+        scale, bias = (None if p is None else vector(jax.numpy, p[...], norm) for p in parameters)
         return computed(jax.numpy, rms_norm, norm, x.shape, x, scale, bias, gate)
 
     return subclass(class_of, kind, norm, "__call__", __call__)
@@ -90,7 +85,9 @@ class Flax(Backend):
             raise Unproven("it has modules of its own")
         target = open_target(nnx.clone(module))
         require_gain_alone(target, self.tensors(module))
-        settings = settings_of(module, nnx.Module, "__call__", vars(nnx.Module()), self.tensors(module))
+        others = {*vars(nnx.Module()), *self.tensors(module)}
+        own = {name: value for name, value in vars(module).items() if name not in others}
+        require_no_arrays(own)
 
         def replacement(norm: Norm, module: Any = module) -> Target:
             ours = nnx.clone(module)
@@ -101,10 +98,10 @@ class Flax(Backend):
         if type(asked) is nnx.RMSNorm:
             asked.dtype = None
         plain = Plain(open_target(asked), functools.partial(replacement, module=asked))
-        proof = decide(target, module.__call__, replacement, _dtypes(module), plain)
+        proof = decide(target, module.__call__, replacement, plain)
         if _changes(nnx.clone(module), *[jax.numpy.ones(proof.norm.shapes[-1])] * (2 if proof.norm.gate else 1)):
             raise Unproven("a call changes its state")
-        return proof._replace(norm=replace(proof.norm, settings=settings))
+        return proof._replace(norm=replace(proof.norm, of_eps=attributes_of_eps(own, proof.norm.known.eps)))
 
     def key_of(self, module: nnx.Module) -> Any:
         variables = [(name, variable.shape, variable.dtype) for name, variable in _variables(module).items()]

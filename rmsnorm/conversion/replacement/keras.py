@@ -12,11 +12,18 @@ import keras
 import numpy as np
 
 from rmsnorm.conversion.replacement.backend import Backend
-from rmsnorm.conversion.replacement.change import called_with, computed, vector
+from rmsnorm.conversion.replacement.change import called_with, computed, require_its_eps, vector
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import Proof, changed, decide, limit_of_y, require_gain_alone
+from rmsnorm.conversion.replacement.proof import (
+    Proof,
+    attributes_of_eps,
+    changed,
+    decide,
+    limit_of_y,
+    require_gain_alone,
+    require_no_arrays,
+)
 from rmsnorm.conversion.replacement.report import Unproven
-from rmsnorm.conversion.replacement.settings import Settings, settings_of
 from rmsnorm.identify import Target
 from rmsnorm.targets.layers import build, made_again, open_keras
 from rmsnorm.targets.open import library_of
@@ -68,10 +75,13 @@ def _inputs(norm: Norm, x: Any) -> dict[str, Any]:
 
 def _everything(layer: Any) -> dict[str, Any]:
     """The variables of a layer and of its metrics, and its own attributes."""
-    common = vars(keras.layers.Layer())
-    attributes = {name: value for name, value in vars(layer).items() if name not in common}
     variables = (*layer.variables, *layer.metrics_variables)
-    return attributes | {variable.path: keras.ops.convert_to_numpy(variable) for variable in variables}
+    return _own(layer) | {variable.path: keras.ops.convert_to_numpy(variable) for variable in variables}
+
+
+def _own(layer: Any) -> dict[str, Any]:
+    common = vars(keras.layers.Layer())
+    return {name: value for name, value in vars(layer).items() if name not in common}
 
 
 def _weight(layer: Any, name: str | None) -> Any:
@@ -112,19 +122,15 @@ class Keras(Backend):
         _fresh(layer)
         target = replace(open_keras(layer, layer.name, "cpu"), library=library_of(layer))
         require_gain_alone(target, self.tensors(layer))
-        self._settings(layer)
+        own = {name: value for name, value in _own(layer).items() if not isinstance(value, keras.Variable)}
+        require_no_arrays(own)
 
         def replacement(norm: Norm) -> Target:
             return open_keras(layer, layer.name, "cpu", change=lambda fresh: self.become(fresh, norm))
 
-        proof = decide(target, layer.call, replacement, (layer.compute_dtype, layer.variable_dtype))
+        proof = decide(target, layer.call, replacement)
         _require_no_more(layer, proof.norm)
-        return proof
-
-    def _settings(self, layer: Any) -> Settings:
-        common = vars(keras.layers.Layer())
-        weights = [name for name, value in vars(layer).items() if isinstance(value, keras.Variable)]
-        return settings_of(layer, keras.layers.Layer, "call", common, weights)
+        return proof._replace(norm=replace(proof.norm, of_eps=attributes_of_eps(own, proof.norm.known.eps)))
 
     def key_of(self, layer: Any) -> Any:
         try:
@@ -166,21 +172,28 @@ class Keras(Backend):
 
     def become(self, layer: Any, norm: Norm) -> None:
         """Gives a layer another call; its class stays, and so do its config and what is saved of it."""
-        own, is_proven = layer.call, self._settings(layer).check()
+        own, set_attribute = layer.call, layer._setattr_hook
 
         @functools.wraps(own)
         def call(*inputs: Any, **named: Any) -> Any:
             asked = {name: value for name, value in named.items() if name != "training" and value is not None}
             x, gate = called_with(norm, _is_float, inputs, asked)
             shape = getattr(x, "shape", None)
-            if shape is None or not norm.takes(shape) or not is_proven(layer):
+            if shape is None or not norm.takes(shape):
                 return own(*inputs, **named)
-            scale, bias = (vector(keras.ops, _weight(layer, name), x, norm) for name in (norm.scale, norm.bias))
+            scale, bias = (vector(keras.ops, _weight(layer, name), norm) for name in (norm.scale, norm.bias))
             rms_norm = functools.partial(compute, out_dtype=keras.backend.standardize_dtype(x.dtype))
             return computed(keras.ops, rms_norm, norm, keras.ops.shape(x), x, scale, bias, gate)
 
         call.norm = norm  # type: ignore[attr-defined]
         object.__setattr__(layer, "call", call)
+
+        def checked(name: str, value: Any) -> tuple[str, Any]:
+            require_its_eps(norm, vars(layer), name, value)
+            hooked: tuple[str, Any] = set_attribute(name, value)
+            return hooked
+
+        object.__setattr__(layer, "_setattr_hook", checked)  # which every assignment to an attribute calls
 
     def finish(self, model: Any) -> None:
         """Functions that were traced before the layers changed are traced again."""

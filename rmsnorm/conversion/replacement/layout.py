@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rmsnorm.conversion.replacement.report import NoNorm
-from rmsnorm.conversion.replacement.settings import Settings
 from rmsnorm.identify.layout import Axes, Layout
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets.target import Shape
@@ -27,10 +25,7 @@ class Norm(Axes):
         variant: None as long as it is not known.
         gate: its name of the gate, which follows x.
         group: the number of neighbours along the last axis that are normalised together, None for all.
-        offset: what is added to a gain that is one number.
-        settings: the values of the attributes for which it was proven; with others the layer runs its own code.
-        copied: the dtypes of x, and of the gate, in which a model may write into it before the backward pass, as the
-            layer keeps a copy. Of PyTorch.
+        of_eps: the layer's names of the attributes that hold its eps.
         keeps_order: whether the axes of y have the order of those of x in memory; else y is contiguous. Of PyTorch.
     """
 
@@ -41,9 +36,7 @@ class Norm(Axes):
     variant: Variant | None = None
     gate: str | None = None
     group: int | None = None
-    offset: float = 0.0
-    settings: Settings = Settings()  # noqa: RUF009  (it is immutable)
-    copied: tuple[tuple[Any, ...], tuple[Any, ...]] = ((), ())
+    of_eps: tuple[str, ...] = ()
     keeps_order: bool = False
     unlike: tuple[int, ...] = ()
 
@@ -77,10 +70,8 @@ class Norm(Axes):
         return self.variant
 
     def with_variant(self, variant: Variant) -> Norm:
-        """With another variant, but what the layer does with its gate and adds to a gain of one number."""
+        """With another variant, but what the layer does with its gate."""
         if self.variant is not None and self.gate is not None:
             gate = {"gate_function": self.variant.gate_function, "gate_position": self.variant.gate_position}
             variant = variant.replace(**gate)
-        if self.offset:
-            variant = variant.replace(scale_offset=self.offset)
         return replace(self, variant=variant)

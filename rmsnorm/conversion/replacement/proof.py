@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -12,31 +12,28 @@ import numpy as np
 
 from rmsnorm.accuracy.bounds import bound
 from rmsnorm.accuracy.terms import term_sizes
-from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.conversion.replacement.in_kit import Golden
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.report import UNSUPPORTED, NoNorm, Roundings, Unproven, recognised
+from rmsnorm.conversion.replacement.report import UNSUPPORTED, NoNorm, Unproven, recognised
 from rmsnorm.identify import Identity, Target, TargetError
-from rmsnorm.identify.layout import find_axes, parameters, size_of_gain
+from rmsnorm.identify.layout import find_axes, size_of_gain
 from rmsnorm.identify.solve import identify_opened
-from rmsnorm.numpy_impl import rms_norm
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Spec
 from rmsnorm.specification.resolve import resolve
-from rmsnorm.targets.arguments import argument_named
+from rmsnorm.targets.arguments import argument_named, means_eps
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import random_state_kept
 
 _TIME: Final = 600.0  # seconds for identify
-_ELEMENTS: Final = 2**20  # of y in 16 bits: a handful of them are not the nearest number after float32 arithmetic
+_LAST: Final = "only norms along the last axes are replaced"
 
 
 class Proof(NamedTuple):
-    """What a layer computes, where, and how y of its replacement is rounded in 16 bits."""
+    """What a layer computes, and where."""
 
     norm: Norm
     identity: Identity
-    roundings: Roundings | None
 
 
 class Plain(NamedTuple):
@@ -51,7 +48,6 @@ def decide(
     target: Target,
     call: Callable[..., Any],
     replaced: Callable[[Norm], Target],
-    own: tuple[str, str],
     plain: Plain | None = None,
 ) -> Proof:
     """What a layer computes, if its replacement computes the same.
@@ -60,7 +56,6 @@ def decide(
         target: the layer, or a copy of it.
         call: its own call, whose first parameter is x, and whose second one may be a gate.
         replaced: makes the replacement of a copy.
-        own: the dtypes in which the layer computes and has its parameters.
         plain: the same two without what no variant says, such as another dtype of y; None where nothing is.
 
     Raises:
@@ -90,33 +85,7 @@ def decide(
         golden.require_calls(proven)
     unlike = tuple(len(shape) for shape in norm.shapes if shape not in proven)
     norm = replace(norm, shapes=tuple(proven), unlike=unlike)
-    return Proof(norm, identity, _roundings(target, ours, norm, *own))
-
-
-def _roundings(theirs: Target, ours: Target, norm: Norm, dtype: str, of_parameters: str) -> Roundings | None:
-    """How y differs in the dtype in which a layer computes; None for one of more than 16 bits, or of few rows."""
-    if dtype not in dtypes.HALF:
-        return None
-    try:
-        layout = norm.example
-        x, arrays = _inputs(theirs, layout.shape(_ELEMENTS // layout.n), dtype)
-        arrays = {name: array if name == "gate" else array.astype(of_parameters) for name, array in arrays.items()}
-        count, results = x.size // layout.n, []
-        for target in (theirs, ours):
-            with target.evaluating():
-                results.append(layout.to_rows(_quick(target).forward(x, **arrays), count))
-    except (Unproven, TargetError):  # it takes no more rows
-        return None
-    if any(y.dtype != x.dtype for y in results):
-        return None
-    far = ulps(*results)
-    differ = far.any(axis=1)
-    rows, gate = (layout.to_rows(each, count)[differ] for each in (x, arrays.get("gate", x)))
-    scale, bias = (layout.spread(arrays[name], count)[differ] if name in arrays else None for name in ("scale", "bias"))
-    known: dict[str, Any] = {"variant": norm.known, "out_dtype": x.dtype}
-    exact = rms_norm(rows, scale, bias, feature_axis=(0, 1), gate=gate if norm.gate else None, **known)
-    wrong = (int(np.count_nonzero(ulps(y[differ], exact))) for y in results)
-    return Roundings(dtype, far.size, int(np.count_nonzero(far)), float(far.max()), *wrong)
+    return Proof(norm, identity)
 
 
 def _identified(target: Target, asked: Target, x: str, gate: str | None) -> tuple[Norm, Identity]:
@@ -143,8 +112,11 @@ def _identified(target: Target, asked: Target, x: str, gate: str | None) -> tupl
         width = target.width or 2 * group
         shapes = tuple((*shape[:-1], width) for shape in norm.shapes)
         norm = replace(norm, shapes=shapes, width=width, group=group)
-    offset = variant.scale_offset if norm.scale and not vector else 0.0
-    return replace(norm, variant=variant, offset=offset), identity
+    if norm.axes != tuple(range(-len(norm.axes), 0)):
+        raise Unproven(f"it normalises axis {', '.join(map(str, norm.axes))}; {_LAST}")
+    if not vector and (norm.scale or norm.bias):
+        raise Unproven("its gain is one number, expected one for each element of a row")
+    return replace(norm, variant=variant), identity
 
 
 def _placed(target: Target, x: str, gate: str | None) -> Norm:
@@ -173,6 +145,25 @@ def require_gain_alone(target: Target, names: list[str]) -> None:
     """
     if set(names) - set(target.names.values()) or "factor" in target.names:
         raise NoNorm(f"it holds {', '.join(names)}, expected a gain and perhaps a bias")
+
+
+def require_no_arrays(attributes: Mapping[str, Any]) -> None:
+    """The attributes of a layer, without its parameters and buffers, must be none that may change in place.
+
+    Raises:
+        Unproven: one is an array.
+    """
+    for name, value in attributes.items():
+        if hasattr(value, "shape") and not isinstance(value, np.generic):
+            raise Unproven(f"its {name} is no parameter or buffer, and may change where replace sees nothing of it")
+
+
+def attributes_of_eps(attributes: Mapping[str, Any], eps: float | None) -> tuple[str, ...]:
+    """The names of those attributes of a layer that hold its eps, which is this number."""
+    return tuple(
+        name for name, value in attributes.items()
+        if means_eps(name) or (eps and isinstance(value, float) and math.isclose(value, eps, rel_tol=1e-3))
+    )  # fmt: skip
 
 
 def first_parameter(call: Callable[..., Any]) -> str:
@@ -235,16 +226,3 @@ def limit_of_y(norm: Norm, x: Array, arrays: Mapping[str, Array]) -> Array:
 def _quick(target: Target) -> Target:
     """The target as one program in place of one for each operation, in the mode of now, where shapes are compiled."""
     return target.compiled if target.bridge.compiles else target
-
-
-def _inputs(target: Target, shape: tuple[int, ...], dtype: str) -> tuple[Array, dict[str, Array]]:
-    random = np.random.default_rng(len(shape))
-    x = random.normal(0.1, 1.0, shape)
-    x = (x * 10.0 ** random.uniform(-1, 1, (shape[0],) + (1,) * (len(shape) - 1))).astype(dtype)
-    values = [functools.partial(random.normal, middle, 0.5) for middle in (1.0, 0.3)]
-    arrays = parameters(target, x, scale=values[0], bias=values[1])
-    if "gate" in target.arguments:
-        arrays["gate"] = random.normal(0.5, 2.0, shape).astype(dtype)
-        for column, value in enumerate((20.0, -20.0, 0.0)):  # beyond what somebody may cut off, and nothing
-            arrays["gate"][..., column : column + 1] = value
-    return x, arrays

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, assert_never, get_args
+from typing import Final, assert_never, get_args
 
 from rmsnorm.identify import Identity
 from rmsnorm.specification.variants import GateFunction, Variant
@@ -19,35 +19,6 @@ class NoNorm(Unproven):
     """It normalises nothing: only a module whose class has "norm" in its name is worth a line in the report."""
 
 
-class Roundings(NamedTuple):
-    """How y of a module in 16 bits differs from y of its replacement, for random numbers.
-
-    Attributes:
-        dtype: in which the module computes.
-        elements: how many elements of y there were.
-        differing: in how many of them the two differ.
-        ulps: the largest difference, in steps of the dtype; infinite where one is NaN.
-        theirs, ours: in how many of them y of the module, and y of its replacement, is not the exact result, rounded
-            as the variant says.
-    """
-
-    dtype: str
-    elements: int
-    differing: int
-    ulps: float
-    theirs: int
-    ours: int
-
-    def __str__(self) -> str:
-        if not self.differing:
-            return f"in {self.dtype} all {self.elements:,} elements of y are equal"
-        exact = f"theirs are not exact in {self.theirs:,}, ours in {self.ours:,}"
-        if not self.theirs or not self.ours:
-            exact = f"{'theirs' if self.ours else 'ours'} are exact"
-        many = f"{self.differing:,} of {self.elements:,} elements of y differ"
-        return f"in {self.dtype} {many}, by at most {self.ulps:,.0f} ulp, and {exact}"
-
-
 @dataclass(frozen=True)
 class Replacement:
     """What happened to one module.
@@ -58,7 +29,6 @@ class Replacement:
         variant: the variant of the new layer, or None if the module was not replaced.
         why: "recognised", or what differs now; or the reason why the module was not replaced.
         done: whether the model was changed, False of a dry run.
-        roundings: of a recognised module that computes in 16 bits, how y differs.
         gated: whether it has a gate; its function and position are those of the variant.
         group: the number of neighbours that are normalised together, None for all.
     """
@@ -68,15 +38,13 @@ class Replacement:
     variant: Variant | None
     why: str
     done: bool = field(default=True, compare=False)
-    roundings: Roundings | None = None
     gated: bool = False
     group: int | None = None
 
     def __str__(self) -> str:
         form = "" if self.variant is None else f"RMSNorm, variant {self.variant.name}, eps {self.variant.eps}"
         result = f"{'now' if self.done else 'would be'} {form}" if form else "left"
-        line = f"{self.name or 'the model'} ({self.kind}): {result}; {self.why}"
-        return line if self.roundings is None else f"{line}; {self.roundings}"
+        return f"{self.name or 'the model'} ({self.kind}): {result}; {self.why}"
 
 
 def nothing(kind: str, replaced: int) -> Replacement:

@@ -16,15 +16,20 @@ from torch import Tensor, nn
 from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.change import Replaced, axes_of, called_with, in_groups, subclass, vector
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import Proof, changed, decide, require_gain_alone
+from rmsnorm.conversion.replacement.proof import (
+    Proof,
+    attributes_of_eps,
+    changed,
+    decide,
+    require_gain_alone,
+    require_no_arrays,
+)
 from rmsnorm.conversion.replacement.report import NoNorm, Unproven
-from rmsnorm.conversion.replacement.settings import settings_of
 from rmsnorm.identify import Target, TargetError, open_target
 from rmsnorm.specification.variants import PRESETS, Variant
-from rmsnorm.targets.layers import dtype_of
 from rmsnorm.targets.target import random_state_kept
 from rmsnorm.torch_impl import engines
-from rmsnorm.torch_impl.autograd import own_copy, repeat
+from rmsnorm.torch_impl.autograd import repeat
 from rmsnorm.torch_impl.functional import rms_norm
 from rmsnorm.torch_impl.layers import RMSNorm
 from rmsnorm.torch_impl.private import has_tangents, is_watched
@@ -80,8 +85,12 @@ def probe_of(module: nn.Module) -> nn.Module:
 
 def _everything(module: nn.Module) -> dict[str, Any]:
     """The parameters, buffers and own attributes of a module."""
-    common, tensors = vars(nn.Module()), (*module.named_parameters(), *module.named_buffers())
-    return {name: value for name, value in vars(module).items() if name not in common} | dict(tensors)
+    return _own(module) | dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def _own(module: nn.Module) -> dict[str, Any]:
+    common = vars(nn.Module())
+    return {name: value for name, value in vars(module).items() if name not in common}
 
 
 def _contents(buffer: Tensor) -> Any:
@@ -92,15 +101,13 @@ def _contents(buffer: Tensor) -> Any:
 
 
 def _attributes(module: nn.Module) -> dict[str, str]:
-    common = vars(nn.Module())
-    return {name: repr(value) for name, value in vars(module).items()
-            if name not in common and isinstance(value, _COMPARABLE)}  # fmt: skip
+    return {name: repr(value) for name, value in _own(module).items() if isinstance(value, _COMPARABLE)}
 
 
-def become_layer(module: Any, variant: Variant, eps: float | None, copied: tuple[torch.dtype, ...] = ()) -> None:
+def become_layer(module: Any, variant: Variant, eps: float | None) -> None:
     """Turns a module with a normalized_shape into rmsnorm.torch_impl.RMSNorm."""
     module.__class__ = RMSNorm
-    module.variant, module.eps, module._copied = variant, eps, copied
+    module.variant, module.eps = variant, eps
     for name in ("weight", "bias"):
         if name not in module._parameters:
             module.register_parameter(name, None)
@@ -110,23 +117,18 @@ def become_layer(module: Any, variant: Variant, eps: float | None, copied: tuple
 def class_of(kind: Any, norm: Norm) -> Any:
     """A class whose call with x alone, or with x and a gate, is that of rms_norm; all else is inherited."""
     settings, last = (norm.known.eps, norm.known), tuple(range(-len(norm.axes), 0))
-    names, (copied, gate_copied) = (norm.scale, norm.bias), norm.copied
-    may_keep, axes, are_proven = norm.axes == norm.gain_axes == last, axes_of(norm), norm.settings.check()
+    names, may_keep, axes = (norm.scale, norm.bias), norm.axes == norm.gain_axes == last, axes_of(norm)
 
     def forward(self: Any, *inputs: Any, **named: Any) -> Any:
         x, gate = called_with(norm, is_float, inputs, named)
-        if not isinstance(x, Tensor) or not are_proven(self):
+        if not isinstance(x, Tensor):
             return kind.forward(self, *inputs, **named)
         shape, parameters = x.shape, [None if name is None else getattr(self, name) for name in names]
         if any(p is None and name is not None for p, name in zip(parameters, names, strict=True)):
             return kind.forward(self, *inputs, **named)
         if norm.group is not None and not norm.takes(shape):
             return kind.forward(self, *inputs, **named)
-        if x.dtype in copied:
-            x = own_copy(x, *parameters)
-        if gate is not None and gate.dtype in gate_copied:
-            gate = own_copy(gate, *parameters)
-        vectors = (vector(torch, parameter, x, norm) for parameter in parameters)
+        vectors = (vector(torch, parameter, norm) for parameter in parameters)
         rows, scale, bias, *z = in_groups(torch, norm, shape, x, *vectors, *(() if gate is None else (gate,)))
         tensors = rows, None, scale, bias, *(z or (None,))
         alone = may_keep and type(x) is Tensor and not is_watched() and not has_tangents()
@@ -157,21 +159,6 @@ def _keeps_order(module: nn.Module, norm: Norm) -> bool:
         y = module(x) if norm.gate is None else module(x, x.clone())
         return not x.is_contiguous() and bool(y.stride() == x.stride())
     return False
-
-
-def _copied(module: nn.Module, norm: Norm) -> Iterator[tuple[torch.dtype, ...]]:
-    """For x, and the gate: the dtypes in which a model may write into it before the backward pass."""
-    for written in (0, 1):
-        dtypes = []
-        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-            leaf = torch.ones(norm.shapes[-1], dtype=dtype, requires_grad=True)
-            tensors = [leaf * 1 for _ in range(1 if norm.gate is None else 2)]
-            with torch.enable_grad(), contextlib.suppress(Exception):
-                y = module(*tensors)
-                tensors[written].add_(1)
-                torch.autograd.grad(y.sum(), leaf)
-                dtypes.append(dtype)
-        yield tuple(dtypes)
 
 
 def is_float(value: Any) -> bool:
@@ -216,21 +203,18 @@ class Torch(Backend):
             self.become(ours, norm)
             return replace(open_target(ours), arguments=target.arguments)
 
-        own = dtype_of([*module.parameters(), *module.buffers(), torch.ones(())][0])
-        settings = settings_of(module, nn.Module, "forward", vars(nn.Module()), self.tensors(module))
-        proof = decide(target, module.forward, replacement, (own, own))
+        require_no_arrays(_own(module))
+        proof = decide(target, module.forward, replacement)
+        of_eps = attributes_of_eps(_own(module), proof.norm.known.eps)
         with random_state_kept():
-            keeps_order, (of_x, of_gate) = _keeps_order(probe, proof.norm), _copied(probe, proof.norm)
-        norm = replace(proof.norm, settings=settings, keeps_order=keeps_order, copied=(of_x, of_gate))
+            norm = replace(proof.norm, of_eps=of_eps, keeps_order=_keeps_order(probe, proof.norm))
         touched = changed(_everything(before), _everything(target.probe))
         if touched:
             raise Unproven(f"a call changes its {', '.join(touched)}")
         return proof._replace(norm=norm)
 
     def key_of(self, module: nn.Module) -> Any:
-        common = vars(nn.Module())
-        others = [(name, id(value)) for name, value in vars(module).items()
-                  if name not in common and not isinstance(value, _COMPARABLE)]  # fmt: skip
+        others = [(name, id(value)) for name, value in _own(module).items() if not isinstance(value, _COMPARABLE)]
         parameters = [(name, parameter.shape, parameter.dtype) for name, parameter in module.named_parameters()]
         buffers = [_contents(buffer) for buffer in module.buffers()]
         compiled = module._compiled_call_impl is not None
@@ -243,7 +227,7 @@ class Torch(Backend):
             return
         preset = PRESETS.get(norm.known.name, norm.known)
         variant = preset if preset.replace(eps=norm.known.eps) == norm.known else norm.known
-        become_layer(module, variant, norm.known.eps, norm.copied[0])
+        become_layer(module, variant, norm.known.eps)
 
     def finish(self, model: nn.Module) -> None:
         """A norm that changed its class in place becomes an attribute anew, as the layer looks at where it is then."""
