@@ -12,7 +12,7 @@ import numpy as np
 from rmsnorm.targets.arguments import BUFFERS, FromCall, Slot
 from rmsnorm.targets.target import Target
 
-INPUTS: Final = ("scale", "bias", "gate", "mask", "residual")
+_INPUTS: Final = ("scale", "bias", "gate", "mask", "residual")
 _EPS: Final = 1e-6
 
 
@@ -37,12 +37,12 @@ class Caller:
     @property
     def arguments(self) -> tuple[str, ...]:
         """Those of a Target."""
-        return tuple(dict.fromkeys(slot.role for slot in self.slots if slot.role in INPUTS))
+        return tuple(dict.fromkeys(slot.role for slot in self.slots if slot.role in _INPUTS))
 
     @property
     def optional(self) -> frozenset[str]:
         """The arrays beside x that it may be called without."""
-        return frozenset(slot.role for slot in self.slots if not slot.required and slot.role in INPUTS)
+        return frozenset(slot.role for slot in self.slots if not slot.required and slot.role in _INPUTS)
 
     @property
     def required(self) -> frozenset[str]:
