@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rmsnorm import PRESETS
 from rmsnorm.cli.callables import TARGET_HELP, Call, Compiled, Device, Framework, Gradients, GroupSize, Init, opening
-from rmsnorm.cli.reports import Json, Junit, Verbose, check_folders, write_reports
+from rmsnorm.cli.reports import Json, Verbose, check_folders, write_reports
 from rmsnorm.cli.usage import choices, end_of_check, unusable
 from rmsnorm.parity import screen
 from rmsnorm.specification import dtypes, errors
@@ -26,7 +26,7 @@ _less = partial(typer.Option, rich_help_panel="What need not hold")
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm check my_norm:norm --variant llama\n\n"
-    "    rmsnorm check my_norm.py:norm --variant llama --eps 1e-5 --dtype bfloat16 --junit parity.xml\n\n"
+    "    rmsnorm check my_norm.py:norm --variant llama --eps 1e-5 --dtype bfloat16\n\n"
     "    rmsnorm check my_norm.py:Norm --init dim=64\n\n"
     "    rmsnorm check model.onnx --json parity.json\n\n"
     "    rmsnorm check my_norm.py:norm --accept 'dscale: 16-bit sums' --quantity y,dx,dscale\n\n"
@@ -96,7 +96,6 @@ def check(
     max_width: Annotated[int | None, _limit(help="The most columns that it takes.", min=1, show_default=False)] = None,
     verbose: Verbose = False,
     json: Json = None,
-    junit: Junit = None,
 ) -> None:
     """Compare your function or layer with a variant: values and gradients, against the golden.
 
@@ -131,7 +130,7 @@ def check(
     if len(names) > 1:
         raise unusable(f"{_COMMAND}: --variant is given {len(names)} times, expected one for a TARGET; drop some")
     types = choices("dtype", dtype, dtypes.FLOATS, _COMMAND) if dtype else None
-    check_folders(_COMMAND, json, junit)
+    check_folders(_COMMAND, json)
     known = None if xfails is None else str(xfails)
     said: dict[str, Any] = {"quantities": _listed(quantity), "accept": accept or None, "xfails": known}
     try:
@@ -157,7 +156,7 @@ def check(
     screen.console().print(Text(report.text, style="" if report.passed else "red"))
     if verbose:
         screen.console().print(Text(report.details))
-    write_reports([report.run], json, junit)
+    write_reports([report.run], json)
     end_of_check([report.run])
 
 

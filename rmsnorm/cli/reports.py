@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 file = partial(typer.Option, dir_okay=False, rich_help_panel="Reports")
 Json = Annotated[Path | None, file(help="Write every record as JSON.")]
-Junit = Annotated[Path | None, file(help="Write a JUnit report for CI.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print everything.", rich_help_panel="Reports")]
 
 
@@ -32,11 +31,9 @@ def check_folders(command: str, *paths: Path | None) -> None:
             pass
 
 
-def write_reports(runs: Sequence[Run], json: Path | None, junit: Path | None) -> None:
-    """Write the comparisons to the files that were asked for."""
+def write_reports(runs: Sequence[Run], json: Path | None) -> None:
+    """Write the comparisons to the file that was asked for."""
     from rmsnorm.parity import report
 
     if json:
         report.write_json(runs, json)
-    if junit:
-        report.write_junit(runs, junit)

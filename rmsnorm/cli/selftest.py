@@ -9,7 +9,7 @@ import typer
 from rich.progress import TaskID
 
 from rmsnorm import PRESETS
-from rmsnorm.cli.reports import Json, Junit, check_folders, write_reports
+from rmsnorm.cli.reports import Json, check_folders, write_reports
 from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, Dtypes, backends, choices, end_of_check, progress
 from rmsnorm.parity import screen
 from rmsnorm.specification import dtypes
@@ -21,7 +21,7 @@ EPILOG: Final = (
     "    rmsnorm selftest\n\n"
     "    rmsnorm selftest --all\n\n"
     "    rmsnorm selftest --backend torch --variant llama --dtype bfloat16\n\n"
-    "    rmsnorm selftest --backend flax --device cuda --json parity.json --junit parity.xml\n\n"
+    "    rmsnorm selftest --backend flax --device cuda --json parity.json\n\n"
     "Exit status: 0 everything agrees, 1 a backend differs, crashed, hung or was stopped, 2 wrong usage, "
     "a requested backend is not installed, or no comparison was made."
 )
@@ -50,7 +50,6 @@ def selftest(
         ),
     ] = False,
     json: Json = None,
-    junit: Junit = None,
 ) -> None:
     """Compare every backend of this package with the golden: values, gradients and derivatives.
 
@@ -67,7 +66,7 @@ def selftest(
     variants = choices("variant", variant, tuple(PRESETS), _COMMAND) if variant else ()
     types = choices("dtype", dtype, dtypes.FLOATS, _COMMAND) if dtype else ()
     choices("device", [device], DEVICES, _COMMAND)
-    check_folders(_COMMAND, json, junit)
+    check_folders(_COMMAND, json)
     brief = not (all_ or variants or types)
     if list_:
         screen.console().print(_listing(variants, types, brief))
@@ -87,7 +86,7 @@ def selftest(
         )
     runs.sort(key=lambda state: chosen.index(state.name))
     screen.console().print(report.terminal(runs, tables=verbose))
-    write_reports(runs, json, junit)
+    write_reports(runs, json)
     end_of_check(runs, requested=bool(backend))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from rmsnorm import PRESETS
-from rmsnorm.cli.reports import Json, Junit, check_folders, write_reports
+from rmsnorm.cli.reports import Json, check_folders, write_reports
 from rmsnorm.cli.usage import DIFFERS, Dtypes, choices, progress
 from rmsnorm.parity import screen
 from rmsnorm.specification import dtypes
@@ -28,7 +28,7 @@ WRITE_EPILOG: Final = (
 )
 CHECK_EPILOG: Final = (
     "Examples:\n\n"
-    "    rmsnorm vectors check vectors --junit parity.xml\n\n"
+    "    rmsnorm vectors check vectors --json parity.json\n\n"
     "Exit status: 0 everything agrees, 1 something differs or was not computed, 2 wrong usage or the vectors were "
     "changed."
 )
@@ -100,7 +100,6 @@ def check(
         typer.Argument(metavar="DIR", help="The folder of `rmsnorm vectors write`, with the folder outputs in it."),
     ],
     json: Json = None,
-    junit: Junit = None,
 ) -> None:
     """Compare the outputs that another program has written, DIR/outputs/NAME.safetensors, with the golden's.
 
@@ -109,11 +108,11 @@ def check(
     """
     from rmsnorm.parity import report, vectors
 
-    check_folders("rmsnorm vectors check", json, junit)
+    check_folders("rmsnorm vectors check", json)
     with progress() as bars:
         task = bars.add_task("check", total=None)
         run = vectors.check(folder, on_progress=lambda done, total: bars.update(task, completed=done, total=total))
     screen.console().print(report.terminal([run], tables=True))
-    write_reports([run], json, junit)
+    write_reports([run], json)
     if run.failures:
         raise typer.Exit(DIFFERS)

@@ -61,7 +61,7 @@ USAGE = [
     ("vectors write DIR --variant gemma4 --case huge", "filter is 'gemma4 huge', expected one that a case"),
     ("vectors write /proc/no-such", "/proc/no-such cannot be used, as the system says: No such file or directory"),
     ("vectors check DIR", "expected one with a manifest.json of rmsnorm; write the vectors again with"),
-    ("vectors check DIR --junit /no/such/x.xml", "/no/such is not a folder, expected one to write x.xml in"),
+    ("vectors check DIR --json /no/such/x.json", "/no/such is not a folder, expected one to write x.json in"),
     ("compare --backend theano", "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax', 'numpy',"),
     ("compare --op recurrent", "op is 'recurrent', expected 'fwd' or 'fwd+bwd'"),
     ("compare --shape 4096,4096", "shape is '4096,4096', expected sizes > 0; write it as 4096x4096"),
@@ -88,11 +88,11 @@ USAGE = [
 ]
 HELP = {
     "selftest": (
-        "--backend --variant --dtype --device --json --junit --all --list",
+        "--backend --variant --dtype --device --json --all --list",
         "rmsnorm selftest --backend torch --variant llama --dtype bfloat16", "Exit status: 0 everything agrees",
     ),
     "check": (
-        "--variant --eps --dtype --init --framework --group-size --compiled --no-gradients --device --json --junit "
+        "--variant --eps --dtype --init --framework --group-size --compiled --no-gradients --device --json "
         "--edges --batch-invariant --large",
         "rmsnorm check my_norm:norm --variant llama", "Exit status: 0 everything agrees", "rmsnorm selftest",
     ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from commands import rmsnorm
@@ -44,9 +43,6 @@ def test_known_differences_of_a_file_are_said_and_one_that_agrees_fails(tmp_path
     assert held.passed
     assert f"accepted: y: it doubles a row beside NaN: {len(wrong)} comparison" in held.text
     assert f"  {wrong[0]}: at" in held.details
-    report.write_junit([held.run], tmp_path / "a.xml")
-    (suite,) = ElementTree.parse(tmp_path / "a.xml").getroot()
-    assert (suite.get("failures"), suite.get("skipped")) == ("0", str(len(suite.findall("testcase/skipped"))))
     mended = check(written(tmp_path, wrong=False), **options, xfails=known)
     assert not mended.passed
     assert "it agrees, and was expected to differ; take the line out" in " ".join(mended.text.split())

@@ -35,10 +35,10 @@ def test_the_example_in_c(compiler, tmp_path):
         strict = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror"]
         subprocess.run([compiler, *strict, *define, "-o", program, SOURCE, "-lm"], check=True, timeout=60)
         subprocess.run([program, *sorted(folder.glob("gemma.*.safetensors"))], check=True, timeout=60)
-        done = rmsnorm("vectors", "check", folder, "--junit", tmp_path / "parity.xml")
+        done = rmsnorm("vectors", "check", folder, "--json", tmp_path / "parity.json")
         assert done.exit_code == status, done.stdout + done.stderr
         assert words in done.stdout
-        assert ("<failure" in (tmp_path / "parity.xml").read_text()) == bool(status)
+        assert ('"passed": false' in (tmp_path / "parity.json").read_text()) == bool(status)
 
 
 def test_the_example_in_c_refuses_what_it_cannot_read(compiler, tmp_path):
