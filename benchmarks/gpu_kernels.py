@@ -33,7 +33,6 @@ from triton.compiler import ASTSource
 
 from rmsnorm.gpu import triton_backward, triton_forward
 from rmsnorm.gpu.plan import Tiles, has_fast_float64, settings, sum_tiles, tiles
-from rmsnorm.parity import screen
 from rmsnorm.specification.call import Spec
 from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Variant
@@ -283,7 +282,7 @@ def main() -> None:
     done = [compiled(*one) for one in _progress(wanted)]
     for table in (counts_table(one for one in done if one.capability in CAPABILITIES), cards_table(done),
                   measured_table()):  # fmt: skip
-        screen.console().print(table)
+        Console().print(table)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import numpy as np
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from timing.backends import BACKENDS, open_backend
 from timing.candidates import Call
@@ -27,11 +27,10 @@ from timing.programs import Summary, Threads, end, run_each, write
 from timing.report import outcome, three_digits, times
 from timing.run import BenchRun, hello, serve
 
-from rmsnorm.cli.reports import Json, check_folders
+from rmsnorm.cli.reports import Json
 from rmsnorm.cli.usage import BACKEND_NAMES, backends
 from rmsnorm.nematus.cells import CellNorm, nematus_gru_shapes
 from rmsnorm.nematus.numpy.recurrent import nematus_gru
-from rmsnorm.parity import screen
 
 app = typer.Typer(add_completion=False)
 EPILOG: Final = (
@@ -280,13 +279,12 @@ def time_steps(
     one of each framework.
     """
     chosen = backends(backend, "recurrent_step.py")
-    check_folders("recurrent_step.py", json, summary)
     sizes = Sizes(length, batch, features, state)
     commands = {name: worker_command(name, sizes, seconds=seconds, threads=threads) for name in chosen}
     settings = {**sizes._asdict(), "seconds": seconds, "threads": threads}
     keep = partial(write, settings=settings, json=json, summary=summary)
     runs = run_each(commands, dict.fromkeys(chosen, len(NORMS) + 1), keep)  # each norm is compared, then all are timed
-    screen.console(least=80).print(table_of(runs, length))
+    Console().print(table_of(runs, length))
     keep(runs, is_over=True)
     end(runs, backend)
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from timing.backends import BACKENDS, open_backend
 from timing.candidates import BUILTIN, LAYER_NORM, OURS, Call
@@ -28,9 +28,8 @@ from timing.report import WIDTH, ms, outcome, times
 from timing.run import BenchRun, hello, serve
 from whole_models import DTYPES, MODES, NORMS, OPS, Sizes
 
-from rmsnorm.cli.reports import Json, check_folders
+from rmsnorm.cli.reports import Json
 from rmsnorm.cli.usage import backends, choices, unusable
-from rmsnorm.parity import screen
 from rmsnorm.specification import dtypes, errors
 from rmsnorm.specification.dtypes import unit_roundoff
 
@@ -216,7 +215,6 @@ def time_models(
         "modes": choices("mode", mode, modes, command), "norms": choices("norm", norm, NORMS, command),
         "seconds": seconds, "threads": threads,
     }  # fmt: skip
-    check_folders(command, json, summary)
     sizes = Sizes(layers, width, batch, length)
     if width % sizes.heads:
         raise unusable(str(errors.out_of_domain(command, "width", width, "whole heads", "use a multiple of 64")))
@@ -225,7 +223,7 @@ def time_models(
     settings = {**sizes._asdict(), "seconds": seconds, "threads": threads}
     keep = partial(write, settings=settings, json=json, summary=summary)
     runs = run_each({name: worker_command(name, sizes, **options) for name in chosen if totals[name]}, totals, keep)
-    screen.console(least=WIDTH).print(table_of(runs))
+    Console(width=WIDTH).print(table_of(runs))
     keep(runs, is_over=True)
     end(runs, backend)
 

@@ -13,9 +13,8 @@ from rich.text import Text
 
 from rmsnorm import PRESETS
 from rmsnorm.cli.callables import TARGET_HELP, Call, Compiled, Device, Framework, Gradients, GroupSize, Init, opening
-from rmsnorm.cli.reports import Json, Verbose, check_folders, write_reports
+from rmsnorm.cli.reports import Json, Verbose, write_reports
 from rmsnorm.cli.usage import choices, end_of_check, unusable
-from rmsnorm.parity import screen
 from rmsnorm.specification import dtypes, errors
 from rmsnorm.specification.quantisation import get_quantisation
 
@@ -130,7 +129,6 @@ def check(
     if len(names) > 1:
         raise unusable(f"{_COMMAND}: --variant is given {len(names)} times, expected one for a TARGET; drop some")
     types = choices("dtype", dtype, dtypes.FLOATS, _COMMAND) if dtype else None
-    check_folders(_COMMAND, json)
     known = None if xfails is None else str(xfails)
     said: dict[str, Any] = {"quantities": _listed(quantity), "accept": accept or None, "xfails": known}
     try:
@@ -153,9 +151,10 @@ def check(
     wanted = PRESETS[names[0]] if eps is None else PRESETS[names[0]].replace(eps=eps)
     with Console(stderr=True).status(f"asking {target}"):
         report = check_apart(target, wanted, dtypes=types, **more, **options)
-    screen.console().print(Text(report.text, style="" if report.passed else "red"))
+    console = Console(soft_wrap=True)
+    console.print(Text(report.text, style="" if report.passed else "red"))
     if verbose:
-        screen.console().print(Text(report.details))
+        console.print(Text(report.details))
     write_reports([report.run], json)
     end_of_check([report.run])
 

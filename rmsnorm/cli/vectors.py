@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from rich.console import Console
 
 from rmsnorm import PRESETS
-from rmsnorm.cli.reports import Json, check_folders, write_reports
+from rmsnorm.cli.reports import Json, write_reports
 from rmsnorm.cli.usage import DIFFERS, Dtypes, choices, progress
-from rmsnorm.parity import screen
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.quantisation import QUANTISATIONS
 
@@ -43,7 +43,7 @@ def write(
     dtype: Dtypes = None,
     case: Annotated[
         list[str] | None,
-        typer.Option(help="Case; `rmsnorm selftest --list` lists them. Repeatable.", show_default="all"),
+        typer.Option(help="Case of rmsnorm/parity/cases.py. Repeatable.", show_default="all"),
     ] = None,
     quantity: Annotated[
         list[str] | None,
@@ -90,7 +90,7 @@ def write(
         )
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     unit = f"{'test' if static else 'case'}{'s' * (count != 1)}"
-    screen.console().print(f"{count} {unit}, {size / 1e6:.1f} MB in {folder}", highlight=False)
+    Console(soft_wrap=True).print(f"{count} {unit}, {size / 1e6:.1f} MB in {folder}", highlight=False)
 
 
 @app.command(epilog=CHECK_EPILOG)
@@ -108,11 +108,10 @@ def check(
     """
     from rmsnorm.parity import report, vectors
 
-    check_folders("rmsnorm vectors check", json)
     with progress() as bars:
         task = bars.add_task("check", total=None)
         run = vectors.check(folder, on_progress=lambda done, total: bars.update(task, completed=done, total=total))
-    screen.console().print(report.terminal([run], tables=True))
+    Console(soft_wrap=True).print(report.terminal([run], tables=True))
     write_reports([run], json)
     if run.failures:
         raise typer.Exit(DIFFERS)

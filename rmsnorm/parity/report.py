@@ -27,7 +27,6 @@ from rmsnorm.parity.comparison import Comparison, Run
 from rmsnorm.parity.declared import STALE
 from rmsnorm.parity.fitting import OPTIONS, option_sets, options_of
 from rmsnorm.parity.lines import accepted, difference, not_compared, numbers, places, refused, shortened
-from rmsnorm.parity.screen import Fitting
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.frameworks import FRAMEWORKS
 from rmsnorm.specification.variants import Variant
@@ -184,9 +183,7 @@ def terminal(runs: Sequence[Run], *, failures: int = 12, tables: bool = False) -
         parts.append(Text(_LEGEND if tables else _ELSEWHERE, style="dim"))
     for run in runs:
         if tables and run.records:
-            types = {record.dtype for record in run.records}
-            by_dtype = Group(*(_table(run, (dtype,)) for dtype in dtypes.FLOATS if dtype in types))
-            parts += ["", Fitting(_table(run, dtypes.FLOATS), by_dtype)]
+            parts += ["", _table(run)]
     failed = [(run, record) for run in runs for record in run.failures]
     for run, record in failed[:failures]:
         label = f"{run.name} {record.variant} {dtypes.short(record.dtype)} {record.case!r} {record.quantity}"
@@ -221,31 +218,28 @@ def _title(run: Run) -> str:
     return FRAMEWORKS[run.name].title if run.name in FRAMEWORKS else run.name
 
 
-def _table(run: Run, types: Sequence[str]) -> Table:
+def _table(run: Run) -> Table:
     """One number in a cell for every dtype."""
     title = _title(run)
     if run.version:
         title += f" {run.version} on {run.device}"
-    if len(types) == 1:
-        title += f", {dtypes.short(*types)}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("variant", no_wrap=True)
     for quantity in QUANTITIES:
-        table.add_column({"inverse_rms": "1/rho"}.get(quantity, quantity), justify="right", no_wrap=True)
-    own = [record for record in run.records if record.dtype in types]
-    compared = [record for record in own if math.isfinite(record.max_ulp) or not record.passed]
+        table.add_column({"inverse_rms": "1/rho"}.get(quantity, quantity), justify="right")
+    compared = [record for record in run.records if math.isfinite(record.max_ulp) or not record.passed]
     for variant in dict.fromkeys(record.variant for record in compared):
         cells = []
         for quantity in QUANTITIES:
             records = [r for r in compared if (r.variant, r.quantity) == (variant, quantity)]
-            cells.append(_cell(records, types))
+            cells.append(_cell(records))
         table.add_row(variant, *cells)
     return table
 
 
-def _cell(records: Sequence[Comparison], types: Sequence[str]) -> Text:
+def _cell(records: Sequence[Comparison]) -> Text:
     numbers = []
-    for dtype in types:
+    for dtype in dtypes.FLOATS:
         own = [record for record in records if record.dtype == dtype]
         numbers.append("x" if any(not r.passed for r in own) else _ulps(r.parity_ratio / 2 for r in own))
     return Text(" ".join(numbers) if set(numbers) != {"-"} else "-", style="red" if "x" in numbers else "")

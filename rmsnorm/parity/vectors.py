@@ -102,7 +102,7 @@ def write(
             if not count:
                 asked = " ".join([*variants, *types, *cases, *some])
                 raise errors.out_of_domain("rmsnorm vectors write", "filter", asked, "one that a case passes",
-                                           "list them with `rmsnorm selftest --list`")  # fmt: skip
+                                           "rmsnorm/parity/cases.py has them")  # fmt: skip
     except BaseException:
         if made:
             folder.rmdir()

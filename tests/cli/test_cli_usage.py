@@ -15,7 +15,6 @@ from whole_models import OPS as MODEL_OPS
 from rmsnorm import __version__
 from rmsnorm.cli import app
 
-NO_FOLDER = "/no/such/folder is not a folder"
 # what is typed, where DIR is an empty folder, and what is said; "compare" and "whole_model" are programs in benchmarks/
 USAGE = [
     ("selftest --backend theano", "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax' or 'numpy'"),
@@ -27,7 +26,6 @@ USAGE = [
     ("selftest --dtype float8", "dtype is 'float8', expected 'float16', 'bfloat16', 'float32' or 'float64'"),
     ("selftest --device tpu", "device is 'tpu', expected 'cpu' or 'cuda'"),
     ("selftest --backend numpy --device cuda", "NumPy refused: numpy: device is 'cuda', expected 'cpu'"),
-    ("selftest --json /no/such/folder/x.json", NO_FOLDER),
     ("selftest --frobnicate 1", "No such option"),
     (
         "check",
@@ -39,7 +37,6 @@ USAGE = [
         "check no_such:norm",
         "rmsnorm check: no_such cannot be imported (ModuleNotFoundError: No module named 'no_such')",
     ),
-    ("check x:y --json /no/such/folder/x.json", NO_FOLDER),
     ("check x:y --device tpu", "rmsnorm check: device is 'tpu', expected 'cpu' or 'cuda'"),
     ("check --every", "No such option"),
     ("identify no_such:norm", "rmsnorm identify: no_such cannot be imported ("),
@@ -61,7 +58,6 @@ USAGE = [
     ("vectors write DIR --variant gemma4 --case huge", "filter is 'gemma4 huge', expected one that a case"),
     ("vectors write /proc/no-such", "/proc/no-such cannot be used, as the system says: No such file or directory"),
     ("vectors check DIR", "expected one with a manifest.json of rmsnorm; write the vectors again with"),
-    ("vectors check DIR --json /no/such/x.json", "/no/such is not a folder, expected one to write x.json in"),
     ("compare --backend theano", "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax', 'numpy',"),
     ("compare --op recurrent", "op is 'recurrent', expected 'fwd' or 'fwd+bwd'"),
     ("compare --shape 4096,4096", "shape is '4096,4096', expected sizes > 0; write it as 4096x4096"),
@@ -73,8 +69,6 @@ USAGE = [
     ("compare --threads 4096", "threads is 4096, expected at most"),
     ("compare --threads 0", "Invalid value for '--threads'"),
     ("compare --seconds -1", "Invalid value for '--seconds'"),
-    ("compare --json /no/such/folder/x.json", NO_FOLDER),
-    ("compare --plot /no/such/folder/x.svg", NO_FOLDER),
     ("compare --frobnicate 1", "No such option"),
     ("whole_model --backend numpy", "expected 'torch', 'tf', 'keras', 'jax', 'flax', 'keras-torch' or 'keras-jax'"),
     ("whole_model --op prefill", "op is 'prefill', expected 'train' or 'decode'"),
@@ -84,11 +78,10 @@ USAGE = [
     ("whole_model --width 200", "width is 200, expected whole heads; use a multiple of 64"),
     ("explain numpy --shape 16777216x33554432", "shape is '16777216x33554432', expected at most 2^48 elements"),
     ("explain numpy --shape 8388608x16777216 --dtype float64", "there is too little memory (Unable to allocate"),
-    ("whole_model --json /no/such/folder/x.json", NO_FOLDER),
 ]
 HELP = {
     "selftest": (
-        "--backend --variant --dtype --device --json --all --list",
+        "--backend --variant --dtype --device --json --all",
         "rmsnorm selftest --backend torch --variant llama --dtype bfloat16", "Exit status: 0 everything agrees",
     ),
     "check": (

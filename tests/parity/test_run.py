@@ -91,11 +91,8 @@ def test_the_terminal_shows_where_and_by_how_much(runs):
     verdicts = "\n".join(text.splitlines()[: len(runs)])
     assert "NumPy held: all" in verdicts, "they come first"
     assert "1/rho    " not in text, "there are tables where they are asked for"
-    narrow = Console(width=80, record=True, file=io.StringIO())
-    narrow.print(report.terminal(runs, tables=True))
-    text = narrow.export_text()
-    assert ", f32" in text, "a table for each dtype where the four numbers of a cell do not fit"
-    assert max(len(line) for line in text.splitlines()) <= 80
+    console.print(report.terminal(runs, tables=True))
+    assert "1/rho    " in console.export_text()
 
 
 def test_progress_is_reported_case_by_case():
