@@ -111,12 +111,13 @@ def test_a_report_that_cannot_be_written(file: str, reason: str) -> None:
 
 def test_who_reads_no_more_than_the_first_line_sees_no_error() -> None:
     """As ``| head -1``."""
-    process = started(Path(), "selftest", "--backend", "numpy", "--variant", "mlx", "--dtype", "float32")
-    assert process.stdout is not None
-    process.stdout.close()
-    assert process.stderr is not None
-    assert process.stderr.read() == ""
-    assert process.wait(60) == 1
+    arguments = ["selftest", "--backend", "numpy", "--variant", "mlx", "--dtype", "float32"]
+    with started(Path(), *arguments) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
