@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from rich.console import Console
 from timing import report
 from timing.backends import BACKENDS, open_backend
 from timing.cell import measure
@@ -25,19 +26,8 @@ from timing.problem import DTYPES, OPS, make
 from timing.run import BenchRun, hello, run, serve
 
 from rmsnorm import PRESETS
-from rmsnorm.cli.reports import Json, check_folders, file
-from rmsnorm.cli.usage import (
-    BACKEND_NAMES,
-    DEVICES,
-    DIFFERS,
-    UNUSABLE,
-    backends,
-    choices,
-    progress,
-    sizes,
-    unusable,
-)
-from rmsnorm.parity import screen
+from rmsnorm.cli.reports import Json, file
+from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, DIFFERS, UNUSABLE, backends, choices, progress, sizes, unusable
 from rmsnorm.specification import errors
 
 _BACKEND_NAMES: Final = f"{BACKEND_NAMES} (with Keras on TensorFlow), keras-torch, keras-jax"
@@ -207,7 +197,6 @@ def compare(
         choices("variant", [variant], tuple(PRESETS), command)
     choices("device", [device], DEVICES, command)
     shapes = [sizes(text, command) for text in dict.fromkeys(shape or _SHAPES)]
-    check_folders(command, json, summary, plot)
     if plot and find_spec("matplotlib") is None:
         raise unusable(f"{command}: matplotlib is not installed, expected for --plot; pip install matplotlib")
     if threads and threads > (os.cpu_count() or threads):
@@ -220,7 +209,7 @@ def compare(
         for name in chosen
     }  # fmt: skip
     keep = partial(write, settings={"seconds": seconds, "threads": threads}, json=json, summary=summary)
-    printer = report.Printer(screen.console(least=report.WIDTH))
+    printer = report.Printer(Console(soft_wrap=True))
 
     def show_and_keep(runs: Sequence[BenchRun]) -> None:
         printer(runs)

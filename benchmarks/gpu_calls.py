@@ -19,11 +19,11 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import torch
+from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from rmsnorm.gpu import is_interpreted
-from rmsnorm.parity import screen
 from rmsnorm.torch_impl import RMSNorm, gpu, rms_norm
 
 SHAPE, CALLS, DRAINED = (512, 4096), 1000, 50
@@ -114,7 +114,7 @@ def main() -> None:
     columns = [{name: microseconds(*one, drain) for name, *one in candidates(device, d)} for d in DTYPES]
     for name in columns[0]:
         table.add_row(name, *(f"{f(times[name]):.1f}" for times in columns for f in (min, statistics.median)))
-    screen.console().print(table)
+    Console().print(table)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
-from rmsnorm.parity import screen
 from rmsnorm.specification.call import Spec
 from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import derive
@@ -141,8 +141,8 @@ def main() -> None:
         others.add_row(f"{rows}x{n}", dtype, *(f"{times[name, 'forward']:.4f}" for name in OTHERS))
         if arguments.json is not None:
             arguments.json.write_text(json.dumps({"title": title, "times": measured}, indent=1), encoding="utf-8")
-    screen.console().print(table)
-    screen.console().print(others)
+    Console().print(table)
+    Console().print(others)
 
 
 if __name__ == "__main__":

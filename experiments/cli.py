@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from experiments.experiment import NAMES, Experiment, get
-from rmsnorm.parity import screen
 from rmsnorm.specification import errors
 from rmsnorm.targets.processes import end_by_exception
 
@@ -46,7 +45,7 @@ def main() -> None:
 
 
 def _stop(error: object) -> None:
-    screen.console(stderr=True).print(str(error), style="red", highlight=False, markup=False)
+    Console(stderr=True, soft_wrap=True).print(str(error), style="red", highlight=False, markup=False)
     sys.exit(UNUSABLE)
 
 

@@ -12,13 +12,16 @@ from statistics import fmean, median, quantiles
 from typing import Any, Final
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from benchmarks.timing.machine import environment
 from experiments.experiment import Experiment
 from experiments.record import Record
 from experiments.verdict import interval, is_not_worse
 from rmsnorm.files import write_text
-from rmsnorm.parity import screen
 
 ROWS: Final = 200  # of metrics.csv, for a seed and a norm; the rows of evaluations come on top
 
@@ -134,7 +137,7 @@ def span(ends: Sequence[float | None] | None, sign: str = "") -> str:
 
 
 def show(result: Mapping[str, Any]) -> None:
-    screen.console().print(screen.fitting_table(*table(result), ["steps to the level", "quartiles"]))
+    _print(*table(result))
 
 
 def show_times(result: Mapping[str, Any]) -> None:
@@ -145,4 +148,11 @@ def show_times(result: Mapping[str, Any]) -> None:
             ratios = [f"{own[part] / norms['layer'][part]:.2f}" for part in own] if "layer" in norms else ["-"] * 3
             rows.append([kind, norm, *ratios, f"{own['step'] * 1e3:.3g}"])
     columns = ["operations", "norm", "forward, of layer", "backward", "step", "ms a step"]
-    screen.console().print(screen.fitting_table(columns, rows, []))
+    _print(columns, rows)
+
+
+def _print(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(*columns, box=SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console().print(table)

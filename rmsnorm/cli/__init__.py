@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from rmsnorm import __version__
 from rmsnorm.cli import check, explain, gains, identify, port, selftest, tables, vectors
-from rmsnorm.cli.usage import BROKEN, UNUSABLE, unusable
+from rmsnorm.cli.usage import BROKEN, unusable
 from rmsnorm.specification import environment, errors
 from rmsnorm.targets.processes import end_by_exception, import_triton_before_tensorflow
 
@@ -24,7 +24,7 @@ class _Commands(TyperGroup):
         try:
             environment.check()
             return super().invoke(ctx)
-        except BrokenPipeError:
+        except BrokenPipeError:  # of head, say; typer ends it
             raise
         except errors.InputError as error:
             raise unusable(_beginning_with(ctx.invoked_subcommand or "", str(error))) from None
@@ -71,33 +71,9 @@ def main() -> None:
     """The command ``rmsnorm``. However it ends, nothing unfinished is left, and no worker."""
     end_by_exception()
     import_triton_before_tensorflow()
-    _open_standard_streams()
-    try:
-        try:
-            app()
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:  # of head, say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except OSError as error:  # standard output is on a full disk, and only at the end is the rest written to it
-        print(errors.of_system("rmsnorm", error), file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left cannot be written at the end
-        sys.exit(UNUSABLE)
-
-
-def _open_standard_streams() -> None:
-    """A stream that is closed (``>&-``) is one without readers: else the next file that is opened takes its number."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        mode = "w" if number else "r"
-        if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_RDWR)
-            if null != number:
-                os.dup2(null, number)
-                os.close(null)
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
-        if number:
-            getattr(sys, name).reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, TextIOWrapper):  # and is not closed
+        sys.stdout.reconfigure(errors="backslashreplace")
+    app()
 
 
 @app.callback(invoke_without_command=True)

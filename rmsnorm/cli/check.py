@@ -11,9 +11,8 @@ from rich.text import Text
 
 from rmsnorm import PRESETS
 from rmsnorm.cli.callables import TARGET_HELP, Call, Compiled, Device, Framework, Gradients, GroupSize, Init, opening
-from rmsnorm.cli.reports import Json, Junit, Verbose, check_folders, write_reports
+from rmsnorm.cli.reports import Json, Verbose, write_reports
 from rmsnorm.cli.usage import choices, end_of_check, unusable
-from rmsnorm.parity import screen
 from rmsnorm.specification import dtypes, errors
 from rmsnorm.specification.quantisation import get_quantisation
 
@@ -24,7 +23,7 @@ _less = partial(typer.Option, rich_help_panel="What need not hold")
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm check my_norm:norm --variant llama\n\n"
-    "    rmsnorm check my_norm.py:norm --variant llama --eps 1e-5 --dtype bfloat16 --junit parity.xml\n\n"
+    "    rmsnorm check my_norm.py:norm --variant llama --eps 1e-5 --dtype bfloat16\n\n"
     "    rmsnorm check my_norm.py:Norm --init dim=64\n\n"
     "    rmsnorm check model.onnx --json parity.json\n\n"
     "    rmsnorm check my_norm.py:norm --quantity y,dx\n\n"
@@ -81,7 +80,6 @@ def check(
     max_rows: Annotated[int | None, _limit(help="The most rows that it takes.", min=1, show_default=False)] = None,
     verbose: Verbose = False,
     json: Json = None,
-    junit: Junit = None,
 ) -> None:
     """Compare your function or layer with a variant: values and gradients, against the golden.
 
@@ -112,7 +110,6 @@ def check(
     if len(names) > 1:
         raise unusable(f"{_COMMAND}: --variant is given {len(names)} times, expected one for a TARGET; drop some")
     types = choices("dtype", dtype, dtypes.FLOATS, _COMMAND) if dtype else None
-    check_folders(_COMMAND, json, junit)
     try:
         counted = quantities_named(_COMMAND, [name for name in ",".join(quantity or ()).split(",") if name.strip()])
         if quantisation is not None:
@@ -133,8 +130,9 @@ def check(
     wanted = PRESETS[names[0]] if eps is None else PRESETS[names[0]].replace(eps=eps)
     with Console(stderr=True).status(f"asking {target}"):
         report = check_apart(target, wanted, dtypes=types, **more, **options)
-    screen.console().print(Text(report.text, style="" if report.passed else "red"))
+    console = Console(soft_wrap=True)
+    console.print(Text(report.text, style="" if report.passed else "red"))
     if verbose:
-        screen.console().print(Text(report.details))
-    write_reports([report.run], json, junit)
+        console.print(Text(report.details))
+    write_reports([report.run], json)
     end_of_check([report.run])

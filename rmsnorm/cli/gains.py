@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from rmsnorm.cli.usage import DIFFERS
-from rmsnorm.parity import screen
 
 EPILOG: Final = (
     "Examples:\n\n"
@@ -44,6 +43,6 @@ def gains(
             numbers = (f"{number:.3g}" for number in (kind.mean, kind.least, kind.most))
             table.add_row(Text(kind.name), str(kind.count), *numbers, f"{kind.negative:.0%}", kind.fits)
         style = {True: "bold green", False: "bold red", None: ""}[checkpoint.agrees]
-        screen.console().print(table, Text(checkpoint.text, style=style))
+        Console(soft_wrap=True).print(table, Text(checkpoint.text, style=style))
     if not checkpoint.agrees:
         raise typer.Exit(DIFFERS)

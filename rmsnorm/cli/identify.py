@@ -29,7 +29,6 @@ from rmsnorm.cli.callables import (
 from rmsnorm.cli.reports import Verbose
 from rmsnorm.cli.tables import wrapped
 from rmsnorm.cli.usage import DIFFERS, unusable
-from rmsnorm.parity import screen
 from rmsnorm.specification import errors
 
 if TYPE_CHECKING:
@@ -214,7 +213,7 @@ def _argument(text: str) -> tuple[str, tuple[list[int], float]]:
 
 def _show(identity: Identity, *, verbose: bool) -> None:
     """The headline, the defects and how to mend them; then the findings that matter most, or all of them."""
-    console = screen.console()
+    console = Console(soft_wrap=True)
     console.print(Text(identity.headline, style="bold green" if identity.recognised else "bold red"))
     for sentence in identity.other_defects:
         console.print(Text(f"defect: {sentence}", style="red"))

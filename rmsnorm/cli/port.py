@@ -15,12 +15,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rmsnorm.cli.opened import backend_key, load, opened, stderr_kept
+from rmsnorm.cli.opened import backend_key, load, opened
 from rmsnorm.cli.streams import STDIN, lines_of, unknown_counted, write
 from rmsnorm.cli.usage import BACKEND_NAMES, DIFFERS, choices, progress
 from rmsnorm.files import replacing
 from rmsnorm.nematus.config import BEAM, Norm
-from rmsnorm.parity import screen
 from rmsnorm.specification import errors
 
 app = typer.Typer(
@@ -117,7 +116,7 @@ def info(model: Where, config: Options = None, source_norm: SourceNorm = None) -
     table = Table.grid(padding=(0, 2))
     for name, value in facts(loaded):
         table.add_row(Text(name, style="bold"), Text(value))
-    screen.console().print(table)
+    Console(soft_wrap=True).print(table)
 
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A new or an empty folder for the result.")]
@@ -184,9 +183,9 @@ def _convert(
     if own.system != system:
         raise errors.out_of_domain(command, "the model", f"of {own.system}", system, f"use rmsnorm port {own.system}")
 
-    with stderr_kept() as terminal, Console(file=terminal).status("converting and comparing"):
+    with Console(stderr=True).status("converting and comparing"):
         result = convert(source, folder, to, rms_norm=norm is not None)
-    console = screen.console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     scale = f"of logits up to {result.largest:.3g}, {SENTENCES} random sentences"
     if norm is not None:
         kept = "gains and offsets are kept" if own.has_rms_offsets else "gains are kept, offsets are in biases"
@@ -202,10 +201,10 @@ def _convert(
         raise typer.Exit(DIFFERS)
     console.print(f"{len(result.model.parameters)} parameters in {result.model.path}")
     folder_of = result.model.path.parent
-    console.print(f"rmsnorm port verify {folder_of} computes its proof again, on any machine", soft_wrap=True)
-    if to == "keras":  # soft_wrap: the lines can be copied as they are
+    console.print(f"rmsnorm port verify {folder_of} computes its proof again, on any machine")
+    if to == "keras":
         console.print("load it in a new process with\n    import keras, rmsnorm.nematus.tf")
-        console.print(f"    model = keras.models.load_model({str(result.model.path)!r})", soft_wrap=True)
+        console.print(f"    model = keras.models.load_model({str(result.model.path)!r})")
 
 
 @app.command(epilog=VERIFY_EPILOG)
@@ -222,20 +221,19 @@ def verify(
     model = load(folder, None, None)
     key = backend_key("rmsnorm port verify", backend)
     name = backend or key
-    with stderr_kept():
-        verdict = proof.verify(folder, key, model.config, model.parameters)
-    console = screen.console(highlight=False)
+    verdict = proof.verify(folder, key, model.config, model.parameters)
+    console = Console(highlight=False, soft_wrap=True)
     same = verdict.now.output == verdict.expected.output
     count = len(verdict.now.output)
     words = f"the same {count} word{'s' * (count != 1)}" if same else "other words"
     scores = ", ".join(f"{score:.10g}" for score in verdict.expected.scores)
     numbers = f"{words}; -log p {scores}: max error {verdict.error:.2g}, at most {verdict.bound:.2g} is rounding"
     if verdict.holds:
-        console.print(f"held in {name}: {numbers}", soft_wrap=True)
+        console.print(f"held in {name}: {numbers}")
         return
-    console.print(Text(f"not held in {name}: {numbers}", style="red"), soft_wrap=True)
+    console.print(Text(f"not held in {name}: {numbers}", style="red"))
     console.print(f"expected {verdict.expected.output}, now {verdict.now.output}; the model is another one than that "
-                  "which was converted, or the backend has a mistake", soft_wrap=True)  # fmt: skip
+                  "which was converted, or the backend has a mistake")  # fmt: skip
     raise typer.Exit(DIFFERS)
 
 
@@ -335,7 +333,7 @@ def norms(
         known = load(model, config, None).config.norm
     except errors.InputError:  # also of another fault, which the next call of load says
         known = None
-    console = screen.console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     if known is not None:
         console.print(f"{_NORMS[known]}: the variables or the options of the model say so; --source-norm is not needed")
         return
@@ -383,8 +381,6 @@ def _run(
     scoring: bool = False,
 ) -> None:
     """Compute lines with a model, and write each as soon as it is there; a file is there when all are complete."""
-    if output is not None and not output.parent.is_dir():
-        raise FileNotFoundError(f"{command}: {output.parent} is not a folder, expected one to write {output.name} in")
     array_model, words = opened(command, model, backend, dictionary, scoring=scoring)
     if not scoring:
         counted = unknown_counted(texts[0], words[0])

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Annotated, Final
 
 import typer
+from rich.console import Console
 from rich.progress import TaskID
 
 from rmsnorm import PRESETS
-from rmsnorm.cli.reports import Json, Junit, check_folders, write_reports
+from rmsnorm.cli.reports import Json, write_reports
 from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, Dtypes, backends, choices, end_of_check, progress
-from rmsnorm.parity import screen
 from rmsnorm.specification import dtypes
 
 _COMMAND: Final = "rmsnorm selftest"
@@ -21,7 +20,7 @@ EPILOG: Final = (
     "    rmsnorm selftest\n\n"
     "    rmsnorm selftest --all\n\n"
     "    rmsnorm selftest --backend torch --variant llama --dtype bfloat16\n\n"
-    "    rmsnorm selftest --backend flax --device cuda --json parity.json --junit parity.xml\n\n"
+    "    rmsnorm selftest --backend flax --device cuda --json parity.json\n\n"
     "Exit status: 0 everything agrees, 1 a backend differs, crashed, hung or was stopped, 2 wrong usage, "
     "a requested backend is not installed, or no comparison was made."
 )
@@ -39,7 +38,6 @@ def selftest(
     all_: Annotated[
         bool, typer.Option("--all", help="Compare every case in every variant and dtype that it has.")
     ] = False,
-    list_: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
     verbose: Annotated[
         bool,
         typer.Option(
@@ -50,7 +48,6 @@ def selftest(
         ),
     ] = False,
     json: Json = None,
-    junit: Junit = None,
 ) -> None:
     """Compare every backend of this package with the golden: values, gradients and derivatives.
 
@@ -67,11 +64,7 @@ def selftest(
     variants = choices("variant", variant, tuple(PRESETS), _COMMAND) if variant else ()
     types = choices("dtype", dtype, dtypes.FLOATS, _COMMAND) if dtype else ()
     choices("device", [device], DEVICES, _COMMAND)
-    check_folders(_COMMAND, json, junit)
     brief = not (all_ or variants or types)
-    if list_:
-        screen.console().print(_listing(variants, types, brief))
-        return
     jobs = {
         name: job_of(
             name, variants=variants, dtypes=types, device=device if name != "numpy" or backend else "cpu", brief=brief
@@ -86,18 +79,6 @@ def selftest(
             slowest_first, asked=totals, on_progress=lambda state: bars.update(tasks[state.name], completed=state.cases)
         )
     runs.sort(key=lambda state: chosen.index(state.name))
-    screen.console().print(report.terminal(runs, tables=verbose))
-    write_reports(runs, json, junit)
+    Console(soft_wrap=True).print(report.terminal(runs, tables=verbose))
+    write_reports(runs, json)
     end_of_check(runs, requested=bool(backend))
-
-
-def _listing(variants: tuple[str, ...], types: tuple[str, ...], brief: bool) -> screen.Fitting:
-    from rmsnorm.parity.cases import CASES, select
-
-    counts = Counter(case.name for case, _, _ in select(variants, types, brief=brief))
-    rows = []
-    for case in CASES:
-        if counts[case.name]:
-            names = "all" if len(case.variants) == len(PRESETS) else ", ".join(case.variants)
-            rows.append((case.name, str(case.shape), names, case.reason, str(counts[case.name])))
-    return screen.fitting_table(("case", "shape", "variants", "what it can show", "runs"), rows, ("variants", "shape"))

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from rich.console import Console
 from rich.text import Text
 
-from rmsnorm.parity import screen
 from rmsnorm.specification import errors
 
 STDIN: Final = Path("-")
@@ -31,7 +31,7 @@ def unknown_counted(lines: Iterable[str], sources: Sequence[Any]) -> Iterator[st
 
 
 def _warn(message: str) -> None:
-    screen.console(stderr=True).print(Text(f"warning: {message}", style="yellow"))
+    Console(stderr=True, soft_wrap=True).print(Text(f"warning: {message}", style="yellow"))
 
 
 def write(lines: Iterable[str], file: BinaryIO) -> None:

@@ -10,7 +10,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rmsnorm.parity import screen
 from rmsnorm.specification import dtypes, errors
 from rmsnorm.specification.frameworks import FRAMEWORKS, NAMES
 from rmsnorm.specification.variants import get_variant
@@ -85,7 +84,7 @@ def end_of_check(runs: Sequence[Run], *, requested: bool = True) -> None:
 
 def unusable(message: str) -> typer.Exit:
     """Print what is wrong with the usage. The caller raises the result, which ends the command with status 2."""
-    screen.console(stderr=True).print(message, style="red", highlight=False, markup=False)
+    Console(stderr=True, soft_wrap=True).print(message, style="red", highlight=False, markup=False)
     return typer.Exit(UNUSABLE)
 
 

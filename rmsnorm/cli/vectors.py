@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from rich.console import Console
 
 from rmsnorm.cli.usage import progress
-from rmsnorm.parity import screen
 
 EPILOG: Final = (
     "Example: `rmsnorm vectors vectors`\n\n"
@@ -31,4 +31,4 @@ def vectors(
         task = bars.add_task("write", total=None)
         count = write(folder, on_progress=lambda done, total: bars.update(task, completed=done, total=total))
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    screen.console().print(f"{count} tests, {size / 1e6:.1f} MB in {folder}", highlight=False)
+    Console(soft_wrap=True).print(f"{count} tests, {size / 1e6:.1f} MB in {folder}", highlight=False)

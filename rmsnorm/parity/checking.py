@@ -47,7 +47,7 @@ def check(
 ) -> Report:
     """Compare a function or layer with the golden: values, and gradients by its framework's automatic differentiation.
 
-    The cases are those of ``rmsnorm selftest --list`` that it can be called with, along the last axis, with the gain
+    The cases are those of rmsnorm/parity/cases.py that it can be called with, along the last axis, with the gain
     and the bias that it takes. Of a mask, a residual and a gate it is called with each that it takes, by the name of
     the argument, alone and together with the others, in every dtype; where no case has one of these, the check fails.
     If it must have a gate, every case has one, and the variant says what is done with it. Calls in which every pair of

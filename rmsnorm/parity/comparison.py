@@ -1,6 +1,6 @@
 """What a comparison with the golden came to: of one quantity of one case, and of all cases of one implementation.
 
-Text, JSON and JUnit are written from these.
+Text and JSON are written from these.
 """
 
 from __future__ import annotations

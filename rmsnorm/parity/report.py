@@ -1,4 +1,4 @@
-"""The results of the comparison: text for a terminal, JSON and JUnit XML."""
+"""The results of the comparison: text for a terminal, and JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
-from xml.etree import ElementTree
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -21,14 +20,13 @@ from rich.table import Table
 from rich.text import Text
 
 from rmsnorm.accuracy.bounds import QUANTITIES
-from rmsnorm.files import replacing, write_text
+from rmsnorm.files import write_text
 from rmsnorm.identify import mending
 from rmsnorm.parity.circumstances import is_circumstance
 from rmsnorm.parity.comparison import Comparison, Run
 from rmsnorm.parity.fitting import OPTIONS, option_sets, options_of
 from rmsnorm.parity.lines import difference, not_compared, numbers, places, refused, shortened
-from rmsnorm.parity.screen import Fitting
-from rmsnorm.specification import dtypes, errors
+from rmsnorm.specification import dtypes
 from rmsnorm.specification.frameworks import FRAMEWORKS
 from rmsnorm.specification.variants import Variant
 from rmsnorm.specification.version import VERSION
@@ -60,9 +58,9 @@ class Report:
     Attributes:
         target: the name of what was checked.
         variant: what it was compared with.
-        run: every comparison; report.write_json([run], path) and report.write_junit([run], path) write it. Its
-            ``skipped`` has what was not compared. If the target differs, its ``message`` has what ``identify`` says,
-            and its ``identity`` is the answer of ``identify``, or None if that raised an exception.
+        run: every comparison; report.write_json([run], path) writes it. Its ``skipped`` has what was not compared. If
+            the target differs, its ``message`` has what ``identify`` says, and its ``identity`` is the answer of
+            ``identify``, or None if that raised an exception.
         options: those of mask, residual and gate that the target takes, and their combinations.
         label: the name of what it should be, where that is more than the variant.
     """
@@ -178,9 +176,7 @@ def terminal(runs: Sequence[Run], *, failures: int = 12, tables: bool = False) -
         parts.append(Text(_LEGEND if tables else _ELSEWHERE, style="dim"))
     for run in runs:
         if tables and run.records:
-            types = {record.dtype for record in run.records}
-            by_dtype = Group(*(_table(run, (dtype,)) for dtype in dtypes.FLOATS if dtype in types))
-            parts += ["", Fitting(_table(run, dtypes.FLOATS), by_dtype)]
+            parts += ["", _table(run)]
     failed = [(run, record) for run in runs for record in run.failures]
     for run, record in failed[:failures]:
         label = f"{run.name} {record.variant} {dtypes.short(record.dtype)} {record.case!r} {record.quantity}"
@@ -211,70 +207,32 @@ def write_json(runs: Sequence[Run], path: Path) -> None:
     write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
-def write_junit(runs: Sequence[Run], path: Path) -> None:
-    """A suite for every backend, a test case for every record."""
-    root = ElementTree.Element("testsuites", name="rmsnorm")
-    for run in runs:
-        broken = run.status in ("crashed", "hung", "stopped", "refused")
-        unasked = int(run.status == "absent") + len(run.skipped)
-        count = len(run.records) + len(run.skipped) + int(broken or run.status == "absent")
-        suite = ElementTree.SubElement(
-            root, "testsuite", name=run.name, tests=str(count), failures=str(len(run.failures)),
-            errors=str(int(broken)), skipped=str(unasked), time=f"{run.seconds:.3f}",
-        )  # fmt: skip
-        for record in run.records:
-            case = ElementTree.SubElement(
-                suite, "testcase", classname=f"rmsnorm.{run.name}.{record.variant}",
-                name=f"{record.case} [{dtypes.short(record.dtype)}] {record.quantity}",
-            )  # fmt: skip
-            if not record.passed:
-                message = numbers(record) if record.bound else record.detail
-                message += f"; {run.message}" if run.message else ""
-                ElementTree.SubElement(case, "failure", message=message).text = record.detail
-        for skip in run.skipped:
-            name = f"{skip.case} [{dtypes.short(skip.dtype)}]" if skip.dtype else skip.case
-            case = ElementTree.SubElement(suite, "testcase", classname=f"rmsnorm.{run.name}", name=name)
-            ElementTree.SubElement(case, "skipped", message=skip.reason)
-        if broken or run.status == "absent":
-            case = ElementTree.SubElement(suite, "testcase", classname=f"rmsnorm.{run.name}", name="the backend itself")
-            ElementTree.SubElement(case, "error" if broken else "skipped", message=f"{run.status}: {run.message}")
-    for element in root.iter():
-        element.attrib.update({name: errors.printable(value) for name, value in element.attrib.items()})
-        element.text = element.text and errors.printable(element.text)
-    ElementTree.indent(root)
-    with replacing(path) as temporary:
-        ElementTree.ElementTree(root).write(temporary, encoding="utf-8", xml_declaration=True)
-
-
 def _title(run: Run) -> str:
     return FRAMEWORKS[run.name].title if run.name in FRAMEWORKS else run.name
 
 
-def _table(run: Run, types: Sequence[str]) -> Table:
+def _table(run: Run) -> Table:
     """One number in a cell for every dtype."""
     title = _title(run)
     if run.version:
         title += f" {run.version} on {run.device}"
-    if len(types) == 1:
-        title += f", {dtypes.short(*types)}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("variant", no_wrap=True)
     for quantity in QUANTITIES:
-        table.add_column({"inverse_rms": "1/rho"}.get(quantity, quantity), justify="right", no_wrap=True)
-    own = [record for record in run.records if record.dtype in types]
-    compared = [record for record in own if math.isfinite(record.max_ulp) or not record.passed]
+        table.add_column({"inverse_rms": "1/rho"}.get(quantity, quantity), justify="right")
+    compared = [record for record in run.records if math.isfinite(record.max_ulp) or not record.passed]
     for variant in dict.fromkeys(record.variant for record in compared):
         cells = []
         for quantity in QUANTITIES:
             records = [r for r in compared if (r.variant, r.quantity) == (variant, quantity)]
-            cells.append(_cell(records, types))
+            cells.append(_cell(records))
         table.add_row(variant, *cells)
     return table
 
 
-def _cell(records: Sequence[Comparison], types: Sequence[str]) -> Text:
+def _cell(records: Sequence[Comparison]) -> Text:
     numbers = []
-    for dtype in types:
+    for dtype in dtypes.FLOATS:
         own = [record for record in records if record.dtype == dtype]
         numbers.append("x" if any(not r.passed for r in own) else _ulps(r.parity_ratio / 2 for r in own))
     return Text(" ".join(numbers) if set(numbers) != {"-"} else "-", style="red" if "x" in numbers else "")

@@ -189,7 +189,7 @@ def shown(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Text from outside without what a terminal obeys, and what UTF-8 or XML cannot have: escapes in their place.
+    r"""Text from outside without what a terminal obeys, and what UTF-8 cannot have: escapes in their place.
 
     >>> printable("\x1b[31mred\ud800, 1 µs") == r"\x1b[31mred\ud800, 1 µs"
     True

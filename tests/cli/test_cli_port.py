@@ -155,7 +155,7 @@ def test_other_refusals(tmp_path: Path) -> None:
     shown = run("score", tmp_path, "--source", source, "--target", short, status=2)
     assert "score: the target is 1, expected 3 lines, as the source has; align the files" in shown
     shown = run("translate", tmp_path, "--source", source, "--output", tmp_path / "no" / "out", status=2)
-    assert "no is not a folder, expected one to write out in" in shown
+    assert "out cannot be used, as the system says: No such file or directory" in shown
     shown = run("translate", tmp_path, "--source", source, "--beam", 9, status=2)
     assert "beam_size is 9, expected at most 8, the target vocabulary" in shown
     for command, more in (("translate", ()), ("score", ("--target", source))):

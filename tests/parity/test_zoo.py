@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -228,11 +227,11 @@ WRONG |= {
 
 
 @pytest.mark.parametrize("name", [*RIGHT, *WRONG, *OF_CHECK])
-def test_what_check_and_identify_say(name: str, tmp_path: Path) -> None:
+def test_what_check_and_identify_say(name: str) -> None:
     row = (RIGHT | WRONG | OF_CHECK)[name]
     if isinstance(row.norm, str) and importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
-    found = row._replace(recognised=None if name in OF_CHECK else name in RIGHT).hold(tmp_path, "torch")
+    found = row._replace(recognised=None if name in OF_CHECK else name in RIGHT).hold("torch")
     assert name != "another one in training" or not row.norm.training, "it is as it was"
     if found is not None and row.norm in (zoo.Mamba2, zoo.Qwen3Next) and found.passed:
         of_gate = {r.case for r in found.run.records if r.quantity == "dgate" and not is_circumstance(r.case)}

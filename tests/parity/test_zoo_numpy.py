@@ -119,10 +119,10 @@ OF_OPTIONS = [name for name, row in ROWS.items() if {*re.findall("mask|residual|
 
 @few
 @pytest.mark.parametrize("name", ROWS)
-def test_what_check_says(name: str, tmp_path: Path) -> None:
+def test_what_check_says(name: str) -> None:
     """A wrong return type is one comparison and not one for each case, and a report has a dozen lines."""
     row = ROWS[name]
-    result = row.hold(tmp_path, "numpy", "float32")
+    result = row.hold("numpy", "float32")
     assert result is not None
     if name == "only wide":
         assert re.search(r" \d+ of \d+ circumstances(, each with 'rows of \d+')?$", result.text.splitlines()[0])
@@ -136,15 +136,15 @@ def test_what_check_says(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_MEMORY)
-def test_what_some_circumstances_show(name: str, tmp_path: Path) -> None:
-    OF_MEMORY[name].hold(tmp_path, "numpy", "float32")
+def test_what_some_circumstances_show(name: str) -> None:
+    OF_MEMORY[name].hold("numpy", "float32")
 
 
 @few
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_OPTIONS)
-def test_a_wrong_option_is_in_the_cases_with_it(name: str, tmp_path: Path) -> None:
-    ROWS[name]._replace(check={"dtypes": ("float16", "bfloat16")}).hold(tmp_path, "numpy")
+def test_a_wrong_option_is_in_the_cases_with_it(name: str) -> None:
+    ROWS[name]._replace(check={"dtypes": ("float16", "bfloat16")}).hold("numpy")
 
 
 @few
