@@ -1,4 +1,4 @@
-"""The command line. It imports no framework: each backend runs in its own process."""
+"""The command line. It imports no framework: each backend, and each target, has a process of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rmsnorm import __version__
 from rmsnorm.cli import check, explain, gains, identify, port, selftest, tables, vectors
 from rmsnorm.cli.usage import BROKEN, UNUSABLE, unusable
 from rmsnorm.specification import environment, errors
-from rmsnorm.targets.processes import end_by_exception, import_triton_before_tensorflow
+from rmsnorm.targets.apart import end_by_exception, import_triton_before_tensorflow, told
 
 
 class _Commands(TyperGroup):
@@ -68,22 +68,23 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """The command ``rmsnorm``. However it ends, nothing unfinished is left, and no worker."""
+    """The command ``rmsnorm``. However it ends, nothing unfinished is left, and no process."""
     end_by_exception()
     import_triton_before_tensorflow()
     _open_standard_streams()
-    try:
+    with told():
         try:
-            app()
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:  # of head, say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except OSError as error:  # standard output is on a full disk, and only at the end is the rest written to it
-        print(errors.of_system("rmsnorm", error), file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left cannot be written at the end
-        sys.exit(UNUSABLE)
+            try:
+                app()
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:  # of head, say
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        except OSError as error:  # standard output is on a full disk, and only at the end is the rest written to it
+            print(errors.of_system("rmsnorm", error), file=sys.stderr)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left cannot be written at the end
+            sys.exit(UNUSABLE)
 
 
 def _open_standard_streams() -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rmsnorm.cli.asking import asking, lost
 from rmsnorm.cli.callables import (
     TARGET_HELP,
     Call,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _COMMAND: Final = "rmsnorm identify"
 _SIZES: Final = "sizes such as 4x64"
+_MORE: Final = 300.0  # seconds beside those for a norm: for imports, or for the norms of a whole model
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm identify torch.nn:RMSNorm\n\n"
@@ -93,7 +94,7 @@ def identify(
     compiled: Compiled = False,
     gradients: Gradients = True,
     device: Device = "cpu",
-    time_limit: Annotated[float, called(help="Seconds for a norm, without imports.", min=1.0)] = 60.0,
+    time_limit: Annotated[float, called(help="Seconds for a norm; its process has five minutes more.", min=1.0)] = 60.0,
     verbose: Verbose = False,
 ) -> None:
     """Find out which normalisation a callable computes: its variant, eps, roundings, gradients, with the evidence.
@@ -137,17 +138,23 @@ def identify(
     if ":" not in target and not target.endswith(".onnx"):
         _all_of(target, json, options)
         return
-    from rmsnorm.conversion.places import answer_on
-    from rmsnorm.identify import Identity
+    from rmsnorm.conversion.places import norms_of
+    from rmsnorm.identify import Identity, NoTarget
+    from rmsnorm.identify.package import identify_as
 
-    with Console(stderr=True).status(f"asking {target}"):
-        answer = answer_on(target, **options)
-    if "refused" in answer:
-        raise errors.InputValueError(answer["refused"])
-    if "norms" in answer:
-        _of_model(target, answer, json, of_norm)
-        return
-    identity = Identity.from_json(answer["identity"])
+    if end := lost(seconds=time_limit + _MORE):
+        identity = Identity(target, "", defects=(f"its process {end.message}",))
+    else:
+        with asking(target):
+            try:
+                identity, of_model = identify_as(target, **options), None
+            except NoTarget as error:
+                if error.model is None:
+                    raise
+                of_model = {"model": type(error.model).__name__, "norms": norms_of(error.model)}
+        if of_model:
+            _of_model(target, of_model, json, of_norm)
+            return
     if json:
         typer.echo(json_.dumps(identity.json, indent=2))
     else:
@@ -218,16 +225,20 @@ def _show_config(norms: Sequence[ConfigNorm], unknown: Mapping[str, str]) -> Non
 
 
 def _all_of(package: str, json: bool, options: dict[str, Any]) -> None:
-    """A line for each norm of a package, when it is known; or all of them as JSON, at the end."""
+    """A line for each norm of a package, or all of them as JSON."""
     from rmsnorm.identify.package import norms
 
+    if end := lost():
+        typer.echo(f"{_COMMAND}: {package} gave no answer: its process {end.message}", err=True)
+        raise typer.Exit(DIFFERS)
     results = []
-    with Console(stderr=True).status(f"asking {package}"):
-        for name, result in norms(package, **options):
-            results.append({"target": name, "refused": result} if isinstance(result, str) else result.json)
-            if not json:
-                line = result.removeprefix("identify: ") if isinstance(result, str) else result.headline
-                typer.echo(errors.printable(line))
+    with asking(package):
+        found = list(norms(package, **options))
+    for name, result in found:
+        results.append({"target": name, "refused": result} if isinstance(result, str) else result.json)
+        if not json:
+            line = result.removeprefix("identify: ") if isinstance(result, str) else result.headline
+            typer.echo(errors.printable(line))
     if json:
         typer.echo(json_.dumps(results, indent=2))
     if not any(result.get("kind") == "rmsnorm" for result in results):

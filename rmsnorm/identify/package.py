@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from rmsnorm.identify.identity import Identity
-from rmsnorm.identify.worker import identities
+from rmsnorm.identify.solve import identify_opened
+from rmsnorm.specification import errors
+from rmsnorm.targets.apart import look_in_current_folder
+from rmsnorm.targets.open import open_target
 from rmsnorm.targets.target import NoTarget
 
 _NAMED: Final = re.compile(r"rms_?norm", re.IGNORECASE)
@@ -23,15 +26,35 @@ _ROOT: Final = re.compile(r"rsqrt|sqrt|-0\.5")
 
 
 def norms(package: str, **options: Any) -> Iterator[tuple[str, Identity | str]]:
-    """Each class with RMSNorm in its name, and the other norms of the package that are one, as ``identities`` has them.
+    """Each class with RMSNorm in its name, and the other norms of the package that are one.
+
+    With its identity, or with the sentence on why it cannot be asked; ``options`` are those of ``identify_as``.
 
     Raises:
         NoTarget: there is no such package.
     """
     named, others = find(package)
-    for name, result in identities([*named, *others], **options):
+    for name in [*named, *others]:
+        result: Identity | str
+        look_in_current_folder(name)
+        try:
+            result = identify_as(name, **options)
+        except errors.InputError as error:
+            result = str(error)
         if name in named or (isinstance(result, Identity) and result.kind in ("rmsnorm", "l2norm")):
             yield name, result
+
+
+def identify_as(
+    target: str, *, time_limit: float, gradients: bool = True, compiled: bool = False, **options: Any
+) -> Identity:
+    """The identity of a target by its name; options of ``open_target``.
+
+    compiled: whether what the compiler of its framework makes of it is identified.
+    """
+    opened = open_target(target, **options)
+    asked = opened.compiled if compiled else opened
+    return identify_opened(asked, width=options.get("width"), gradients=gradients, time_limit=time_limit)
 
 
 def find(package: str) -> tuple[list[str], list[str]]:
@@ -74,9 +97,9 @@ def find(package: str) -> tuple[list[str], list[str]]:
 
 
 def _origin(package: str) -> Path | None:
-    """The file of a package, found as the worker finds it, whose path begins with the folder that it is called in.
+    """The file of a package, found as an import finds it, whose path begins with the folder that it is called in.
 
-    Nothing is imported, as what a package does then belongs to the worker.
+    Nothing is imported, as its classes may be asked in another process.
     """
     top, *inner = package.split(".")
     spec = PathFinder.find_spec(top, [str(Path.cwd())])

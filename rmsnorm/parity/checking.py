@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -42,7 +42,6 @@ def check(
     accept: Sequence[str] | Mapping[str, str] | str | None = None,
     xfails: str | Path | None = None,
     limits: Limits | Mapping[str, Any] | Literal["auto"] | None = None,
-    on_progress: Callable[[Run], None] = lambda run: None,
     call: str | None = None,
 ) -> Report:
     """Compare a function or layer with the golden: values, and gradients by its framework's automatic differentiation.
@@ -84,7 +83,6 @@ def check(
             explain what was refused.
         xfails: a file with the known differences, a line for each as a report has it, such as ``'many rows' bf16
             dscale: 16-bit sums``, with ``*`` for any. A line whose comparisons agree is a failure.
-        on_progress: called with the run after each case.
         large: whether y of more than 2^31 elements counts, in the first dtype: 16 GB or more, and minutes. For kernels
             whose offsets have 32 bits, as those of Liger-Kernel (its issue 1483) and vLLM (its issue 43390).
         call: the arguments of a function in their order, such as "out, x, weight, eps", as of ``open_target``.
@@ -118,7 +116,7 @@ def check(
     run, began = Run(target.framework, version=version_of(target.framework), device=device), time.monotonic()
     judging = Judging(
         target, chosen, types, run, group_size, gradients=gradients, compiled=compiled, extremes=extremes, edges=edges,
-        all_cases=all_cases, on_progress=on_progress,
+        all_cases=all_cases,
     )  # fmt: skip
     if judging.of_cases():
         judging.of_circumstances()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -47,7 +47,6 @@ class Judging:
         target, variant, types, group_size: what is asked, and in which dtypes of x.
         run: gets the comparisons and what was not compared.
         gradients, compiled, extremes, edges, all_cases: as of ``check``.
-        on_progress: called with the run after each case.
     """
 
     target: Target
@@ -60,7 +59,6 @@ class Judging:
     extremes: bool
     edges: bool
     all_cases: bool
-    on_progress: Callable[[Run], None]
     refusals: Refusals = field(default_factory=Refusals)
     signed: SignedErrors = field(default_factory=SignedErrors)
     elements: int = 0
@@ -92,7 +90,6 @@ class Judging:
                 return False
             if comparisons:
                 self.run.records += labelled(comparisons, *labels)
-                self.on_progress(self.run)
         return True
 
     def _say_what_is_left_out(self) -> None:
@@ -144,7 +141,6 @@ class Judging:
             self.refusals.answered(question.facts, circumstance.levels)
             self._count(question.order.size)
             self.run.records += labelled(answer, self.variant.name, dtype, name)
-            self.on_progress(self.run)
 
     def of_more(self, *, batch_invariant: bool, large: bool) -> None:
         """Ask what no single case can show."""
