@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from rmsnorm.parity.run import keep_what_jax_compiles
-from rmsnorm.targets.processes import import_triton_before_tensorflow
+from rmsnorm.parity.selftest import keep_what_jax_compiles
+from rmsnorm.targets.apart import import_triton_before_tensorflow
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from experiments.experiment import NAMES, Experiment, get
 from rmsnorm.specification import errors
-from rmsnorm.targets.processes import end_by_exception
+from rmsnorm.targets.apart import end_by_exception
 
 UNUSABLE: Final = 2  # exit status
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,23 @@ from rmsnorm.cli import app
 def rmsnorm(*arguments: Any, path: Path | None = None, typed: bytes | None = None, **environment: str) -> Result:
     """What ``rmsnorm`` with these arguments prints, and its exit status. An exception that no user sees is raised.
 
-    Its workers are processes, which import from the folder ``path`` first.
+    A target is asked in this process, where it is imported from the folder ``path`` first.
     """
-    return command(app, *arguments, path=path, typed=typed, **environment)
+    folders, modules = [*sys.path], {*sys.modules}
+    if path is not None:
+        sys.path.insert(0, str(path))
+    try:
+        return command(app, *arguments, path=path, typed=typed, **environment)
+    finally:
+        sys.path[:] = folders
+        for name in {"own", "norms", "elsewhere", "elsewhere.norms"} - modules:
+            sys.modules.pop(name, None)  # the next test has another one of that name
 
 
 def command(
     program: Any, *arguments: Any, path: Path | None = None, typed: bytes | None = None, **environment: str
 ) -> Result:
-    """The same of another program."""
+    """The same of another program, whose processes import from the folder ``path`` first."""
     if path is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     done = CliRunner().invoke(program, list(map(str, arguments)), input=typed, env={"COLUMNS": "200", **environment})

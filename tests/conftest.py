@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
 import os
 import signal
 import sys
@@ -245,29 +244,3 @@ def few_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
 
     every = asking.circumstances
     monkeypatch.setattr(asking, "circumstances", lambda *levels, **options: every(*levels, **options)[::8])
-
-
-@pytest.fixture
-def without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`check` and `identify` call targets in the process of the test: for tests of what the commands say.
-
-    A process of its own takes seconds to start, and ``few_circumstances`` does not reach it.
-    """
-    from rmsnorm.specification.errors import InputError
-
-    def call(worker: Any, function: str, job: Any, *, patience: float) -> Iterator[Any]:
-        written: list[str] = []
-        module, _, name = function.partition(":")
-        try:
-            result = getattr(importlib.import_module(module), name)(
-                json.loads(json.dumps(job)), lambda **message: written.append(json.dumps(message))
-            )
-            written.append(json.dumps({"result": result}))
-        except InputError as error:
-            worker.status, worker.message = "refused", str(error)
-        yield from map(json.loads, written)
-
-    monkeypatch.setattr("rmsnorm.parity.worker.call", call)
-    monkeypatch.setattr("rmsnorm.identify.worker.call", call)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "own", raising=False)

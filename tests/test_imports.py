@@ -7,7 +7,6 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-import commands
 import pytest
 from programs import finished, printed
 
@@ -138,10 +137,9 @@ def test_the_stubs_hide_the_frameworks(nothing_installed):
 
 def test_with_numpy_alone_the_golden_is_checked_and_what_is_missing_is_named(nothing_installed, tmp_path):
     report = tmp_path / "parity.json"
-    done = commands.rmsnorm(
-        "selftest", "--variant", "gemma", "--dtype", "float32", "--json", report, path=nothing_installed
-    )
-    assert done.exit_code == 0, done.stdout + done.stderr
+    asked = ("--variant", "gemma", "--dtype", "float32", "--json", report)
+    done = finished("-m", "rmsnorm", "selftest", *asked, path=nothing_installed)
+    assert done.returncode == 0, done.stdout + done.stderr
     records = json.loads(report.read_text())["records"]
     assert {record["backend"] for record in records} == {"numpy"}
     assert all(record["passed"] for record in records)
@@ -152,8 +150,8 @@ def test_with_numpy_alone_the_golden_is_checked_and_what_is_missing_is_named(not
 @pytest.mark.parametrize("backend", ["torch", "tf", "flax"])
 def test_a_backend_that_is_asked_for_and_absent_is_an_error(nothing_installed, backend):
     asked = ("--backend", backend, "--variant", "standard", "--dtype", "float64")
-    done = commands.rmsnorm("selftest", *asked, path=nothing_installed)
-    assert done.exit_code == 2, done.stdout + done.stderr
+    done = finished("-m", "rmsnorm", "selftest", *asked, path=nothing_installed)
+    assert done.returncode == 2, done.stdout + done.stderr
     assert f"pip install '.[{backend}]'" in done.stdout
 
 
@@ -240,14 +238,14 @@ def test_a_folder_of_sources_on_the_path_is_enough(command, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["triton", "another"])
-def test_a_worker_imports_triton_before_tensorflow(name, tmp_path):
+def test_triton_is_imported_before_tensorflow(name, tmp_path):
     """The other order would end the process. Where there is no Triton, or no TensorFlow, nothing changes."""
     (tmp_path / f"{name}.py").write_text("print('triton')\n")
     (tmp_path / "tensorflow.py").write_text("print('tensorflow')\n")
     missing = "" if name == "triton" else "sys.modules['triton'] = None\n"
     code = (
         f"import sys\nfrom importlib.util import find_spec\n{missing}"
-        "from rmsnorm.targets.processes import import_triton_before_tensorflow\n"
+        "from rmsnorm.targets.apart import import_triton_before_tensorflow\n"
         "import_triton_before_tensorflow()\nassert find_spec('tensorflow')\nprint('first')\nimport tensorflow"
     )
     words = printed("-c", code, path=tmp_path).split()

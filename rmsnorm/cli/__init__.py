@@ -1,4 +1,4 @@
-"""The command line. It imports no framework: each backend runs in its own process."""
+"""The command line. It imports no framework: each backend, and each target, has a process of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rmsnorm import __version__
 from rmsnorm.cli import check, explain, gains, identify, port, selftest, tables, vectors
 from rmsnorm.cli.usage import BROKEN, unusable
 from rmsnorm.specification import environment, errors
-from rmsnorm.targets.processes import end_by_exception, import_triton_before_tensorflow
+from rmsnorm.targets.apart import end_by_exception, import_triton_before_tensorflow, told
 
 
 class _Commands(TyperGroup):
@@ -68,12 +68,13 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """The command ``rmsnorm``. However it ends, nothing unfinished is left, and no worker."""
+    """The command ``rmsnorm``. However it ends, nothing unfinished is left, and no process."""
     end_by_exception()
     import_triton_before_tensorflow()
     if isinstance(sys.stdout, TextIOWrapper):  # and is not closed
         sys.stdout.reconfigure(errors="backslashreplace")
-    app()
+    with told():
+        app()
 
 
 @app.callback(invoke_without_command=True)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rmsnorm import PRESETS
+from rmsnorm.cli.asking import asking, lost
 from rmsnorm.cli.callables import TARGET_HELP, Call, Compiled, Device, Framework, Gradients, GroupSize, Init, opening
 from rmsnorm.cli.reports import Json, Verbose, write_reports
 from rmsnorm.cli.usage import choices, end_of_check, unusable
@@ -28,7 +29,7 @@ EPILOG: Final = (
     "    rmsnorm check model.onnx --json parity.json\n\n"
     "    rmsnorm check my_norm.py:norm --quantity y,dx\n\n"
     "    rmsnorm check my_kernels.py:fused --quantisation vllm.static\n\n"
-    "Exit status: 0 everything agrees, 1 the target differs, crashed, hung or was stopped, 2 wrong usage, or no "
+    "Exit status: 0 everything agrees, 1 the target differs, crashed or hung, 2 wrong usage, or no "
     "comparison was made."
 )
 
@@ -85,8 +86,8 @@ def check(
 
     It is called with each of mask, residual and gate that it takes, alone and together, in every dtype; if one of these
     is in no comparison, the check fails. If it differs, the report says what it computes and how to mend it. It runs in
-    a process of its own, which is ended where one call takes more than four minutes. JAX compiles each shape, so
-    there fewer cases are compared without --all. `rmsnorm.parity.check` does the same in Python.
+    a process of its own, which is ended after an hour. JAX compiles each shape, so there fewer cases are compared
+    without --all. `rmsnorm.parity.check` does the same in Python.
 
     The golden runs in NumPy in 106-bit arithmetic and rounds where the variant says. The parity ratio is a distance in
     units of the rounding error of the terms that add up to an element, so cancellation does not count as a defect.
@@ -97,8 +98,10 @@ def check(
             f"{_COMMAND}: TARGET is missing, expected your own such as my_norm.py:norm; "
             "to compare the backends of this package, use `rmsnorm selftest`"
         )
+    from rmsnorm.parity import Report, check_quantised
+    from rmsnorm.parity import check as check_norm
     from rmsnorm.parity.checking import quantities_named
-    from rmsnorm.parity.worker import check_apart
+    from rmsnorm.parity.comparison import Run
 
     allowed = {
         "rank": rank, "multiple_of": multiple_of, "widths": width, "contiguous": contiguous or None,
@@ -128,8 +131,14 @@ def check(
         options = {name: options[name] for name in ("framework", "device", "init")}
         more = {"quantisation": quantisation}
     wanted = PRESETS[names[0]] if eps is None else PRESETS[names[0]].replace(eps=eps)
-    with Console(stderr=True).status(f"asking {target}"):
-        report = check_apart(target, wanted, dtypes=types, **more, **options)
+    if end := lost():
+        report = Report(target, wanted, Run(target, end.status, f"its process {end.message}"))
+    else:
+        with asking(target):
+            if quantisation is None:
+                report = check_norm(target, wanted, dtypes=types, **more, **options)
+            else:
+                report = check_quantised(target, dtypes=types, **more, **options)
     console = Console(soft_wrap=True)
     console.print(Text(report.text, style="" if report.passed else "red"))
     if verbose:

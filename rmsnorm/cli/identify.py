@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rmsnorm.cli.asking import asking, lost
 from rmsnorm.cli.callables import (
     TARGET_HELP,
     Call,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _COMMAND: Final = "rmsnorm identify"
 _SIZES: Final = "sizes such as 4x64"
+_MORE: Final = 300.0  # seconds beside those for a norm: for imports, or for the norms of a whole model
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm identify torch.nn:RMSNorm\n\n"
@@ -88,7 +90,7 @@ def identify(
     compiled: Compiled = False,
     gradients: Gradients = True,
     device: Device = "cpu",
-    time_limit: Annotated[float, called(help="Seconds for a norm, without imports.", min=1.0)] = 60.0,
+    time_limit: Annotated[float, called(help="Seconds for a norm; its process has five minutes more.", min=1.0)] = 60.0,
     verbose: Verbose = False,
 ) -> None:
     """Find out which normalisation a callable computes: its variant, eps, roundings, gradients, with the evidence.
@@ -121,18 +123,26 @@ def identify(
         framework=framework, axis=axis, shape=shape, arg=arg, call=call, group_size=group_size, width=width,
         compiled=compiled or None, no_gradients=None if gradients else True, device=None if device == "cpu" else device,
     )  # fmt: skip
-    options |= {"time_limit": time_limit, "width": width, "call": call, **asked}
-    from rmsnorm.conversion.places import answer_on
-    from rmsnorm.identify import Identity
+    options = {name: options[name] for name in ("framework", "device", "init")} | asked
+    from rmsnorm.conversion.places import norms_of
+    from rmsnorm.identify import Identity, NoTarget, identify_opened, open_target
 
-    with Console(stderr=True).status(f"asking {target}"):
-        answer = answer_on(target, **options)
-    if "refused" in answer:
-        raise errors.InputValueError(answer["refused"])
-    if "norms" in answer:
-        _of_model(target, answer, json, of_norm)
-        return
-    identity = Identity.from_json(answer["identity"])
+    if end := lost(seconds=time_limit + _MORE):
+        identity = Identity(target, "", defects=(f"its process {end.message}",))
+    else:
+        with asking(target):
+            try:
+                opened = open_target(target, width=width, call=call, **options)
+                asked = opened.compiled if compiled else opened
+                identity = identify_opened(asked, width=width, gradients=gradients, time_limit=time_limit)
+                of_model = None
+            except NoTarget as error:
+                if error.model is None:
+                    raise
+                of_model = {"model": type(error.model).__name__, "norms": norms_of(error.model)}
+        if of_model:
+            _of_model(target, of_model, json, of_norm)
+            return
     if json:
         typer.echo(json_.dumps(identity.json, indent=2))
     else:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+import contextlib
+import json as json_
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
-from rich.progress import TaskID
 
 from rmsnorm import PRESETS
+from rmsnorm.cli.asking import ended
 from rmsnorm.cli.reports import Json, write_reports
 from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, Dtypes, backends, choices, end_of_check, progress
 from rmsnorm.specification import dtypes
+from rmsnorm.targets import apart
+
+if TYPE_CHECKING:
+    from rmsnorm.parity.comparison import Run
 
 _COMMAND: Final = "rmsnorm selftest"
-_SLOWEST_FIRST: Final = ("flax", "numpy", "tf", "torch")
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm selftest\n\n"
     "    rmsnorm selftest --all\n\n"
     "    rmsnorm selftest --backend torch --variant llama --dtype bfloat16\n\n"
     "    rmsnorm selftest --backend flax --device cuda --json parity.json\n\n"
-    "Exit status: 0 everything agrees, 1 a backend differs, crashed, hung or was stopped, 2 wrong usage, "
+    "Exit status: 0 everything agrees, 1 a backend differs, crashed or hung, 2 wrong usage, "
     "a requested backend is not installed, or no comparison was made."
 )
 
@@ -57,28 +65,45 @@ def selftest(
     paper's R matrix and against finite differences.
     """
     from rmsnorm.parity import report
-    from rmsnorm.parity.cases import select
-    from rmsnorm.parity.run import NO_LARGE, job_of, run
 
     chosen = backends(backend, _COMMAND)
     variants = choices("variant", variant, tuple(PRESETS), _COMMAND) if variant else ()
     types = choices("dtype", dtype, dtypes.FLOATS, _COMMAND) if dtype else ()
     choices("device", [device], DEVICES, _COMMAND)
     brief = not (all_ or variants or types)
-    jobs = {
-        name: job_of(
-            name, variants=variants, dtypes=types, device=device if name != "numpy" or backend else "cpu", brief=brief
-        )
-        for name in chosen
-    }
-    totals = {name: sum(1 for _ in select(variants, types, brief=brief, large=name not in NO_LARGE)) for name in jobs}
-    with progress() as bars:
-        tasks: dict[str, TaskID] = {name: bars.add_task(name, total=total) for name, total in totals.items()}
-        slowest_first = {name: jobs[name] for name in sorted(jobs, key=_SLOWEST_FIRST.index)}
-        runs = run(
-            slowest_first, asked=totals, on_progress=lambda state: bars.update(tasks[state.name], completed=state.cases)
-        )
-    runs.sort(key=lambda state: chosen.index(state.name))
+    run = _run_apart if apart.is_parent() else _run
+    devices = {name: device if name != "numpy" or backend else "cpu" for name in chosen}
+    runs = [run(name, own, variants, types, brief) for name, own in devices.items()]
+    if apart.is_child():
+        typer.echo(json_.dumps([asdict(run) for run in runs]))
+        return
     Console(soft_wrap=True).print(report.terminal(runs, tables=verbose))
     write_reports(runs, json)
     end_of_check(runs, requested=bool(backend))
+
+
+def _run_apart(name: str, device: str, variants: Sequence[str], types: Sequence[str], brief: bool) -> Run:
+    """The run of a backend in a process of its own."""
+    from rmsnorm.parity.comparison import Comparison, Run
+
+    chosen = [*(f"--variant={variant}" for variant in variants), *(f"--dtype={dtype}" for dtype in types)]
+    every = [] if brief else ["--all"]
+    end = ended(["selftest", "--backend", name, "--device", device, *chosen, *every], printed=True)
+    if isinstance(end, apart.Lost):
+        return Run(name, end.status, f"its process {end.message}")
+    if not end.printed:  # what was wrong is on standard error
+        return Run(name, "crashed", f"its process ended with exit status {end.code}")
+    (fields,) = json_.loads(end.printed)
+    return Run(**{**fields, "records": [Comparison(**record) for record in fields["records"]]})
+
+
+def _run(name: str, device: str, variants: Sequence[str], types: Sequence[str], brief: bool) -> Run:
+    """The run of a backend in this process."""
+    from rmsnorm.parity.selftest import compare
+
+    with progress() as bars, contextlib.redirect_stdout(sys.stderr):
+        task = bars.add_task(name, total=None)
+        return compare(
+            name, variants=variants, dtypes=types, device=device, brief=brief,
+            on_progress=lambda done, total: bars.update(task, completed=done, total=total),
+        )  # fmt: skip

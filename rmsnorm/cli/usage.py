@@ -76,7 +76,7 @@ def sizes(text: str, command: str) -> list[int]:
 def end_of_check(runs: Sequence[Run], *, requested: bool = True) -> None:
     """Exit with status 1 or 2 if a comparison failed, or was not made; ``requested`` : each had to be there."""
     states = {state.status for state in runs}
-    if states & {"differs", "refuses", "crashed", "hung", "stopped"}:
+    if states & {"differs", "refuses", "crashed", "hung"}:
         raise typer.Exit(DIFFERS)
     if "refused" in states or ("absent" in states and requested):
         raise typer.Exit(UNUSABLE)

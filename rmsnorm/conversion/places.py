@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rmsnorm.conversion.replacement import Replacement, replace
-from rmsnorm.identify import worker
 from rmsnorm.identify.checkpoint import starred
 
 
-def answer_on(target: str, **options: Any) -> Mapping[str, Any]:
-    """The message on a target, with options of ``rmsnorm.identify.worker.answers``."""
-    return next(worker.answers([target], job=f"{__name__}:identify_job", **options))[1]
-
-
-def identify_job(job: dict[str, Any], write: Callable[..., None]) -> None:
-    """As the job of ``rmsnorm.identify.worker``; of a whole model, the message has its class and its ``norms``."""
-
-    def of_model(model: Any) -> dict[str, Any]:
-        return {"model": type(model).__name__, "norms": together(replace(model, dry_run=True))}
-
-    worker.identify_job(job, write, of_model)
+def norms_of(model: Any) -> list[dict[str, Any]]:
+    """The norms of a whole model, as values of JSON."""
+    return together(replace(model, dry_run=True))
 
 
 def together(report: Sequence[Replacement]) -> list[dict[str, Any]]:

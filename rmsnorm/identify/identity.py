@@ -137,19 +137,6 @@ class Identity:
         """Everything, as values that json.dumps takes; an infinite distance is None, a fraction a text such as 1/3."""
         return _plain(asdict(self) | {"variant": self.variant and json.loads(self.variant.json)})
 
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Identity:
-        """The identity from its ``json``."""
-        variant = data["variant"]
-        return Identity(**{
-            **data,
-            "variant": None if variant is None else Variant.from_json(json.dumps(variant)),
-            "findings": tuple(Finding(**finding) for finding in data["findings"]),
-            "defects": tuple(data["defects"]),
-            "axes": tuple(data["axes"]),
-            "gate": None if data["gate"] is None else Gate(**data["gate"]),
-        })  # fmt: skip
-
     @property
     def described(self) -> str:
         """Its variant, by name or by what differs from the nearest preset; and its groups and gate."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -42,7 +42,6 @@ def check(
     all_cases: bool = False,
     quantities: Sequence[str] | str | None = None,
     limits: Limits | Mapping[str, Any] | None = None,
-    on_progress: Callable[[Run], None] = lambda run: None,
     call: str | None = None,
 ) -> Report:
     """Compare a function or layer with the golden: values, and gradients by its framework's automatic differentiation.
@@ -78,7 +77,6 @@ def check(
         quantities: those that count, such as ("y", "dx"); None for all.
         limits: of what x it takes: rank, multiple_of, widths, contiguous, same_dtype, max_rows. Cases get other shapes
             to fit. An exception is a refusal, and the check fails.
-        on_progress: called with the run after each case.
         large: whether y of more than 2^31 elements counts, in the first dtype: 16 GB or more, and minutes. For kernels
             whose offsets have 32 bits, as those of Liger-Kernel (its issue 1483) and vLLM (its issue 43390).
         call: the arguments of a function in their order, such as "out, x, weight, eps", or "x as out, residual as
@@ -113,7 +111,7 @@ def check(
     run, began = Run(target.framework, version=version_of(target.framework), device=device), time.monotonic()
     judging = Judging(
         target, chosen, types, run, group_size, gradients=gradients, compiled=compiled, extremes=extremes, edges=edges,
-        all_cases=all_cases, on_progress=on_progress,
+        all_cases=all_cases,
     )  # fmt: skip
     if judging.of_cases():
         judging.of_circumstances()

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from rmsnorm.parity.cases import Array
-from rmsnorm.targets.processes import Worker
 
 if TYPE_CHECKING:
     from rmsnorm.identify import Identity
@@ -85,14 +84,20 @@ class Refusal(NamedTuple):
 
 
 @dataclass
-class Run(Worker):
+class Run:
     """All comparisons of a backend or a target.
 
     Its status is ``held``, ``differs``, ``refuses`` (what came back agrees, and some calls raised), ``absent``,
-    ``refused``, ``crashed``, ``hung`` or ``stopped``. ``limits`` are the options that explain what was refused.
+    ``refused``, ``crashed`` or ``hung``. ``limits`` are the options that explain what was refused.
     ``identity`` is what ``identify`` says of a target that differs, where it says something.
     """
 
+    name: str
+    status: str = ""
+    message: str = ""
+    version: str = ""
+    device: str = ""
+    seconds: float = 0.0
     cases: int = 0
     records: list[Comparison] = field(default_factory=list)
     skipped: list[Skip] = field(default_factory=list)

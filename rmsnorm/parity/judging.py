@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -44,7 +44,6 @@ class Judging:
         target, variant, types, group_size: what is asked, and in which dtypes of x.
         run: gets the comparisons and what was not compared.
         gradients, compiled, extremes, edges, all_cases: as of ``check``.
-        on_progress: called with the run after each case.
     """
 
     target: Target
@@ -57,7 +56,6 @@ class Judging:
     extremes: bool
     edges: bool
     all_cases: bool
-    on_progress: Callable[[Run], None]
     refusals: Refusals = field(default_factory=Refusals)
     elements: int = 0
 
@@ -89,7 +87,6 @@ class Judging:
                 return False
             if comparisons:
                 self.run.records += labelled(comparisons, *labels)
-                self.on_progress(self.run)
         return True
 
     def _say_what_is_left_out(self) -> None:
@@ -139,7 +136,6 @@ class Judging:
             self.refusals.answered(question.facts, circumstance.levels)
             self._count(question.order.size)
             self.run.records += labelled(answer, self.variant.name, dtype, name)
-            self.on_progress(self.run)
 
     def of_more(self, *, batch_invariant: bool, large: bool) -> None:
         """Ask what no single case can show."""

@@ -88,12 +88,7 @@ class Report:
             first = f"{self.target} is {name} where it answers: {agree}, {len(run.refusals)} calls are refused"
             return "\n".join([first, *refused(run), *self._counts, *not_compared(run)])
         if run.status != "differs":
-            if not run.records:
-                return f"{self.target} was not compared: {run.message}"
-            passed, cases = len(run.records) - len(run.failures), f"{run.cases} cases"
-            agreement = f"{passed} of {len(run.records)} comparisons of {cases} held"
-            ended = f"{self.target} was not compared to the end: {run.message}; before, {agreement}"
-            return "\n".join([ended, *(shortened(record, self.target) for record in run.failures[:_SHOWN])])
+            return f"{self.target} was not compared: {run.message}"
         alike: dict[str, list[Comparison]] = {}
         for record in sorted(run.failures, key=lambda record: record.quantity != "y"):
             alike.setdefault(_kind(record), []).append(record)
@@ -256,7 +251,6 @@ def _bits(run: Run) -> Text:
 
 def _line(run: Run) -> Text:
     name = _title(run)
-    passed = sum(record.passed for record in run.records)
     instead = f"; {run.message}" if run.message else ""
     words = {
         "held": (f"held: all {len(run.records)} comparisons of {run.cases} cases", "green"),
@@ -264,7 +258,7 @@ def _line(run: Run) -> Text:
         "refuses": (f"refuses {len(run.refusals)} calls; {len(run.records)} comparisons held", "red"),
         "absent": (f"absent: {run.message}", "yellow"),
         "refused": (f"refused: {run.message}", "red"),
-        "crashed": (f"crashed after {run.cases} cases ({passed} comparisons held): {run.message}", "red"),
+        "crashed": (f"crashed: {run.message}", "red"),
         "hung": (f"hung: {run.message}", "red"),
     }
     text, style = words.get(run.status, (run.status, ""))

@@ -125,7 +125,6 @@ class Target:
         remade: makes the same target that is called with other values of these; ``calling.with_values`` uses it.
         automatic: whether automatic differentiation goes through it: not where it writes its results to its arguments.
         probe: for a layer of PyTorch: what is called in its place, and what calls may change.
-        around: the context of every call, which a caller that counts or limits calls replaces.
         optional: the arguments that it need not get, as a function may say by a default value of None.
         named_width: the width that its user named, where it is made for others, too.
         limits: of what x it takes, as its user declared them.
@@ -158,7 +157,6 @@ class Target:
     remade: Callable[[Mapping[str, float | None]], Target] | None = None
     automatic: bool = True
     probe: Any = None
-    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     optional: frozenset[str] = frozenset()
     named_width: int | None = None
     limits: Limits = field(default_factory=Limits)
@@ -272,15 +270,12 @@ class Target:
                 f", expected {wanted.__module__}.{wanted.__qualname__}; {TO_RETURN if result is None else 'return y'}"
             ) from error
 
-    def _guarded(self, run: Callable[[], Any], arrays: Mapping[str, Array], *, is_call: bool = True) -> Any:
-        """The result of ``run`` in the contexts of a call; ``is_call``: whether the target itself is called."""
+    def _guarded(self, run: Callable[[], Any], arrays: Mapping[str, Array]) -> Any:
+        """The result of ``run`` in the contexts of a call."""
         wide = any(array.dtype == np.float64 for array in arrays.values())
-        around = self.around if is_call else contextlib.nullcontext
         mode = self.bridge.modes.get(self.mode, contextlib.nullcontext)
         try:
-            with (
-                around(), self.bridge.scope(wide), mode(), np.errstate(all="ignore"), warnings.catch_warnings(),
-            ):  # fmt: skip
+            with self.bridge.scope(wide), mode(), np.errstate(all="ignore"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a warning of the target is not a finding
                 return run()
         except TargetError:
@@ -326,7 +321,7 @@ class Called:
         """
         target, x = self.target, self.arrays["x"]
         self.parts  # noqa: B018  (notices what is unknown)
-        y: Array = target._guarded(lambda: target._fetched(self.result, self.arrays), self.arrays, is_call=False)
+        y: Array = target._guarded(lambda: target._fetched(self.result, self.arrays), self.arrays)
         is_float = y.dtype.name in dtypes.FLOATS
         if not is_float or y.shape != x.shape:
             came, of_x = (errors.describe(a.shape, a.dtype.name) for a in (y, x))
@@ -348,7 +343,7 @@ class Called:
         if tensor is None:
             return None
         fetch = self.target.bridge.fetch
-        fetched: Array = self.target._guarded(lambda: fetch(tensor), self.arrays, is_call=False)
+        fetched: Array = self.target._guarded(lambda: fetch(tensor), self.arrays)
         return fetched
 
     def gradients(self, dy: Array | None, dh: Array | None = None) -> Mapping[str, Array | None]:

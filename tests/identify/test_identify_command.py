@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
 from commands import rmsnorm
 
-from rmsnorm.identify.worker import identities
-
 pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
-
-
-def hangs(x):
-    print("what a target prints is not part of the report")
-    time.sleep(1000)
 
 
 def first_axis(x):
@@ -28,7 +20,6 @@ def run(*arguments, path=Path(__file__).parents[1]):  # which this file imports 
     return rmsnorm("identify", *arguments, path=path)
 
 
-@pytest.mark.usefixtures("without_workers")
 def test_the_command_reports_and_exits():
     shown = run("torch.nn:RMSNorm")
     assert "eps_position" in shown.stdout
@@ -42,7 +33,6 @@ def test_the_command_reports_and_exits():
     assert json.loads(shown.stdout)["kind"] == "layernorm"
 
 
-@pytest.mark.usefixtures("without_workers")
 def test_the_short_report_has_the_defects_first_and_fits_into_80_columns(tmp_path):
     (tmp_path / "own.py").write_text(
         "import numpy as np\n\ndef norm(x, weight):\n"
@@ -60,30 +50,6 @@ def test_the_short_report_has_the_defects_first_and_fits_into_80_columns(tmp_pat
     assert "widths" not in "\n".join(lines)
 
 
-def test_a_target_that_hangs_is_ended():
-    shown = run(f"{__file__}:hangs", "--time-limit", "2", "--framework", "pytorch")
-    assert shown.exit_code == 1, shown.stderr
-    assert "was ended: what it was asked, in 2 s at most, took more than 4 s" in " ".join(shown.stdout.split())
-
-
-@pytest.mark.parametrize("line", ["os._exit(0)", "raise SystemExit(0)"])
-def test_a_target_that_ends_its_process_is_no_success_and_the_next_ones_are_asked(line, tmp_path):
-    (tmp_path / "own.py").write_text(
-        f"import os\ncalls = []\ndef ends(x):\n    calls.append(x)\n    if len(calls) == 9: {line}\n    return x\n"
-        "def same(x):\n    return x\n"
-    )
-    names = [f"{tmp_path}/own.py:{name}" for name in ("same", "ends", "same")]
-    answers = list(identities(names, time_limit=60, framework="numpy"))
-    assert [name for name, _ in answers] == names
-    assert not any(identity.recognised for _, identity in answers)
-    assert [answers[place][1].answered for place in (0, 2)] == [True, True]
-    ended = answers[1][1]
-    words = "ended its process (exit status 0; no output)" if "_exit" in line else "SystemExit"
-    assert words in ended.text, ended.text
-    assert run(names[1], "--framework", "numpy").exit_code == 1
-
-
-@pytest.mark.usefixtures("without_workers")
 def test_a_limit_may_be_infinite(tmp_path):
     (tmp_path / "own.py").write_text("def norm(x):\n    return x\n")
     shown = run(f"{tmp_path}/own.py:norm", "--time-limit", "inf", "--framework", "numpy")
@@ -122,7 +88,6 @@ def test_the_page_of_a_package_has_a_row_for_each_norm(tmp_path, monkeypatch):
     assert "Not called: 1.\n\n- `OddRMSNorm`: it requires 'secret'" in written
 
 
-@pytest.mark.usefixtures("without_workers")
 @pytest.mark.parametrize("name", ["transformers.models.llama", "own.py"])
 def test_a_package_or_a_file_is_asked_for_the_name_of_one_norm(name):
     shown = rmsnorm("identify", name)
