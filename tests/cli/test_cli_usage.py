@@ -45,7 +45,7 @@ USAGE = [
     ),
     ("check x:y --init dim", "rmsnorm check: init is 'dim', expected NAME=VALUE or a JSON object; write it as dim=64"),
     ("identify", "got neither TARGET nor --model, expected one of them; name a callable"),
-    ("identify no_such_package", "rmsnorm identify: package 'no_such_package' is not installed"),
+    ("identify no_such_package", "rmsnorm identify: target is 'no_such_package', expected module:attribute"),
     ("gains /no/such.npz", "rmsnorm gains: /no/such.npz is missing, expected a .safetensors"),
     ("identify x:y --framework caffe", "framework is 'caffe', expected 'torch'"),
     ("identify x:y --shape 4,64", "shape is '4,64', expected sizes such as 4x64"),
