@@ -126,9 +126,10 @@ def run(title: str, paths: Iterable[str], seconds: float, left_out: Iterable[str
     if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
         return "out of time", ""
     failed = next((line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
-    if process.returncode not in (0, 1):
+    is_collected = not failed.startswith("ERROR") or "::" in failed
+    if process.returncode not in (0, 1) or not is_collected:
         return "error", f"pytest ended with {process.returncode}: {failed or output[-200:]}"
-    return ("killed", failed.removeprefix("FAILED ")[:200]) if process.returncode else ("survived", "")
+    return ("killed", failed.partition(" ")[2][:200]) if process.returncode else ("survived", "")
 
 
 def judge(fault: Fault, seconds: float) -> dict[str, Any]:

@@ -125,7 +125,8 @@ def identify(
     )  # fmt: skip
     options = {name: options[name] for name in ("framework", "device", "init")} | asked
     from rmsnorm.conversion.places import norms_of
-    from rmsnorm.identify import Identity, NoTarget, identify_opened, open_target
+    from rmsnorm.identify import Identity, NoTarget, open_target
+    from rmsnorm.identify.solve import identify_opened
 
     if end := lost(seconds=time_limit + _MORE):
         identity = Identity(target, "", defects=(f"its process {end.message}",))
@@ -133,8 +134,8 @@ def identify(
         with asking(target):
             try:
                 opened = open_target(target, width=width, call=call, **options)
-                asked = opened.compiled if compiled else opened
-                identity = identify_opened(asked, width=width, gradients=gradients, time_limit=time_limit)
+                one = opened.compiled if compiled else opened
+                identity = identify_opened(one, width=width, gradients=gradients, time_limit=time_limit)
                 of_model = None
             except NoTarget as error:
                 if error.model is None:
