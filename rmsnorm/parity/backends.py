@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from rmsnorm.numpy_impl.arithmetic import Rows
-from rmsnorm.numpy_impl.paper import derivation
+from rmsnorm.numpy_impl.paper.derivation import Row
 from rmsnorm.parity.cases import Array, Data
 from rmsnorm.parity.equations import Steps, candidate
 from rmsnorm.parity.judge import Implementation, Outcome, named_gradients
@@ -83,7 +83,7 @@ def _by_matrices(s: Steps) -> _Normalised:
             partial_rounding="ceil",
         )
         row = np.where(unmasked[i], h[i], 0.0)[order] / power
-        rho = np.float64(derivation.rms(row, variant=same))
+        rho = Row(row, variant=same).rho
         inverse[i], quotient[i] = 1 / rho / power, h[i] / power / rho
         matrices[i] = partial(_matrix, row, same, np.argsort(order, kind="stable"), unmasked[i], power)
 
@@ -97,7 +97,7 @@ def _by_matrices(s: Steps) -> _Normalised:
 
 
 def _matrix(row: Array, variant: Variant, back: Array, unmasked: Array, power: float) -> Array:
-    matrix = derivation.r_matrix(row, variant=variant)[np.ix_(back, back)] / power
+    matrix = Row(row, variant=variant).r_matrix[np.ix_(back, back)] / power
     return np.where(unmasked[:, None] & unmasked, matrix, 0.0)
 
 

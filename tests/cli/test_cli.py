@@ -70,8 +70,13 @@ def test_a_mistake_of_ours_is_no_bad_usage(command, tmp_path, monkeypatch):
 
 
 def test_a_disagreement_exits_with_1(monkeypatch):
-    true = derivation.rms
-    monkeypatch.setattr(derivation, "rms", lambda *args, **options: true(*args, **options) * (1 + 1e-4))
+    true = derivation.Row.__init__
+
+    def wrong(row, *args, **options):
+        true(row, *args, **options)
+        row.rho *= 1 + 1e-4
+
+    monkeypatch.setattr(derivation.Row, "__init__", wrong)
     shown = rmsnorm("selftest", "--backend", "numpy", "--variant", "t5", "--dtype", "float32")
     assert shown.exit_code == 1, shown.stderr
     assert "x numpy t5 f32 'rows' y: parity ratio" in shown.stdout

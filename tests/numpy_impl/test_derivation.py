@@ -20,17 +20,7 @@ import pytest
 
 from rmsnorm import Variant
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
-from rmsnorm.numpy_impl.paper import derivation
-from rmsnorm.numpy_impl.paper.derivation import (
-    gain_gradient,
-    input_gradient,
-    jacobian,
-    r_matrix,
-    rms,
-    rms_norm_row,
-    weight_gradient,
-    weight_gradient_kronecker,
-)
+from rmsnorm.numpy_impl.paper.derivation import Row, weight_gradient, weight_gradient_kronecker
 
 Array = npt.NDArray[np.float64]
 PAPER = Variant.get("paper")
@@ -72,6 +62,10 @@ class Case(NamedTuple):
         return {"variant": self.variant}
 
     @property
+    def row(self) -> Row:
+        return Row(self.a, variant=self.variant)
+
+    @property
     def gain(self) -> Array:
         return self.variant.scale_offset + self.g
 
@@ -86,7 +80,7 @@ class Case(NamedTuple):
         return (2 * N + 10) * U / (1 - (2 * N + 10) * U)
 
     def r_error(self) -> Array:
-        rho, root = rms(self.a, **self.options), np.linalg.norm(self.c()) / np.sqrt(self.k)
+        rho, root = self.row.rho, np.linalg.norm(self.c()) / np.sqrt(self.k)
         # |slope| = |c| / (k s) is at most |c| / (k sqrt(q)), for every place of eps.
         slope = (np.arange(N) < self.k) * (1 / self.k + np.abs(self.c()) / (self.k * root))
         return np.asarray(3 * self.tau() * (np.eye(N) + np.outer(1 + np.abs(self.a / rho), slope)) / rho)
@@ -163,38 +157,36 @@ def within(got: Array, want: Array, error: Array) -> None:
 
 def test_the_bound_is_of_the_order_of_rounding(case: Case) -> None:
     # 3 tau (1 + X S) rho / rho with X, S and kappa of a few units each: a bound beyond 10^-11 would prove little.
-    assert np.max(case.r_error()) * rms(case.a, **case.options) < 1e-11
+    assert np.max(case.r_error()) * case.row.rho < 1e-11
 
 
 def test_clamp_acts_at_small_rows_only() -> None:
-    acts = [rms(draw("clamp", size).a, variant=FORMS["clamp"][0]) == 0.75 / np.sqrt(N) for size in (2.0**-10, 1, 2**10)]
+    acts = [draw("clamp", size).row.rho == 0.75 / np.sqrt(N) for size in (2.0**-10, 1, 2**10)]
     assert acts == [True, False, False]
 
 
 def test_row_equals_the_golden(case: Case) -> None:
-    y = rms_norm_row(case.a, case.g, case.b, **case.options)
+    y = case.row.y(case.g, case.b)
     golden = rms_norm(case.a, case.g, case.b, **case.options)
     # x^ errs by tau (1 + |x^|) |o + g| at most, and the last two operations by less than another tau.
-    error = 2 * case.tau() * (np.abs(case.gain) * (1 + np.abs(case.a / rms(case.a, **case.options))) + np.abs(case.b))
+    error = 2 * case.tau() * (np.abs(case.gain) * (1 + np.abs(case.a / case.row.rho)) + np.abs(case.b))
     within(y, golden, error)
     within(y, np.array([float(e) for e in exact_row([mpmath.mpf(e) for e in case.a], case)]), error)
 
 
 def test_jacobian_equals_sixty_digits(case: Case) -> None:
     exact = exact_jacobian(case)
-    within(jacobian(case.a, case.g, **case.options), exact, np.abs(case.gain)[:, None] * case.r_error())
+    within(case.row.jacobian(case.g), exact, np.abs(case.gain)[:, None] * case.r_error())
 
 
 def test_r_is_the_jacobian_without_gain(case: Case) -> None:
-    within(r_matrix(case.a, **case.options), jacobian(case.a, **case.options), case.r_error())
-    assert np.array_equal(
-        jacobian(case.a, case.g, **case.options), case.gain[:, None] * r_matrix(case.a, **case.options)
-    )
+    within(case.row.r_matrix, case.row.jacobian(), case.r_error())
+    assert np.array_equal(case.row.jacobian(case.g), case.gain[:, None] * case.row.r_matrix)
 
 
 def test_jacobian_equals_the_golden_products(case: Case) -> None:
     """Every row and column of the matrix, and a vector in general position, through the O(n) products."""
-    dy_da = jacobian(case.a, case.g, **case.options)
+    dy_da = case.row.jacobian(case.g)
     error = np.abs(case.gain)[:, None] * case.r_error()
     rows = np.tile(case.a, (N + 1, 1))
     directions = np.vstack([np.eye(N), case.v])
@@ -203,15 +195,15 @@ def test_jacobian_equals_the_golden_products(case: Case) -> None:
     pushed = rms_norm_jvp((rows, case.g, case.b), (directions, None, None), **case.options)
     within(directions @ dy_da.T, pushed, np.abs(directions) @ error.T)
     v, total = directions.sum(axis=0), np.abs(directions).sum(axis=0)
-    x_hat = 1 + np.abs(case.a / rms(case.a, **case.options))
-    within(gain_gradient(v, case.a, **case.options), dscale, 2 * case.tau() * total * x_hat)
+    x_hat = 1 + np.abs(case.a / case.row.rho)
+    within(case.row.gain_gradient(v), dscale, 2 * case.tau() * total * x_hat)
     assert np.allclose(dbias, v, rtol=0, atol=np.max(2 * N * U * total))
 
 
 def test_input_gradient_is_the_transposed_product(case: Case) -> None:
-    got = input_gradient(case.v, case.a, case.g, **case.options)
+    got = case.row.input_gradient(case.v, case.g)
     error = case.r_error().T @ np.abs(case.u)
-    within(got, r_matrix(case.a, **case.options).T @ case.u, error)
+    within(got, case.row.r_matrix.T @ case.u, error)
     within(got, rms_norm_vjp(case.v, case.a, case.g, case.b, **case.options)[0], error)
 
 
@@ -228,8 +220,8 @@ def test_kronecker_form_equals_the_product_and_the_golden(case: Case) -> None:
 def test_a_counted_fraction_is_exact() -> None:
     """100 * 0.07 is 7.000000000000001 in floating point, and k is 7."""
     a = np.where(np.arange(100) < 7, 1.0, 3.0)
-    assert rms(a, partial=0.07) == rms(a, partial=Fraction(7, 100)) == 1.0
-    assert rms(a, partial=0.08) == np.sqrt((7 + 9) / 8)
+    assert Row(a, partial=0.07).rho == Row(a, partial=Fraction(7, 100)).rho == 1.0
+    assert Row(a, partial=0.08).rho == np.sqrt((7 + 9) / 8)
 
 
 @pytest.mark.parametrize("position", ["inside", "outside", "clamp"])
@@ -238,40 +230,37 @@ def test_a_row_of_zeros(position: str) -> None:
     variant = PAPER.replace(eps_position=position)
     zeros, v = np.zeros(4), np.array([1.0, 2.0, 3.0, 4.0])
     rho = {"inside": 0.5, "outside": 0.25, "clamp": 0.125}[position]
-    assert rms(zeros, variant=variant, eps=0.25) == rho
-    assert np.array_equal(r_matrix(zeros, variant=variant, eps=0.25), np.eye(4) / rho)
-    assert np.array_equal(input_gradient(v, zeros, variant=variant, eps=0.25), v / rho)
-    assert np.isnan(rms_norm_row(zeros, variant=variant)).all()
-    assert np.isnan(r_matrix(zeros, variant=variant)).all()
-    assert np.isnan(input_gradient(v, zeros, variant=variant)).all()
+    row, without = Row(zeros, variant=variant, eps=0.25), Row(zeros, variant=variant)
+    assert row.rho == rho
+    assert np.array_equal(row.r_matrix, np.eye(4) / rho)
+    assert np.array_equal(row.input_gradient(v), v / rho)
+    assert all(np.isnan(array).all() for array in (without.y(), without.r_matrix, without.input_gradient(v)))
     assert np.array_equal(rms_norm_vjp(v, zeros, variant=variant, eps=0.25)[0], v / rho)
 
 
 def test_narrow_formats_are_widened_and_nothing_is_written() -> None:
     a, g = np.array([1.0, 7.0], np.float32), np.array([1.0, 2.0], np.float16)
     a.flags.writeable = g.flags.writeable = False
-    assert rms_norm_row(a, g, variant="paper").dtype == np.float64
-    assert np.array_equal(jacobian(a, g), jacobian([1.0, 7.0], [1.0, 2.0]))
+    assert Row(a).y(g).dtype == np.float64
+    assert np.array_equal(Row(a).jacobian(g), Row([1.0, 7.0]).jacobian([1.0, 2.0]))
 
 
 WRONG_TYPES: list[tuple[Callable[[], Any], str]] = [
-    (lambda: rms([1, 7]), r"rms: a has dtype int64, expected float16, .* or float64; cast it first"),
-]  # fmt: skip
+    (lambda: Row([1, 7]), r"Row: a has dtype int64, expected float16, .* or float64; cast it first"),
+]
 WRONG_VALUES: list[tuple[Callable[[], Any], str]] = [
-    (lambda: rms([[1.0]]), r"rms: shape of a is \(1, 1\), expected \[n\], n >= 1; pass one row"),
-    (lambda: r_matrix([]), r"r_matrix: shape of a is \(0,\), expected \[n\], n >= 1; pass one row"),
-    (lambda: rms_norm_row([1.0], [1.0, 2.0]), r"rms_norm_row: g has shape \(2,\), expected \(1,\) to match a f64\[1\]"),
-    (lambda: rms_norm_row([1.0], None, [1.0, 2.0]),
-     r"rms_norm_row: b has shape \(2,\), expected \(1,\) to match a f64\[1\]"),
-    (lambda: input_gradient([1.0, 2.0], [1.0]),
-     r"input_gradient: v has shape \(2,\), expected \(1,\) to match a f64\[1\]"),
+    (lambda: Row([[1.0]]), r"Row: shape of a is \(1, 1\), expected \[n\], n >= 1; pass one row"),
+    (lambda: Row([]), r"Row: shape of a is \(0,\), expected \[n\], n >= 1; pass one row"),
+    (lambda: Row([1.0]).y([1.0, 2.0]), r"y: g has shape \(2,\), expected \(1,\) to match a f64\[1\]"),
+    (lambda: Row([1.0]).y(None, [1.0, 2.0]), r"y: b has shape \(2,\), expected \(1,\) to match a f64\[1\]"),
+    (lambda: Row([1.0]).input_gradient([1.0, 2.0]), r"input_gradient: v has shape \(2,\), expected \(1,\) to match a"),
     (lambda: weight_gradient([1.0], [1.0, 2.0], [[1.0]]),
      r"weight_gradient: w has shape \(1, 1\), expected \(1, 2\) to match x f64\[2\]"),
     (lambda: weight_gradient_kronecker([1.0], [1.0], [1.0]),
      r"weight_gradient_kronecker: shape of w is \(1,\), expected \[n, m\], n, m >= 1; pass a matrix"),
-    (lambda: rms([1.0], eps=-1.0), r"rms: eps is -1\.0, expected a finite number >= 0; "),
-    (lambda: rms([1.0], partial=2.0), r"rms: partial is 2\.0, expected a fraction in \(0, 1\]; "),
-    (lambda: jacobian([1.0], variant="papers"), r"jacobian: variant is 'papers', .* mean 'paper'\?"),
+    (lambda: Row([1.0], eps=-1.0), r"Row: eps is -1\.0, expected a finite number >= 0; "),
+    (lambda: Row([1.0], partial=2.0), r"Row: partial is 2\.0, expected a fraction in \(0, 1\]; "),
+    (lambda: Row([1.0], variant="papers"), r"Row: variant is 'papers', .* mean 'paper'\?"),
 ]  # fmt: skip
 
 
@@ -279,9 +268,3 @@ WRONG_VALUES: list[tuple[Callable[[], Any], str]] = [
 def test_errors(call: Any, message: str) -> None:
     with pytest.raises(TypeError if (call, message) in WRONG_TYPES else ValueError, match=message):
         call()
-
-
-@pytest.mark.parametrize("name", derivation.__all__)
-def test_functions_are_documented_with_an_example(name: str) -> None:
-    text = getattr(derivation, name).__doc__
-    assert all(part in text for part in ("Args", "Returns", "Raises", "Source: ", ">>> "))

@@ -58,5 +58,5 @@ def test_the_products_are_those_with_the_r_matrix():
     assert np.all(abs(dx - matrix.T @ (g * v)) <= bound * (abs(matrix.T) @ abs(g * v)))
     moved = formula.rms_norm_jvp(a, np.ones(24), da, zero, zero, EPS)
     assert np.all(abs(moved - matrix @ da) <= bound * (abs(matrix) @ abs(da)))
-    same = derivation.r_matrix(a, variant="standard", eps=EPS)
+    same = derivation.Row(a, variant="standard", eps=EPS).r_matrix
     assert np.all(abs(same - matrix) <= bound * (np.eye(24) + np.outer(abs(a), abs(a)) / (a @ a)) / np.sqrt(a @ a / 24))
