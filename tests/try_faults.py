@@ -6,7 +6,7 @@ python tests/try_faults.py --json tests/faults.json
 
 A fault wraps a public function, layer or command in every process of a test run; no file is changed. The program first
 runs the tests without one, with every wrapper in place: they must pass. Then each fault is installed alone, and pytest
-runs with ``-x``: first the files that should notice it, then all others, each for three minutes of a processor. A fault
+runs with ``-x``: first the files that should notice it, then all others, for three minutes of a processor together. A fault
 is killed if a test fails that passes without it. If pytest ends in another way (interrupted, nothing collected, a
 crash), that is an error and no kill.
 """
@@ -135,11 +135,11 @@ def run(title: str, paths: Iterable[str], seconds: float, left_out: Iterable[str
 def judge(fault: Fault, seconds: float) -> dict[str, Any]:
     """Who notices a fault: first the files that should, then all; no test that fails without the fault, too."""
     start, red, by = time.monotonic(), [], ""
-    for paths in (shlex.split(SURFACES[fault.surface].tests), []):
-        verdict, by = run(fault.title, paths, seconds, red)
+    for paths, share in ((shlex.split(SURFACES[fault.surface].tests), 2 / 3), ([], 1 / 3)):
+        verdict, by = run(fault.title, paths, share * seconds, red)
         while verdict == "killed" and run("none", [by.partition(" - ")[0]], seconds)[0] != "survived":
             red.append(by.partition(" - ")[0])
-            verdict, by = run(fault.title, paths, seconds, red)
+            verdict, by = run(fault.title, paths, share * seconds, red)
         if verdict != "survived":
             break
     spent = round(time.monotonic() - start)
@@ -149,7 +149,7 @@ def judge(fault: Fault, seconds: float) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="the faults whose names begin so, such as 'torch layer:'")
-    parser.add_argument("--seconds", type=float, default=180, help="of a processor, for one run of pytest")
+    parser.add_argument("--seconds", type=float, default=180, help="of a processor, for one fault")
     parser.add_argument("--jobs", type=int, default=2, help="how many faults are tried at once")
     parser.add_argument("--json", type=Path, help="where the verdicts go; those of other faults in it stay")
     arguments = parser.parse_args()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 import typer
@@ -52,10 +53,10 @@ def test_a_device_that_the_library_of_a_target_lacks_exits_with_2(command, tmp_p
     assert "device is 'cuda', expected 'cpu'" in shown.stderr
 
 
-def test_a_library_of_a_target_that_is_not_installed_exits_with_2(tmp_path):
+def test_a_library_of_a_target_that_is_not_installed_exits_with_2(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text("def norm(x):\n    return x\n")
-    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
-    shown = rmsnorm("identify", f"{tmp_path / 'own.py'}:norm", "--framework", "torch", path=tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    shown = rmsnorm("identify", f"{tmp_path / 'own.py'}:norm", "--framework", "torch")
     assert shown.exit_code == 2
     assert "torch is not installed" in shown.stderr
 
