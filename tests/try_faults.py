@@ -6,9 +6,9 @@ python tests/try_faults.py --json tests/faults.json
 
 A fault wraps a public function, layer or command in every process of a test run; no file is changed. The program first
 runs the tests without one, with every wrapper in place: they must pass. Then each fault is installed alone, and pytest
-runs with ``-x``: first the files that should notice it, then all others, for three minutes of a processor together. A fault
-is killed if a test fails that passes without it. If pytest ends in another way (interrupted, nothing collected, a
-crash), that is an error and no kill.
+runs with ``-x``: first the files that should notice it, then all others, for three minutes of a processor together. A
+fault is killed if a test fails that passes without it. If pytest ends in another way (interrupted, nothing collected,
+a crash), that is an error and no kill.
 """
 
 from __future__ import annotations
