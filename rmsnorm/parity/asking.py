@@ -47,7 +47,30 @@ def in_circumstances(
     strength: int = 2,
     only: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Iterator[tuple[Circumstance, Question, list[Comparison] | str]]:
-    """The comparisons of every circumstance, or what the target raised in it.
+    """The comparisons of every circumstance, or what the target raised in it; the arguments are of ``questions``."""
+    for sized, current in questions(
+        target, variant, types, gradients=gradients, group_size=group_size, quick=quick, strength=strength, only=only
+    ):  # fmt: skip
+        try:
+            comparisons = ask(sized, current, group_size)
+        except Refused as refusal:
+            yield current.circumstance, current, str(refusal)
+        else:
+            yield current.circumstance, current, comparisons
+
+
+def questions(
+    target: Target,
+    variant: Variant,
+    types: Sequence[str],
+    *,
+    gradients: bool,
+    group_size: int | None,
+    quick: bool = False,
+    strength: int = 2,
+    only: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> Iterator[tuple[Target, Question]]:
+    """Every circumstance, with the target as its shape needs it.
 
     ``only``: the levels of some factors that are asked, of those that the target takes and those of ``NAMED``.
     """
@@ -64,13 +87,7 @@ def in_circumstances(
     for circumstance in circumstances(levels, strength=strength):
         case = case_of(circumstance, variant)
         sized, fitting = adapted(target, case, group_size, every_row=True)
-        current = question(circumstance, replace(fitting, scale=case.scale, bias=case.bias), variant)
-        try:
-            comparisons = ask(sized, current, group_size)
-        except Refused as refusal:
-            yield circumstance, current, str(refusal)
-        else:
-            yield circumstance, current, comparisons
+        yield sized, question(circumstance, replace(fitting, scale=case.scale, bias=case.bias), variant)
 
 
 def _requires_gate(target: Target, variant: Variant, dtype: str) -> bool:

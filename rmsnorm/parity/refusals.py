@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from rmsnorm.parity.asking import in_circumstances
+from rmsnorm.parity.asking import questions
 from rmsnorm.parity.cases import Data
 from rmsnorm.parity.comparison import Comparison, Refusal, Run, labelled
 from rmsnorm.specification.dtypes import FLOATS
 from rmsnorm.specification.variants import Variant
-from rmsnorm.targets import Target
+from rmsnorm.targets import Target, TargetError
 from rmsnorm.targets.limits import Facts, Limits, dense, explaining
+from rmsnorm.targets.target import WrongResult
 
 Levels = Mapping[str, str]
 _TRIES: Final = 4
@@ -87,16 +88,15 @@ class Refusals:
         limits = target.limits
         for _ in range(_TRIES):
             limited = replace(target, limits=limits, rank=limits.rank or target.rank, named_width=width)
-            calls = [(question.facts, answer) for _, question, answer in in_circumstances(
+            before, count = limits, len(refused)
+            for sized, question in questions(
                 limited, variant, types, gradients=False, group_size=group_size, quick=target.bridge.compiles,
                 only=_PLAIN,
-            )]  # fmt: skip
-            now = [facts for facts, answer in calls if isinstance(answer, str)]
-            if not now:
+            ):  # fmt: skip
+                (answered if _answers(sized, question.data) else refused).append(question.facts)
+            if len(refused) == count:
                 return limits
-            answered += [facts for facts, answer in calls if not isinstance(answer, str)]
-            refused += now
-            before, limits = limits, explaining(answered, refused, target.limits)
+            limits = explaining(answered, refused, target.limits)
             if limits == before:
                 break
         return target.limits
@@ -106,6 +106,14 @@ class Refusals:
         guilty = [item for item in levels.items() if all(others.get(item[0]) != item[1] for _, others in self.others)]
         shared = [(sum(call.levels.get(name) == level for call in self.calls), level) for name, level in guilty]
         return max(shared, default=(0, ""))[1]
+
+
+def _answers(target: Target, data: Data) -> bool:
+    try:
+        target.forward(data.x, data.scale, data.bias, **data.arrays)
+    except TargetError as error:
+        return isinstance(error, WrongResult)
+    return True
 
 
 def facts_of(data: Data) -> Facts:

@@ -123,9 +123,10 @@ def explaining(answered: Sequence[Facts], refused: Sequence[Facts], declared: Li
         every += [replace(limits, **change) for limits in every if change]
     every += [replace(limits, widths=tuple(some)) for limits in every]
 
-    def order(limits: Limits) -> tuple[int, int, int]:
+    def order(limits: Limits) -> tuple[int, int, int, bool]:
         allowed = [sum(map(limits.allow, calls)) for calls in (refused, answered)]
-        return allowed[0], len(answered) - allowed[1], limits.options.count("--")
+        options = limits.options.count("--")
+        return allowed[0], len(answered) - allowed[1], options, len(widths) > 1 or not limits.widths
 
     exact = [limits for limits in every if all(map(limits.allow, answered))]
     return min([*exact, *(every if len(widths) > _FEW else [])], key=order)
