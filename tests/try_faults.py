@@ -102,7 +102,14 @@ def install(title: str, seconds: int) -> None:
     if title == "none":
         surfaces = {(fault.surface, fault.attribute): fault for fault in FAULTS}
         faults = [fault._replace(change=lambda call: call()) for fault in surfaces.values()]
-    sys.meta_path.insert(0, Finder(faults))
+    finder = Finder(faults)
+
+    def stay_first(event: str, _: Any) -> None:
+        """pytest puts a finder before the others, as this package has a plugin of it."""
+        if event == "import" and sys.meta_path[0] is not finder:
+            sys.meta_path[:] = [finder, *(other for other in sys.meta_path if other is not finder)]
+
+    sys.addaudithook(stay_first)
 
 
 def run(title: str, paths: Iterable[str], seconds: float, left_out: Iterable[str] = ()) -> tuple[str, str]:
