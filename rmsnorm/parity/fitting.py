@@ -266,7 +266,11 @@ def adapted(target: Target, case: Case, group_size: int | None, *, every_row: bo
         repeats = (case.repeats[0], *between, 1) if case.repeats else ()
         case = replace(case, shape=(case.shape[0], *between, case.shape[-1]), repeats=repeats)
     if target.width is None or target.resized is not None:
-        case = replace(case, shape=(*case.shape[:-1], target.limits.width_near(case.shape[-1])))
+        lead, width = case.shape[:-1], target.limits.width_near(case.shape[-1])
+        is_wider, case = width > case.shape[-1], replace(case, shape=(*lead, width))
+        if is_wider and lead and case.is_large and not every_row:
+            lead, repeats = _fewer(lead, case.repeats[:-1] or (1,) * len(lead), width)
+            case = replace(case, shape=(*lead, width), repeats=(*repeats, 1))
     if group_size is not None:  # at least two groups in each row
         case = replace(case, shape=(*case.shape[:-1], group_size * max(2, case.shape[-1] // group_size)))
     if target.sizes:

@@ -126,7 +126,7 @@ def test_the_options_that_are_named_are_those_with_which_nothing_is_refused(widt
             raise ValueError("another shape, please")
         return right(x, weight)
 
-    asked = {"dtypes": "float32", "gradients": False}
+    asked = {"dtypes": "float32", "gradients": False, "framework": "torch"}
     report = check(of_one_width, STANDARD, **asked)
     assert report.run.limits == options
     assert f"mend: if these are its limits, declare them: {options}\n" in report.text
@@ -140,7 +140,7 @@ def test_a_kernel_of_one_width_that_is_wrong_for_every_matrix_does_not_pass():
             raise ValueError("64 columns, please")
         return right(x, weight) * (1 if x.ndim == 1 else 2)
 
-    asked = {"dtypes": "float32", "gradients": False}
+    asked = {"dtypes": "float32", "gradients": False, "framework": "torch"}
     report = check(wrong, STANDARD, **asked)
     assert (report.run.status, report.run.limits) == ("refuses", "--width 64")
     assert check(wrong, STANDARD, **asked, limits={"widths": [64]}).run.status == "differs"
