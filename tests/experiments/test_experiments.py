@@ -74,14 +74,15 @@ def _threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(count)
 
 
-def start(name: str, options: str, folder: Path) -> None:
-    cli.app([name, *SMALL[name].split(), *options.split(), "--out", str(folder)], standalone_mode=False)
+def start(name: str, options: str, folder: Path) -> int | None:
+    """The status of the command, if it was ended."""
+    return cli.app([name, *SMALL[name].split(), *options.split(), "--out", str(folder)], standalone_mode=False)
 
 
 def end_early(name: str, options: str, folder: Path) -> None:
     """Ctrl-C after the first evaluation."""
-    with patch.object(cli._Bar, "evaluated", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-        start(name, options, folder)
+    with patch.object(cli._Bar, "evaluated", side_effect=KeyboardInterrupt):
+        assert start(name, options, folder) == 130
 
 
 def test_every_experiment_has_a_case() -> None:
@@ -103,7 +104,7 @@ def test_an_experiment(name: str, framework: str, tmp_path: Path) -> None:
     assert list(result["norms"]) == norms
     with (tmp_path / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(row["norm"], row["step"]) for row in rows] == [(norm, step) for norm in norms for step in "12"]
+    assert {(row["norm"], row["step"]) for row in rows} == {(norm, step) for norm in norms for step in "12"}
     assert np.isfinite([[float(row["loss"]), float(row[result["quality"]])] for row in rows]).all()
     with pytest.raises(ValueError, match="expected a new folder, as its run has other options"):
         start(name, f"{options} --steps 3", tmp_path)
