@@ -146,7 +146,8 @@ NO_NORM = {  # name: the function, what check is asked, the quantities, the head
     ),
     "largest": (zoo.Largest, None, "", "the denominator is the largest |x| of a row, not its root mean square"),
     "a part of x": (
-        zoo.Mixed, None, "", "y has a part that the gain does not multiply, and that is no multiple of the normalised row"
+        zoo.Mixed, None, "",
+        "y has a part that the gain does not multiply, and that is no multiple of the normalised row",
     ),
     "clipped": (zoo.Clipped, None, "", "the denominator is no function of the row's sum of squares and sum"),
 }
