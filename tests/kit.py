@@ -13,6 +13,24 @@ from rmsnorm.specification import dtypes
 
 Combinations = Iterable[tuple[Case, str, str]]
 BY_NAME = {case.name: case for case in CASES}
+# For what compiles each call anew: every option beside every other, and in every dtype, rounding and place of eps. Then
+# every result_dtype, and x of other ranks, without a row, and with squares beyond float32.
+FEW = [
+    (BY_NAME[case], variant, dtype)
+    for dtype, calls in {
+        "float16": ("drawn 6", "drawn 7", "drawn 15", "drawn 10", "out f32", "drawn 12"),
+        "bfloat16": ("drawn 9", "gain f32 equinox", "drawn 23", "gate of x, masked sum llama", "no rows", "huge gemma"),
+        "float32": ("drawn 13", "drawn 21", "drawn 1", "rows llama", "vector", "huge"),
+        "float64": ("drawn 4", "drawn 8", "drawn 14", "gate", "constant"),
+    }.items()
+    for call in calls
+    for case, _, variant in [(call, "", "standard") if call in BY_NAME else call.rpartition(" ")]
+]
+
+
+def named(run: tuple[Case, str, str]) -> str:
+    """The id of a call as a parameter of a test."""
+    return f"{run[0].name}, {run[1]}, {run[2]}"
 
 
 @cache

@@ -32,10 +32,8 @@ from rmsnorm.specification.interface import dy_and_dh
 def test_automatic_differentiation_and_formulas_agree_with_the_golden_on_every_case(framework, dtype):
     """16 bits: at least 99.9 % of y bit-identical in every variant, never more than 1 ulp; 32 bits: 2 ulp; float64: the
     bounds of the kit.
-
-    Every case of PyTorch; of TensorFlow and JAX, which compile, as many as ``rmsnorm selftest`` runs without ``--all``.
     """
-    hold(framework.name, framework.implementation, select(types=(dtype,), brief=framework.name != "torch"))
+    hold(framework.name, framework.implementation, select(types=(dtype,), brief=True))
 
 
 @pytest.mark.parametrize("framework", ["torch", "tf", "flax"], indirect=True)
@@ -69,10 +67,10 @@ def test_every_argument_means_what_it_means_in_the_golden(framework, dtype):
 def test_every_variant_with_a_rounding_point_was_counted():
     """Otherwise the shares above could be shares of nothing."""
     for dtype in dtypes.HALF:
-        counted = {variant for _, variant, _ in select(types=(dtype,))}
+        counted = {variant for _, variant, _ in select(types=(dtype,), brief=True)}
         assert counted == set(PRESETS)
         for variant in PRESETS:
-            assert sum(make(*run).x.size for run in select((variant,), (dtype,))) >= 4000
+            assert sum(make(*run).x.size for run in select((variant,), (dtype,), brief=True)) >= 4000
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -146,8 +144,15 @@ def test_gradients_in_the_bits_of_the_golden(framework, dtype):
 
 
 @pytest.mark.parametrize("framework", ["torch", "tf", "flax"], indirect=True)
-@pytest.mark.parametrize("shape", [(3, 7), (5, 41, 33), (131, 1025)], ids=str)  # the last is shared out
-@pytest.mark.parametrize("variant", ["standard", "llama", "gemma", "zhang_torch"])
+@pytest.mark.parametrize(
+    ("variant", "shape"),
+    [
+        ("standard", (3, 7)),
+        ("llama", (5, 41, 33)),
+        *((variant, (131, 1025)) for variant in ("standard", "llama", "gemma", "zhang_torch")),  # which is shared out
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("dtype", [*dtypes.HALF, "float32"])
 def test_automatic_differentiation_rounds_once(framework, dtype, variant, shape):
     """Twice would be another number than the golden's in one element of 10^4 or more."""

@@ -203,11 +203,6 @@ class FixedFactorNorm(nn.Module):
         return y if self.g is None else y * self.g
 
 
-class OffsetNumber(FixedFactorNorm):
-    def forward(self, x: Any) -> Any:
-        return nn.functional.normalize(x, dim=-1) * self.factor * (self.g + 1)
-
-
 class SquaredNorm(FixedFactorNorm):
     def forward(self, x: Any) -> Any:
         return nn.functional.normalize(x, dim=-1) * self.factor * (self.g - 2).square()
@@ -288,7 +283,6 @@ class DriverNorm(OwnNorm):
 LEFT = {
     "driver": (lambda: DriverNorm((8,)), "RuntimeError: 0 active drivers"),
     "clipped, with a gate": (lambda: OddGate(limit=7.5), "2 of 8 circumstances, each with 'heavy tails': "),
-    "tuple, with a gate": (lambda: OddGate(lambda y, gate: (y, gate)), "it returns a tuple of 2"),
     "mask": (lambda: MaskNorm((8,)), "its call needs mask, expected x alone, or x and a gate"),
     "layer norm": (lambda: nn.LayerNorm(8), "it computes LayerNorm"),
     "batch norm": (lambda: nn.BatchNorm1d(8), "it holds weight, bias, running_mean"),
@@ -304,22 +298,17 @@ LEFT = {
     "number": (lambda: SquaredNorm(8, 1), "y is not linear in the gain"),
     "channels": (lambda: Channels((8,), 1), "it normalises axis 1; only norms along the last axes are replaced"),
     "(C, 1, 1)": (lambda: OwnNorm((8, 1, 1), -3), "it normalises axis -3; only norms along the last axes are"),
-    "(1, C, 1, 1)": (lambda: OwnNorm((1, 8, 1, 1), 1), "it normalises axis -3; only norms along the last axes are"),
     "one number": (lambda: OwnNorm((1,)), "its gain is one number, expected one for each element of a row"),
-    "one number, less 1": (lambda: OffsetNumber(8, 1), "its gain is one number, expected one for each"),
     "factor, one number": (lambda: FixedFactorNorm(32, 1), "its gain is one number, expected one for each"),
-    "instance norm": (lambda: nn.InstanceNorm1d(8), "it computes LayerNorm"),
 }
 
 
 # module, shape of x
 OWN = {
     "g": (lambda: OwnNorm((8,)), (2, 3, 8)),
-    "gamma": (lambda: OwnNorm((8,), name="gamma"), (5, 8)),
     "buffer": (lambda: OwnNorm((8,), name="scale", buffer=True), (2, 3, 8)),
     "no gain": (lambda: OwnNorm(None), (2, 3, 24)),
     "(heads, 1, d)": (lambda: OwnNorm((3, 1, 8)), (2, 3, 5, 8)),
-    "(1, 1, d)": (lambda: OwnNorm((1, 1, 8)), (2, 3, 8)),
     "factor": (lambda: FixedFactorNorm(24), (2, 3, 24)),
     "factor, another width": (lambda: FixedFactorNorm(24), (2, 3, 8)),
     "factor, the width of the trial": (lambda: FixedFactorNorm(16), (2, 3, 8)),

@@ -146,7 +146,7 @@ def test_one_rounding_to_nearest_even(name: str) -> None:
 def test_the_whole_table(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """f16, bf16 and f32 equal the golden in every bit; f64 is within 4 ulp in y, and within the kit's bounds."""
     with_kernels = 0
-    for case, variant, _ in select(types=(dtype,), brief=dtype != "float32"):  # test_interface has all cases in PyTorch
+    for case, variant, _ in select(types=(dtype,), brief=dtype != "float32"):
         data = make(case, variant, dtype)
         if data.call.exact_sum or why_not(data.call) is not None:  # a sum that is not rounded: the golden
             continue

@@ -1,4 +1,4 @@
-"""The kernels among threads: no bit depends on them, and calls from several threads do not disturb each other."""
+"""The kernels among threads; that no bit depends on them is also in numpy_impl/test_numpy.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -28,16 +27,6 @@ def _call(seed: int = 0) -> list[Any]:
     x, dy = random.normal(size=(2, ROWS, N)).astype(np.float32)
     gain = random.normal(size=N).astype(np.float32)
     return [fast.rms_norm(x, gain), *fast.rms_norm_vjp(dy, x, gain)[:2]]
-
-
-@pytest.mark.parametrize("count", [2, 3, 7, 50])
-def test_the_bits_do_not_depend_on_the_threads(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RMSNORM_NUM_THREADS", "1")
-    want = _call()
-    monkeypatch.setenv("RMSNORM_NUM_THREADS", str(count))
-    for _ in range(3):
-        for got, expected in zip(_call(), want, strict=True):
-            assert np.array_equal(got, expected)
 
 
 GATES = [None, *itertools.product(("silu", "sigmoid"), ("after", "before"))]
@@ -78,14 +67,6 @@ def test_a_row_does_not_feel_its_neighbours(
         for row in range(24):
             alone = call(slice(row, row + 1))[:-1]
             assert [part.tobytes() for part in alone] == [part[row : row + 1].tobytes() for part in want[:-1]], row
-
-
-def test_calls_from_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RMSNORM_NUM_THREADS", "3")
-    want = [_call(seed) for seed in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        for seed, results in enumerate(pool.map(_call, [0, 1, 2, 3] * 3)):
-            assert all(map(np.array_equal, results, want[seed % 4]))
 
 
 def _call_often() -> None:

@@ -23,18 +23,10 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from rmsnorm import cpu
-from rmsnorm import numpy_impl as golden
-from rmsnorm.accuracy.bounds import bound
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.flax_impl import RMSNorm, linen, rms_norm, rms_norm_vjp
-from rmsnorm.parity.judge import Expected, Outcome, compare
-from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Spec
-from rmsnorm.specification.resolve import resolve
-from rmsnorm.specification.variants import PRESETS
 
 ROWS, WIDTH = 16, 64  # on a device at least 8 rows or 16 columns: no part of x is as small as a row or a column of it
-QUANTITIES = ("y", "dx", "dscale", "dbias")
 SPECS = {"batch": P("batch", None), "features": P(None, "features"), "both": P("batch", "features")}
 COLLECTIVE = re.compile(r"= (\S.*?) ((?:ragged-)?all-[a-z-]+|collective-[a-z-]+|reduce-scatter|send|recv)\(")
 FOUND: dict[str, Any] = {"shape": [ROWS, WIDTH]}
@@ -96,29 +88,6 @@ def units(x: Any, scale: Any, bias: Any, mask: Any, dy: Any) -> list[Any]:
     return [found[name] for name in ("y", "dx", "dscale", "dbias")]
 
 
-def beyond_bounds(results: dict[str, Any], *arrays: Any, mask: Any = None, variant: str = "flax") -> list[str]:
-    """What the parity kit says of those results, by quantity, that are too far from the golden.
-
-    The arrays are x, scale, bias and the gradient of y.
-    """
-    *primals, dy = (None if each is None else np.asarray(each) for each in arrays)
-    options: Any = {"mask": None if mask is None else np.asarray(mask), "variant": variant}
-    specs = [None if each is None else Spec(each.shape, each.dtype.name) for each in primals]
-    call = resolve("rms_norm", *specs, variant=PRESETS[variant])
-    sizes = term_sizes(*primals, dy=dy, tangents=(None, None, None), **options)
-    gradients_wanted = golden.rms_norm_vjp(dy, *primals, **options)
-    wanted = dict(
-        zip(("y", "dx", "dscale", "dbias"), (golden.rms_norm(*primals, **options), *gradients_wanted), strict=True)
-    )
-    expected = {}
-    for name in results:
-        dtype = wanted[name].dtype.name
-        unit = np.maximum(sizes[name] * dtypes.unit_roundoff(dtype), dtypes.smallest_subnormal(dtype) / 2)
-        expected[name] = Expected(wanted[name], unit, bound(name, call, dtype))
-    verdicts = compare(Outcome({name: [np.asarray(each)] for name, each in results.items()}), expected)
-    return [f"{verdict.quantity}: {verdict.detail}" for verdict in verdicts if not verdict.passed]
-
-
 def spread(mesh: Any, spec: Any, *arrays: Any) -> list[Any]:
     """Arrays shaped as x and such as lie along its last axis."""
     specs = [spec if array is None or array.ndim == 2 else P(spec[1]) for array in arrays]
@@ -144,17 +113,13 @@ def partitioned(dtype: str, masked: bool, mesh: str) -> None:
             "collectives": collectives(compiled),
             "kernels": kernels(compiled),
             "apart": [distance(*each) for each in zip(got, want, units(*args), strict=True)],
-            "golden": beyond_bounds(dict(zip(QUANTITIES, got, strict=True)), x, scale, bias, dy, mask=mask),
             "kept": [each.sharding.is_equivalent_to(NamedSharding(mesh_of(mesh), to), each.ndim)
                      for each, to in zip(got, (spec, spec, P(spec[1]), P(spec[1])), strict=True)],
         }  # fmt: skip
 
 
 def whole_rows() -> None:
-    """In a shard_map and a pmap, in the formula of the gradients, in slices, and beside rows in parts.
-
-    They are compared with plain operations of one device.
-    """
+    """In a shard_map and a pmap, in the formula of the gradients and in slices: as plain operations of one device."""
     x, dy, scale = normal(0, ROWS, WIDTH), normal(1, ROWS, WIDTH), normal(4, WIDTH)
     mesh, rows, whole = mesh_of("Row"), P("devices"), P()
     in_shard_map = jax.shard_map(rms_norm, mesh=mesh, in_specs=(rows, whole), out_specs=rows)
@@ -163,34 +128,22 @@ def whole_rows() -> None:
     def derivatives(norm: Any) -> Callable[..., Any]:
         return functools.partial(gradients, norm)
 
-    def record(name: str, function: Any, want: Any, *args: Any, quantities: Any = ()) -> None:
+    def record(name: str, function: Any, want: Any, *args: Any) -> None:
         given = [jax.device_put(each, NamedSharding(mesh, rows if each.ndim > 1 else whole)) for each in args]
         compiled = jax.jit(function).lower(*given).compile()
         with without_kernels():
             plain = jax.jit(lambda *args: want(*args))(*args)
-        results = compiled(*given)
-        bits = [distance(got, right, abs(np.asarray(right, float)).max())
-                for got, right in zip(results, plain, strict=True)]  # fmt: skip
-        named = {
-            key: np.asarray(got).reshape(-1, *got.shape[1:][-1:]) for key, got in zip(quantities, results, strict=False)
-        }
+        bits = [distance(*each) for each in zip(compiled(*given), plain, strict=True)]
         FOUND[name] = {"apart": bits, "kernels": kernels(compiled)}
-        FOUND[name]["golden"] = beyond_bounds(named, x, scale, None, dy, variant="standard")
 
-    record("shard_map", derivatives(in_shard_map), derivatives(rms_norm), x, scale, dy, quantities=QUANTITIES[:3])
+    record("shard_map", derivatives(in_shard_map), derivatives(rms_norm), x, scale, dy)
     parts = x.reshape(8, -1, WIDTH), scale, dy.reshape(8, -1, WIDTH)
     of_x = lambda norm: lambda *args: derivatives(norm)(*args)[:2]  # noqa: E731  dscale is rounded on each device
-    record("pmap", of_x(in_pmap), of_x(rms_norm), *parts, quantities=QUANTITIES[:2])
+    record("pmap", of_x(in_pmap), of_x(rms_norm), *parts)
     formula = lambda *args: rms_norm_vjp(*args)[:2]  # noqa: E731
-    record("formula", formula, formula, dy, x, scale, quantities=QUANTITIES[1:3])
+    record("formula", formula, formula, dy, x, scale)
     some = lambda x, scale: jnp.concatenate([rms_norm(x[:-3], scale), x[-3:]])  # noqa: E731
     record("slice", derivatives(some), derivatives(some), x, scale, dy)
-    moved = lambda x, scale: rms_norm(jax.lax.with_sharding_constraint(x, P(None, "devices")), scale)  # noqa: E731
-    both = lambda x, scale: (rms_norm(x, scale), rms_norm(x, scale))  # noqa: E731
-    with jax.set_mesh(mesh):
-        beside = lambda x, scale: (rms_norm(x, scale), moved(x, scale))  # noqa: E731
-        record("beside", beside, both, x, scale, quantities=QUANTITIES[:1])
-    record("second", second(in_shard_map), second(rms_norm), x, scale, dy)
 
 
 def abstract() -> None:
@@ -308,9 +261,6 @@ def over_a_named_axis(dtype: str) -> None:
     ):
         results = over(masked_gradients(ours), *args)
         FOUND[f"{name} {dtype}"] = [distance(*each) for each in zip(results, wanted, unit, strict=True)]
-        if wanted is want:
-            found = dict(zip(QUANTITIES[:3], results, strict=False))
-            FOUND[f"{name} {dtype}, golden"] = beyond_bounds(found, x, scale, None, dy, mask=mask)
     if dtype == "float64":
         specs = P(None, "devices"), P("devices"), P("devices"), P(None, "devices")
         spread_out = jax.shard_map(of_nnx(RMSNorm), mesh=mesh_of("Row"), in_specs=specs, out_specs=specs[0])
@@ -337,12 +287,11 @@ def main(only: list[str]) -> None:
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     assert jax.device_count() == 8
-    for dtype in only or ("bfloat16", "float32", "float64"):
+    for dtype in only or ("float32", "float64"):
         over_a_named_axis(dtype)
     if not only:
-        for dtype in ("bfloat16", "float32", "float64"):
-            partitioned(dtype, dtype == "float32", "Auto")
-        partitioned("float64", True, "Explicit")
+        partitioned("bfloat16", False, "Explicit")
+        partitioned("float32", True, "Auto")
         for check in (whole_rows, abstract, controls, layers, exported, within_custom_partitioning):
             check()
     print(json.dumps(FOUND))

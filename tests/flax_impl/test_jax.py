@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +20,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 import numpy as np
 import pytest
 from checks import check_near
-from kit import BY_NAME, failures
+from kit import FEW, failures, named
 
 from rmsnorm.accuracy.ulps import ulps
 
@@ -83,19 +82,14 @@ def rows(dtype: str, width: int, seed: int = 0) -> np.ndarray:
     return (normal(seed, scales.size, width) * scales).astype(dtype)
 
 
-# presets that differ in more than eps; float64 compiles long programs, and float16 goes the way of bfloat16
+# presets that differ in more than eps
 DISTINCT = {
     replace(preset, name="", eps=0, scale_name="", source="", bias=False): name for name, preset in PRESETS.items()
 }
 
 
-@pytest.mark.parametrize(
-    ("variant", "dtype"),
-    [
-        *itertools.product(PRESETS, ("bfloat16", "float32")),
-        *itertools.product([*DISTINCT.values(), "torch"], ("float16", "float64")),
-    ],
-)
+@pytest.mark.parametrize("variant", [*DISTINCT.values(), "torch"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])  # float16 goes the way of bfloat16
 def test_forward_is_the_goldens(variant: str, dtype: str) -> None:
     parameters = FLOATS[1 + (list(PRESETS).index(variant) + FLOATS.index(dtype)) % 3]
     width = 11 if dtype == "float64" else 41
@@ -104,12 +98,11 @@ def test_forward_is_the_goldens(variant: str, dtype: str) -> None:
     assert_golden(rms_norm(x, scale, bias, variant=variant), want, terms_of_y(x, scale, bias, variant))
 
 
-@pytest.mark.parametrize("case", BY_NAME)
-def test_every_case_in_operations_is_the_goldens(case: str) -> None:
+@pytest.mark.parametrize("run", FEW, ids=named)
+def test_in_operations_it_is_the_goldens(run: Any) -> None:
     """With the derivatives by JAX and by the formulas, within the bounds of the kit: float32 is between 16 bits."""
     _, implementation = open_backend("flax", "cpu")
-    runs = zip(BY_NAME[case].variants, BY_NAME[case].dtypes, strict=False)
-    failed, _ = failures(implementation, [(BY_NAME[case], *run) for run in list(runs)[:2]])
+    failed, _ = failures(implementation, [run])
     assert not failed, "\n".join(failed)
 
 
@@ -122,10 +115,14 @@ def test_without_jit_and_within_another() -> None:
     assert_golden(jax.jit(functools.partial(rms_norm, variant=variant))(x, scale, bias), want, terms)
 
 
-@pytest.mark.parametrize(("width", "axis"), [(96, -1), (41, -1), (96, 0)])
 @pytest.mark.parametrize(
-    ("dtype", "partial"), [*itertools.product(("bfloat16", "float32"), (0.9, 0.5, 0.3, 0.0625)), ("float16", 0.3)]
-)
+    ("dtype", "partial", "width", "axis"),
+    [
+        ("bfloat16", 0.9, 96, -1), ("bfloat16", 0.5, 41, -1), ("bfloat16", 0.3, 96, 0), ("bfloat16", 0.0625, 41, -1),
+        ("float32", 0.9, 41, -1), ("float32", 0.5, 96, 0), ("float32", 0.3, 96, -1), ("float32", 0.0625, 96, 0),
+        ("float16", 0.3, 41, -1),
+    ],
+)  # fmt: skip
 def test_of_a_part_only_what_counts_enters(dtype: str, partial: float, width: int, axis: int) -> None:
     x, options = rows(dtype, width), {"partial": partial, "axis": axis, "eps": 0.0}
     x[:3, -1] = np.nan, np.inf, -np.inf

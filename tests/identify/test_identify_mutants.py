@@ -9,7 +9,7 @@ import pytest
 from mutants import FAULTS, MUTANTS
 
 from rmsnorm import Variant
-from rmsnorm.identify import Target, identify
+from rmsnorm.identify import Target, identify, solve
 from rmsnorm.parity.cases import CASES, make
 from rmsnorm.parity.equations import candidate
 from rmsnorm.specification.call import Spec
@@ -17,6 +17,12 @@ from rmsnorm.specification.resolve import resolve
 from rmsnorm.targets.bridges import NumPy
 
 _PLAIN = make(CASES[0], "standard", "float64")
+
+
+@pytest.fixture(autouse=True)
+def _without_batches(monkeypatch):
+    """No mistake here depends on the number of rows, and that question takes most of the time."""
+    monkeypatch.setattr(solve, "solve_batches", lambda *_, **options: None)
 
 
 def target_of(fault, case_name, variant_name):
@@ -72,13 +78,21 @@ def target_of(fault, case_name, variant_name):
 # what shows with more rows or columns than identify asks for is seen by `check`
 LARGE = {case.name for case in CASES if case.is_large}
 PAIRS = [(mutant.fault, case, variant) for mutant in MUTANTS for case, variant in mutant.pairs if case not in LARGE]
+SAID = [pair for pair in PAIRS if FAULTS[pair[0]].said and pair[1] != "partial 0.001"]  # there k is 1 either way
 
 
-@pytest.mark.parametrize(("fault", "case", "name"), sorted(set(PAIRS)), ids=str)
+def different(pairs):
+    """One of those that are the same target, as the shape of a case is none of its fields."""
+    found = {}
+    for fault, case, name in pairs:
+        variant, target = target_of(fault, case, name)
+        found.setdefault((fault, variant, target.arguments), (fault, case, name))
+    return sorted(found.values())
+
+
+@pytest.mark.parametrize(("fault", "case", "name"), different(SAID), ids=str)
 def test_a_mutant_is_named(fault, case, name):
     said = FAULTS[fault].said
-    if not said or case == "partial 0.001":  # there k is 1 either way at every width below 1000
-        pytest.skip("identify asks for nothing in which it shows")
     variant, target = target_of(fault, case, name)
     identity = identify(target, width=48)
     if isinstance(said, tuple):
@@ -94,9 +108,9 @@ def test_a_mutant_is_named(fault, case, name):
     assert any(want in sentence for sentence in sentences), f"{want!r} is not among {sentences}\n{identity.text}"
 
 
-@pytest.mark.parametrize(("case", "name"), sorted({(case, name) for _, case, name in PAIRS}), ids=str)
-def test_without_its_mistake_it_is_recognised(case, name):
-    variant, target = target_of("", case, name)
+@pytest.mark.parametrize(("fault", "case", "name"), different(("", *pair[1:]) for pair in PAIRS), ids=str)
+def test_without_its_mistake_it_is_recognised(fault, case, name):
+    variant, target = target_of(fault, case, name)
     identity = identify(target, width=48)
     assert identity.recognised, identity.text
     if variant.rounding == "input_dtype":  # the kit's candidate rounds once, which such a variant leaves free

@@ -46,8 +46,7 @@ RIGHT = {
     "plain": Row(zoo.Plain, "standard", "", "is RMSNorm: the variant standard", AGREE | {"initial_factor": 1.0}),
     "1 + gain": Row(zoo.Offset, "gemma", finds={"initial_factor": 1.0}),
     **{f"a layer that exists, {layer.__name__}": Row(layer(64), name, finds={"initial_factor": None})
-       for layer, name in ((zoo.Zero, "standard"), (zoo.Twice, "gemma"), (zoo.Drawn, "standard"),
-                           (zoo.Shifted, "standard"))},
+       for layer, name in ((zoo.Zero, "standard"), (zoo.Twice, None), (zoo.Drawn, None), (zoo.Shifted, None))},
     "PyTorch's of one width": Row(torch.nn.RMSNorm(24), "torch"),
     "PyTorch's of two axes": Row(
         torch.nn.RMSNorm((4, 6), eps=1e-3), variant("torch", eps=1e-3), finds={"axes": "last 2", "eps": 1e-3}
@@ -56,14 +55,14 @@ RIGHT = {
     "a gate that may be left out": Row(zoo.Mamba2, BEFORE, has={"gate"}, finds={"gate": "silu, before"}),
     "a gate that must be there": Row(zoo.Qwen3Next, APEX, finds={"gate": "silu, after"}),
     "all in the dtype of x": Row(
-        zoo.AllInT, variant("standard", eps=1e-5, **IN_T), finds=AGREE | {"rounding": "input_dtype", "eps": 1e-5}
+        zoo.AllInT, None, finds=AGREE | {"rounding": "input_dtype", "eps": 1e-5}
     ),
     "Zhang's": Row(zoo.Zhang, None, finds=AGREE | ZHANG),
     "of ceil(n / 16) elements": Row(
         zoo.Ceil, None, finds=AGREE | {"partial": 0.0625, "partial_rounding": "ceil", "eps": 1e-6}
     ),
     "x-transformers": Row(
-        zoo.Clamp, "x_transformers", finds=AGREE | {"eps_position": "clamp", "eps": 1e-12, "rounding": "input_dtype"}
+        zoo.Clamp, None, finds=AGREE | {"eps_position": "clamp", "eps": 1e-12, "rounding": "input_dtype"}
     ),
     "zero's gate": Row(
         zoo.Gated, "zero", ALL, "is RMSNorm: the variant standard with eps 1e-08, with a sigmoid gate",
@@ -76,12 +75,12 @@ RIGHT = {
     "an image": Row(
         zoo.Image, "x_transformers", "y", "is RMSNorm over axis 1 of 4 (not the last): the variant x_transformers"
     ),
-    "another eps": Row(zoo.Llama, variant("llama", eps=1e-5), "", "is RMSNorm: the variant llama with eps 1e-05"),
-    "nearer to llama": Row(zoo.Keras5, "keras", ALL, "is RMSNorm: the variant llama but rounding is 'input_dtype'"),
-    "no gain, an eps of presets": Row(zoo.NoGain(1e-5), variant("llama", eps=1e-5), finds=F32 | {"eps": 1e-5}),
-    "no gain, an eps of none": Row(zoo.NoGain(3e-6), "standard", "y dx", finds=F32 | {"eps": 3e-6}),
-    "a sigmoid gate": Row(zoo.sigmoid_gate, GATE, finds={"gate_gradient": "agrees"}),
-    "a residual": Row(zoo.fused, "standard", finds=FUSED, has=EVERY),
+    "another eps": Row(zoo.Llama, None, "", "is RMSNorm: the variant llama with eps 1e-05"),
+    "nearer to llama": Row(zoo.Keras5, None, "", "is RMSNorm: the variant llama but rounding is 'input_dtype'"),
+    "no gain, an eps of presets": Row(zoo.NoGain(1e-5), None, finds=F32 | {"eps": 1e-5}),
+    "no gain, an eps of none": Row(zoo.NoGain(3e-6), None, finds=F32 | {"eps": 3e-6}),
+    "a sigmoid gate": Row(zoo.sigmoid_gate, None, finds={"gate_gradient": "agrees"}),
+    "a residual": Row(zoo.fused, None, finds=FUSED),
     "a layer's residual": Row(zoo.Fused, "standard", finds=FUSED, has=EVERY),
     "Mamba-2": of_transformers("mamba2:MambaRMSNormGated", "silu, before", "before_scale", group_size=16),
     "Qwen3-Next": of_transformers("qwen3_next:Qwen3NextRMSNormGated", "silu, after", "before_scale"),
@@ -124,15 +123,15 @@ WRONG = {
         defects=("y of a new layer is 0, as its gain g starts at 0 and g multiplies...",),
     ),
     "1 + gain that starts at 1": Row(
-        zoo.Twice, "gemma", None, finds={"initial_factor": 2.0},
+        zoo.Twice, None, finds={"initial_factor": 2.0},
         defects=("y of a new layer is 2 times the normalised row, as its gain g starts at 1 and 1 + g...",),
     ),
     "a gain that is drawn": Row(
-        zoo.Drawn, "standard", None, finds={"initial_factor": None},
+        zoo.Drawn, None, finds={"initial_factor": None},
         defects=("the gain of a new layer does not start at one number...",),
     ),
     "a bias that does not start at 0": Row(
-        zoo.Shifted, "standard", None, finds={"initial_factor": 1.0},
+        zoo.Shifted, None, finds={"initial_factor": 1.0},
         defects=("the bias of a new layer does not start at 0...",),
     ),
     "LayerNorm": Row(
@@ -140,16 +139,17 @@ WRONG = {
         ("the gradient for the gain is accumulated in 16 bits", "the gradient for the bias is accumulated in 16 bits"),
     ),
 }
-NO_NORM = {  # name: the function, the quantities, the headline
-    "tanh": (torch.tanh, "y dx", "no element of x changes another one's y: nothing is normalised"),
+NO_NORM = {  # name: the function, what check is asked, the quantities, the headline
+    "tanh": (torch.tanh, None, "", "no element of x changes another one's y: nothing is normalised"),
     "softmax": (
-        zoo.softmax, "y dx", "y is not the row divided by one number: its elements have different factors"
+        zoo.softmax, "standard", "y dx", "y is not the row divided by one number: its elements have different factors"
     ),
-    "largest": (zoo.Largest, ALL, "the denominator is the largest |x| of a row, not its root mean square"),
+    "largest": (zoo.Largest, None, "", "the denominator is the largest |x| of a row, not its root mean square"),
     "a part of x": (
-        zoo.Mixed, "y dx", "y has a part that the gain does not multiply, and that is no multiple of the normalised row"
+        zoo.Mixed, None, "",
+        "y has a part that the gain does not multiply, and that is no multiple of the normalised row",
     ),
-    "clipped": (zoo.Clipped, ALL, "the denominator is no function of the row's sum of squares and sum"),
+    "clipped": (zoo.Clipped, None, "", "the denominator is no function of the row's sum of squares and sum"),
 }
 BROKEN = {
     "an error": (zoo.raises, "y", "torch_zoo:raises raised on x f32[4, 64]: RuntimeError: no kernel image"),
@@ -219,7 +219,7 @@ OF_CHECK = {  # what identify is not asked
     "a gate cut off": Row(zoo.CutOff, APEX, "y", defects=None, check={"gradients": False}),
     "a constant gate": Row(zoo.ConstantGate, APEX, "dgate", defects=None, check={"dtypes": "float32"}),
 }
-WRONG |= {name: Row(norm, "standard", *said, {"kind": "none"}) for name, (norm, *said) in NO_NORM.items()}
+WRONG |= {name: Row(*said, {"kind": "none"}) for name, said in NO_NORM.items()}
 WRONG |= {
     name: Row(norm, "standard", differ, "", {"kind": None}, (f"{words}...",))
     for name, (norm, differ, words) in BROKEN.items()

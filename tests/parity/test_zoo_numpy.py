@@ -187,8 +187,10 @@ def test_the_text_says_where_and_what_it_is_instead() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_the_golden_is_every_preset(preset: str) -> None:
-    """With every option that a case can pass to a function; every second one in 16 bits."""
+def test_the_golden_is_every_preset(preset: str, request: pytest.FixtureRequest) -> None:
+    """With every option that a case can pass to a function; every second one in 16 bits, two in all circumstances."""
+    if preset not in ("llama", "zhang_tf"):
+        request.getfixturevalue("few_circumstances")
 
     def golden(x: Any, weight: Any, bias: Any, mask: Any = None, residual: Any = None) -> Any:
         return fast.rms_norm(x, weight, bias, variant=preset, mask=mask, residual=residual)
