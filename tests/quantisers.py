@@ -12,8 +12,6 @@ from rmsnorm import Quantisation
 from rmsnorm.numpy_impl import rms_norm_quantised
 
 BF16 = ml_dtypes.bfloat16
-UNIT = [1.75, 1.5, 1.25, 0.75, 0.5, 0.5, 0.25, 0.0]  # with eps 0 its mean square is exactly 1, in any order of the sum
-UNIT_EPS = [1.5, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.0]  # the same with eps 1/4
 ROUNDED = {"float32": (24, -126), "bfloat16": (8, -126), "float16": (11, -14), "e4m3": (4, -6), "e2m1": (2, 0)}
 
 
@@ -32,9 +30,6 @@ def ones_times(*values, dtype=np.float32, n=8):
     gain = np.ones(n)
     gain[: len(values)] = values
     return np.ones(n, dtype), gain.astype(dtype)
-
-
-# A second implementation: each preset written out by itself, in mpmath.
 
 
 def near(value, name):
@@ -187,37 +182,8 @@ def random_row(name, seed, n=64):
     return x, (r if name in ADDING else None), gain
 
 
-def in_float32(name, x, r, gain):
-    """What a kernel computes, every operation in float32: the codes and scales."""
-    x, r, gain = (np.zeros_like(x, F32) if a is None else a.astype(F32) for a in (x, r, gain))
-    h = (x + r).astype(BF16).astype(F32) if name == "vllm.static" else x + r
-    inverse = F32(1) / np.sqrt(np.mean(h * h, dtype=F32) + F32(1e-3))
-    if name.startswith("vllm"):
-        y = ((h * inverse).astype(BF16).astype(F32) * gain).astype(BF16).astype(F32)
-    else:
-        y = h * inverse * gain
-        y = y.astype(BF16).astype(F32) if name == "te.mxfp8" else y
-    if name == "te.mxfp8":
-        fraction, exponent = np.frexp(np.abs(y).reshape(-1, 32).max(1) * (F32(1) / F32(448)))
-        scales = np.ldexp(F32(1), exponent - (fraction == 0.5)).astype(F32)
-    else:
-        largest = np.maximum(np.abs(y).max(keepdims=True) / F32(448), F32(1 / (448 * 512)))
-        scales = largest if name == "vllm.dynamic_fp8" else F32(STATIC)
-    s = np.repeat(scales, x.size // scales.size)
-    v = y / s if name == "vllm.dynamic_fp8" else y * (F32(1) / s)
-    return np.clip(v, F32(-448), F32(448)).astype(ml_dtypes.float8_e4m3fn), scales
-
-
 def same(a, b):
     return a == b or (math.isnan(a) and math.isnan(b))
 
 
-VLLM = preset("vllm.static")
 F32 = np.float32
-FLOOR_OF_AITER = float(F32(1e-10) * (F32(1) / F32(127)))
-E5M2 = VLLM.replace(element="e5m2", qmax=57344.0, qmin=-57344.0)
-INT8_ROW = preset("vllm.dynamic_fp8", element="int8", qmax=127.0, qmin=-127.0)
-FP4 = preset("onnx.qdq", element="e2m1fn", qmax=6.0, qmin=-6.0)
-MX8 = preset("torchao.mx", block=8)
-NV8 = preset("trtllm.add_nvfp4", block=8)
-STATIC_1 = {"static_scale": 1.0}
