@@ -62,7 +62,7 @@ def selftest(
     Every variant is compared in every dtype, and each case in one variant and dtype; with --all, --variant or --dtype
     a case is compared in each variant and dtype that it has. `rmsnorm check TARGET` compares your own function or
     layer, and says what the golden and the parity ratio are. The NumPy backend checks the golden itself, against the
-    paper's R matrix and against finite differences.
+    paper's R matrix.
     """
     from rmsnorm.parity import report
 

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 
+import differences
 import numpy as np
 import pytest
 from mutants import FAULTS, MUTANTS
@@ -14,7 +15,6 @@ from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.parity.backends import open_backend
 from rmsnorm.parity.cases import CASES, make, select
-from rmsnorm.parity.differences import differences
 from rmsnorm.parity.equations import EQUATIONS, Steps, candidate, lost
 from rmsnorm.parity.fitting import _unfit, has_gradients, is_quick, requested_cases
 from rmsnorm.parity.judge import Outcome, compare, expect, golden, judge
@@ -94,7 +94,7 @@ def test_the_goldens_derivatives_agree_with_differences():
     verdicts = [
         v
         for case, variant, dtype in select(types=("float64",), large=False)
-        for v in differences(make(case, variant, dtype))
+        for v in differences.differences(make(case, variant, dtype))
     ]
     assert len(verdicts) > 50
     assert all(verdict.passed for verdict in verdicts), [v for v in verdicts if not v.passed]
@@ -102,11 +102,9 @@ def test_the_goldens_derivatives_agree_with_differences():
 
 def test_differences_notice_a_wrong_derivative(monkeypatch):
     data = make(BY_NAME["rows"], "standard", "float64")
-    from rmsnorm.parity import differences as module
-
-    true = module.rms_norm_jvp
-    monkeypatch.setattr(module, "rms_norm_jvp", lambda *args, **options: true(*args, **options) * (1 + 1e-6))
-    assert [verdict.passed for verdict in differences(data)] == [False, False]
+    true = differences.rms_norm_jvp
+    monkeypatch.setattr(differences, "rms_norm_jvp", lambda *args, **options: true(*args, **options) * (1 + 1e-6))
+    assert [verdict.passed for verdict in differences.differences(data)] == [False, False]
 
 
 def test_cases_name_every_variant_and_every_dtype():

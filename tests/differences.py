@@ -32,8 +32,9 @@ def differences(data: Data) -> list[Comparison]:
         return []
     u = dtypes.unit_roundoff("float64")
     options: dict[str, Any] = {**data.options, **data.arrays}
-    primals: tuple[Any, ...] = (x, data.scale, data.bias)
-    tangents: tuple[Any, ...] = (x * np.random.default_rng(0).uniform(-0.5, 0.5, x.shape), *data.tangents[1:])
+    primals: tuple[Any, ...] = (x, *map(_wide, (data.scale, data.bias)))
+    directions = (data.tangents[0], *map(_wide, data.tangents[1:]))
+    tangents: tuple[Any, ...] = (x * np.random.default_rng(0).uniform(-0.5, 0.5, x.shape), *directions[1:])
 
     def moved(step: float) -> Any:
         return rms_norm(
@@ -48,19 +49,24 @@ def differences(data: Data) -> list[Comparison]:
     ratio = float(np.max(error / np.where(size > 0, size, 1.0)) / u)
     step = _comparison("jvp", ratio, 4 / 6 * STEP**2 / u + 4 / STEP + 2)
 
-    jvp = rms_norm_jvp(primals, data.tangents, **options)
-    unit = term_sizes(*primals, dy=data.dy, tangents=data.tangents, **options)
+    jvp = rms_norm_jvp(primals, directions, **options)
+    unit = term_sizes(*primals, dy=data.dy, tangents=directions, **options)
     dy = np.where(unmasked, data.dy, 0.0)
     gradients = rms_norm_vjp(dy, *primals, **options)
     products = [
         (np.where(unmasked, g, 0.0) if i == 0 else g) * (np.where(unmasked, t, 0.0) if i == 0 else t)
-        for i, (g, t) in enumerate(zip(gradients, data.tangents, strict=False))  # the gate is constant
+        for i, (g, t) in enumerate(zip(gradients, directions, strict=False))  # the gate is constant
         if g is not None and t is not None
     ]
     whole = sum(float(np.sum(terms)) for terms in products)
     scale = float(np.sum(np.abs(dy) * np.where(unmasked, unit["jvp"], 0.0)))
     ratio = abs(float(np.sum(dy * jvp)) - whole) / (scale * u)
     return [step, _comparison("dx", ratio, 2 * (math.sqrt(x.size) + 4))]
+
+
+def _wide(array: Any) -> Any:
+    """A parameter in float64, as a step is lost in fewer bits."""
+    return None if array is None else array.astype(np.float64)
 
 
 def _comparison(quantity: str, ratio: float, bound: float) -> Comparison:
