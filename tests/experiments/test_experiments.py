@@ -62,8 +62,8 @@ CASES = [
 @pytest.fixture(autouse=True)
 def _threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The command sets the number of threads."""
-    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "XLA_FLAGS"):
-        monkeypatch.setenv(name, "")
+    for name, value in {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "XLA_FLAGS": ""}.items():
+        monkeypatch.setenv(name, value)
     try:
         import torch
     except ModuleNotFoundError:
