@@ -58,8 +58,13 @@ def divided(values, statistic):
     return [v / rho for v in values]
 
 
-def blocks_of(values, size):
-    return [values[i : i + size] for i in range(0, len(values), size)]
+def in_blocks(values, size, scale, code):
+    """The codes, and the scale of each block, of its largest."""
+    q, scales = [], []
+    for i in range(0, len(values), size):
+        scales.append(scale(max(map(abs, values[i : i + size]))))
+        q += [code(v, scales[-1]) for v in values[i : i + size]]
+    return q, scales
 
 
 def llama_order(h, gain, dtype):
@@ -89,50 +94,48 @@ def flashinfer_static(x, r, gain):
 
 def flashinfer_fp4(x, r, gain):
     y = divided([near(v * g, "bfloat16") for v, g in zip(x, gain, strict=True)], x)
-    q, scales = [], []
-    for block in blocks_of(y, 16):
-        s = e4m3(f32(f32(GLOBAL * f32(max(map(abs, block)))) * f32(mpf(1) / 6)))
-        q += [e2m1(v * f32(GLOBAL * f32(1 / s))) for v in block]
-        scales.append(s)
-    return q, scales
+    return in_blocks(
+        y,
+        16,
+        lambda a: e4m3(f32(f32(GLOBAL * f32(a)) * f32(mpf(1) / 6))),
+        lambda v, s: e2m1(v * f32(GLOBAL * f32(1 / s))),
+    )
 
 
 def trtllm_add_nvfp4(x, r, gain):
-    q, scales = [], []
-    for block in blocks_of(one_rounding([a + b for a, b in zip(x, r, strict=True)], gain), 16):
-        s = e4m3(f32(GLOBAL * f32(max(map(abs, block)) * f32(mpf(1) / 6))))
-        q += [e2m1(f32(v * f32(1 / f32(s * f32(1 / GLOBAL))))) for v in block]
-        scales.append(s)
-    return q, scales
+    y = one_rounding([a + b for a, b in zip(x, r, strict=True)], gain)
+    return in_blocks(
+        y,
+        16,
+        lambda a: e4m3(f32(GLOBAL * f32(a * f32(mpf(1) / 6)))),
+        lambda v, s: e2m1(f32(v * f32(1 / f32(s * f32(1 / GLOBAL))))),
+    )
 
 
 def te_mxfp8(x, r, gain):
-    q, scales = [], []
-    for block in blocks_of(one_rounding(x, gain), 32):
-        s = mpf(2) ** int(mp.ceil(mp.log(f32(max(map(abs, block)) * f32(mpf(1) / 448)), 2)))
-        q += [e4m3(v / s) for v in block]
-        scales.append(s)
-    return q, scales
+    return in_blocks(
+        one_rounding(x, gain),
+        32,
+        lambda a: mpf(2) ** int(mp.ceil(mp.log(f32(a * f32(mpf(1) / 448)), 2))),
+        lambda v, s: e4m3(v / s),
+    )
 
 
 def te_nvfp4(x, r, gain):
     y = one_rounding(x, gain)
     g = f32(2688 / max(map(abs, y)))
-    q, scales = [], []
-    for block in blocks_of(y, 16):
-        s = e4m3(f32(max(map(abs, block)) * f32(g * f32(mpf(1) / 6))))
-        q += [e2m1(f32(v * f32(1 / f32(s * f32(1 / g))))) for v in block]
-        scales.append(s)
-    return q, scales
+    return in_blocks(
+        y,
+        16,
+        lambda a: e4m3(f32(a * f32(g * f32(mpf(1) / 6)))),
+        lambda v, s: e2m1(f32(v * f32(1 / f32(s * f32(1 / g))))),
+    )
 
 
 def torchao_mx(x, r, gain):
-    q, scales = [], []
-    for block in blocks_of(one_rounding(x, gain), 32):
-        s = mpf(2) ** (int(mp.floor(mp.log(max(map(abs, block)), 2))) - 8)
-        q += [e4m3(v / s) for v in block]
-        scales.append(s)
-    return q, scales
+    return in_blocks(
+        one_rounding(x, gain), 32, lambda a: mpf(2) ** (int(mp.floor(mp.log(a, 2))) - 8), lambda v, s: e4m3(v / s)
+    )
 
 
 def aiter_int8(x, r, gain):
@@ -143,12 +146,11 @@ def aiter_int8(x, r, gain):
 
 
 def llama_q8_0(x, r, gain):
-    q, scales = [], []
-    for block in blocks_of(llama_order(x, gain, "float32"), 32):
-        d = f32(max(map(abs, block)) / 127)
-        q += [mp.sign(v) * mp.floor(abs(f32(v * f32(1 / d))) + mpf(1) / 2) for v in block]
-        scales.append(near(d, "float16"))
-    return q, scales
+    y = llama_order(x, gain, "float32")
+    q, scales = in_blocks(
+        y, 32, lambda a: f32(a / 127), lambda v, d: mp.sign(v) * mp.floor(abs(f32(v * f32(1 / d))) + mpf(1) / 2)
+    )
+    return q, [near(d, "float16") for d in scales]
 
 
 def onnx_qdq(x, r, gain):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.needs("ml_dtypes>=0.5", "which has E2M1 and E8M0")
 F32 = np.float32
 FLOAT32 = 2.0**-22  # a relative error of 1 / rho in float32
 UNIT_EPS = 0.25  # of the cases in which 1 / rho is exactly 1
-STATIC, DYNAMIC, MX = map(Quantisation.get, ("vllm.static", "vllm.dynamic_fp8", "torchao.mx"))
+STATIC, DYNAMIC, FP4, MX = map(Quantisation.get, ("vllm.static", "vllm.dynamic_fp8", "flashinfer.fp4", "torchao.mx"))
 
 
 def kernel(preset, computes=None, *, error=0.0):
@@ -60,25 +60,14 @@ def refused(preset, function, *, search=False, dtypes="bfloat16", **options):
 
 @pytest.mark.parametrize("name", QUANTISATIONS)
 def test_an_honest_kernel_passes(name):
-    dtype = ("float32", "float16", "bfloat16")[list(QUANTISATIONS).index(name) % 3]
-    function = kernel(Quantisation.get(name), error=FLOAT32)
-    report = check_quantised(function, name, framework="numpy", dtypes=dtype)
+    dtype = ("bfloat16", "float32", "float16")[list(QUANTISATIONS).index(name) % 3]
+    report = check_quantised(kernel(Quantisation.get(name), error=FLOAT32), name, framework="numpy", dtypes=dtype)
     assert report.passed, report.text
     counts = report.counts
-    assert counts.get("wrong", 0) == 0
+    assert (counts.get("wrong", 0), counts["rows"] > 100) == (0, True)
     assert counts.get("tie", 0) < counts["rows"]  # aiter: 126 or 127 for the largest of a row
-    assert counts["rows"] > 100
-    print(name, dtype, counts)
-
-
-@pytest.mark.parametrize(
-    ("asked", "computed"),
-    [("flashinfer.static", "vllm.static"), ("torchao.mx", "te.mxfp8"), ("trtllm.add_nvfp4", "flashinfer.fp4")],
-)
-def test_another_preset_with_the_same_outputs_is_named(asked, computed):
-    report = refused(asked, kernel(Quantisation.get(computed)), search=True)
-    assert report.instead == (computed,), report.text
-    assert f"it is {computed}" in report.text
+    if name == DYNAMIC.name:
+        assert 0 < counts["moved"] < counts["rows"] / 4
 
 
 MUTANTS = {  # each choice once, in a preset without it
@@ -115,37 +104,43 @@ def test_one_wrong_field_is_refused(name, changes):
     refused(preset, kernel(preset, preset.replace(**changes)), dtypes="float32" if name == "llama.q8_0" else "bfloat16")
 
 
-def test_a_function_with_two_wrong_fields_is_no_preset():
-    report = refused(STATIC, kernel(STATIC, STATIC.replace(rounding="truncate", nan="zero")), search=True)
-    assert report.run.message == "it is no preset, nor vllm.static but for one field"
+@pytest.mark.parametrize(
+    ("asked", "computed", "message"),
+    [
+        ("flashinfer.static", STATIC, "it is vllm.static"),
+        ("torchao.mx", Quantisation.get("te.mxfp8"), "it is te.mxfp8"),
+        ("trtllm.add_nvfp4", FP4, "it is flashinfer.fp4"),
+        ("torchao.mx", MX.replace(scale_round="ceil"), "it is torchao.mx with scale_round='ceil'"),
+        ("vllm.static", STATIC.replace(rounding="truncate", nan="zero"), "it is no preset, nor vllm.static but for "),
+    ],
+)
+def test_the_report_says_what_it_is_instead(asked, computed, message, tmp_path):
+    report = refused(asked, kernel(Quantisation.get(asked), computed), search=True)
+    assert message in report.text
+    assert report.instead == ((computed.name,) if computed == Quantisation.get(computed.name) else ())
+    reports.write_json([report.run], tmp_path / "a.json")
+    assert message in (tmp_path / "a.json").read_text(encoding="utf-8")
 
 
-def test_the_fixture_and_the_reports(rmsnorm_parity, tmp_path):
-    """The one wrong field is named."""
+def test_the_fixture(rmsnorm_parity):
     report = rmsnorm_parity(kernel(MX), quantisation="torchao.mx", dtypes="bfloat16", framework="numpy")
     assert report.quantisation is MX
     with pytest.raises(pytest.fail.Exception, match=r"is not torchao\.mx"):
-        rmsnorm_parity(lambda x, scale, *, eps: x, quantisation=MX, dtypes="bfloat16")
-    wrong = refused("torchao.mx", kernel(MX, MX.replace(scale_round="ceil")), search=True)
-    assert not wrong.instead
-    reports.write_json([wrong.run], tmp_path / "a.json")
-    assert "it is torchao.mx with scale_round='ceil'" in (tmp_path / "a.json").read_text(encoding="utf-8")
+        rmsnorm_parity(lambda x, scale, *, eps: x, quantisation=MX, dtypes="bfloat16", framework="numpy")
 
 
 # How a function is called, and what it may return.
 
 
 def test_codes_in_bytes_and_two_in_a_byte():
-    of_static, of_fp4 = kernel(STATIC), kernel(Quantisation.get("flashinfer.fp4"))
-
     def pairs(x, scale, *, eps, global_scale, swapped=False):
-        q, s = of_fp4(x, scale, eps=eps, global_scale=global_scale)
+        q, s = kernel(FP4)(x, scale, eps=eps, global_scale=global_scale)
         low, high = q.view(np.uint8)[..., ::2], q.view(np.uint8)[..., 1::2]
         low, high = (high, low) if swapped else (low, high)
         return low | (high << 4), s.view(np.uint8)
 
     def without_residual(x, scale, *, eps, static_scale):
-        return of_static(x, scale, eps=eps, static_scale=static_scale)[0].view(np.uint8)
+        return kernel(STATIC)(x, scale, eps=eps, static_scale=static_scale)[0].view(np.uint8)
 
     report = check_quantised(without_residual, "vllm.static", dtypes="bfloat16")
     assert report.passed
@@ -216,7 +211,7 @@ def test_what_has_another_layout_is_asked_for_an_adapter():
         rf"q is f32\[2, 1024\], expected .*, {end}": lambda x, q, s: (q.astype(F32), s),
         r"q is a list, expected numpy.ndarray": lambda x, q, s: (q.tolist(), s),
         "inputs written to: x": lambda x, q, s: (x.fill(0), q, s)[1:],
-        "ZeroDivisionError: division by zero": lambda x, q, s: 1 // 0,
+        "ZeroDivisionError": lambda x, q, s: 1 // 0,
     }
     for sentence, layout in layouts.items():
 
