@@ -65,7 +65,7 @@ print("Python", sys.version)
 for name, version in sorted({(d.name, d.version) for d in distributions()}):
     if name.lower().startswith(("torch", "triton", "jax", "flax", "numpy", "ml_dtypes", "liger", "quack")): print(name, version)'
 } 2>&1 | tee "$out/machine.txt"
-torch=0 flax=0
+torch=0
 if opens torch; then torch=1; fi
 if [ $torch = 1 ]; then
     parity torch bfloat16 60 --variant $first_variant --dtype bfloat16
@@ -81,12 +81,8 @@ if [ $torch = 1 ]; then
     fi
     step "time of the host that a call takes" 40 benchmarks/gpu_calls.py
 fi
-if opens flax; then flax=1; fi
-if [ $flax = 1 ]; then
+if opens flax; then
     parity flax bfloat16 45 --variant $first_variant --dtype bfloat16
-fi
-if [ $rehearsal = 0 ] && "$python" -c "import jax" 2>/dev/null; then
-    step "parity and times of JAX" 90 benchmarks/gpu_jax.py
 fi
 if [ $torch = 1 ]; then
     times torch first 90 "${first[@]/#/--shape=}" --dtype bfloat16

@@ -54,7 +54,6 @@ EXCEPTIONS = {
         "linen.py": "Flax has two module systems",
         "arithmetic.py": "operations.py",
         "engines.py": "which code computes a call",
-        "gpu.py": "the calls of the Triton kernels",
         "kernels.py": "the door to the kernels: primitives of JAX",
         "operations.py": "the arithmetic in the framework's own operations",
         "private.py": "what JAX has no public function for, or none in some versions",

@@ -18,7 +18,7 @@ from rmsnorm.specification.variants import derive
 Options: TypeAlias = tuple[Any, Any, Any, Any, Any, Any]
 
 
-# By the platform of the arrays, as JAX names it. Each has ``refusal`` of a call and ``missing``: why there are none.
+# By the platform of the arrays. Each has ``refusal`` of a call and ``missing``: why there are none.
 KERNELS: Final[dict[str, Any]] = {"cpu": cpu, "cuda": gpu}
 
 

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import jax
 from jax import ffi
 
-from rmsnorm import gpu as gpus
 from rmsnorm.cpu import prepared
 from rmsnorm.cpu.prepared import Prepared
-from rmsnorm.flax_impl import gpu, private
+from rmsnorm.flax_impl import private
 from rmsnorm.specification.absent import without_none
 from rmsnorm.specification.call import Call
 
@@ -25,7 +24,7 @@ from rmsnorm.specification.call import Call
 class Engine(Enum):
     """What computes a call."""
 
-    KERNELS = "kernels"  # those of rmsnorm.cpu or rmsnorm.gpu
+    KERNELS = "kernels"  # those of rmsnorm.cpu
     OPERATIONS = "operations of JAX"
 
 
@@ -38,14 +37,12 @@ class Context(NamedTuple):
         is_mixed: the gradient of x + residual is wanted in another dtype than its own.
         platform: that of the one device of this process that the program is for, as JAX names it; empty if there is no
             such device, and None while the program is traced.
-        formats: dtypes of the arrays of x's shape and of the parameters, and of their gradients.
     """
 
     is_spread: bool = False
     is_divided: bool = False
     is_mixed: bool = False
     platform: str | None = None
-    formats: tuple[str | None, ...] = ()
 
 
 def engine_of(call: Call, context: Context) -> tuple[Engine, str | None]:
@@ -67,14 +64,11 @@ def _reason(call: Call, context: Context) -> str | None:
         return prepared.refusal(call, None)
     if context.platform == "":
         return "an array is not on one device"
-    card = gpu.capability() if context.platform == "cuda" else None
-    if (reason := prepared.why_not(call, context.platform, context.formats, card)) is not None:
+    if context.platform != "cpu":
+        return "there are no kernels for its device"
+    if (reason := prepared.why_not(call)) is not None:
         return reason
-    if context.platform == "cuda":
-        is_called = private.triton_calls() is not None and not gpus.is_interpreted()
-    else:
-        is_called = is_registered()
-    return None if is_called else "this jaxlib does not accept the kernels"
+    return None if is_registered() else "this jaxlib does not accept the kernels"
 
 
 def context_of(arrays: Iterable[Any], **others: Any) -> Context:
@@ -86,10 +80,8 @@ def why_not(checked: Prepared, arrays: Iterable[Any]) -> str | None:
     """Why no kernel is in the program that JAX compiles for these arrays; None if there is one."""
     arrays = [array for array in arrays if isinstance(array, jax.Array)]
     devices = {device for array in arrays for device in array.devices()}
-    platforms = [device.platform for device in devices]
-    platform = platforms[0].replace("gpu", "cuda") if len(platforms) == 1 else ""  # where a rule is for cuda or rocm
-    formats = tuple(array.dtype.name for array in arrays if array.dtype != bool)
-    return engine_of(checked.call, context_of(arrays, platform=platform, formats=formats))[1]
+    platform = devices.pop().platform if len(devices) == 1 else ""
+    return engine_of(checked.call, context_of(arrays, platform=platform))[1]
 
 
 @lru_cache(maxsize=1)

@@ -19,10 +19,10 @@ from jax.custom_derivatives import SymbolicZero
 
 from rmsnorm.cpu.rows import mask_steps, with_all_axes
 from rmsnorm.flax_impl import gate as plain
-from rmsnorm.flax_impl import gpu, private
+from rmsnorm.flax_impl import private
 from rmsnorm.flax_impl.engines import Context, Engine, context_of, engine_of
 from rmsnorm.flax_impl.gate import Operands, Pair
-from rmsnorm.flax_impl.operations import Across, elementwise, gain, may_leave_range, statistic
+from rmsnorm.flax_impl.operations import Across, elementwise, gain, may_leave_range
 from rmsnorm.flax_impl.private import Primitive, ad, batching, mlir
 from rmsnorm.flax_impl.rounding import convert, double, excess, exponent_of, times_two_to, with_x64, zero_outside
 from rmsnorm.specification.absent import filled, without_none
@@ -120,13 +120,9 @@ def _forward_types(of: Operands, call: Call) -> Any:
 def _forward_kernel(of: Operands, call: Call) -> Any:
     from rmsnorm.cpu import xla
 
-    mask, steps = _masked(call, of.mask, call.first_of_row)
+    mask, steps = _masked(call, of.mask)
     attribute = xla.forward(call, _name(of.scale), _name(of.bias), _name(of.gate), steps)
     return _call_kernel(attribute, _forward_types(Operands(), call), of.h, of.scale, of.bias, mask, of.gate)
-
-
-def _forward_on_gpu(of: Operands, call: Call) -> Any:
-    return gpu.forward(call, of.h, of.scale, of.bias, *_masked(call, of.mask, min(call.axes)))
 
 
 def _tangent(of: Operands, call: Call) -> Any:
@@ -200,7 +196,7 @@ def _gradient_types(of: Operands, call: Call, wanted: Wanted) -> Any:
 def _gradients_kernel(of: Operands, call: Call, wanted: Wanted) -> Any:
     from rmsnorm.cpu import xla
 
-    mask, steps = _masked(call, of.mask, call.first_of_row)
+    mask, steps = _masked(call, of.mask)
     attribute = xla.backward(
         replace(call, result=of.dy.dtype.name), _name(of.scale), _name(of.bias) or wanted[2], _name(of.gate), steps,
         tuple(name is not None for name in wanted), has_inverse_rms=of.inverse_rms is not None,
@@ -208,12 +204,6 @@ def _gradients_kernel(of: Operands, call: Call, wanted: Wanted) -> Any:
     )  # fmt: skip
     types = _gradient_types(Operands(), call, wanted)
     return _call_kernel(attribute, types, of.dy, of.h, of.inverse_rms, of.scale, of.bias, mask, of.dh, of.gate)
-
-
-def _gradients_on_gpu(of: Operands, call: Call, wanted: Wanted) -> Any:
-    inverse_rms = statistic(call, of.h, of.mask).inverse_rms if of.inverse_rms is None else of.inverse_rms
-    masked = _masked(call, of.mask, min(call.axes))
-    return gpu.backward(call, wanted, of.dy, of.h, inverse_rms, of.dh, of.scale, *masked)
 
 
 def _types(h: Any, *results: tuple[tuple[int, ...], str]) -> Any:
@@ -224,11 +214,11 @@ def _name(x: Any) -> str | None:
     return None if x is None else x.dtype.name
 
 
-def _masked(call: Call, mask: Any, first: int) -> tuple[Any, tuple[int, int] | None]:
-    """The mask without gaps, and its steps to the next row, which has the axes from ``first`` on, and element."""
+def _masked(call: Call, mask: Any) -> tuple[Any, tuple[int, int] | None]:
+    """The mask without gaps, and its steps to the next row and element."""
     if mask is None:
         return None, None
-    shape, row_step, step = mask_steps(mask.shape, call.shape, first)
+    shape, row_step, step = mask_steps(mask.shape, call.shape, call.first_of_row)
     return jnp.broadcast_to(mask, shape), (row_step, step)
 
 
@@ -237,10 +227,10 @@ def _call_kernel(attribute: np.ndarray, types: Any, *operands: Any) -> Any:
 
 
 def _primitive(
-    name: str, function: Callable[..., Any], types: Callable[..., Any], kernels: dict[str, Callable[..., Any]],
+    name: str, function: Callable[..., Any], types: Callable[..., Any], kernel: Callable[..., Any] | None = None,
     summed: Collection[str] = (),
 ) -> Primitive:  # fmt: skip
-    """A primitive that computes the function, on a platform of ``kernels`` in a kernel.
+    """A primitive that computes the function, on a CPU in a kernel, if there is one.
 
     All of these get ``Operands``. ``summed`` are those whose transpose would be a sum over the parts of a vmap by which
     they are not mapped.
@@ -255,8 +245,8 @@ def _primitive(
     primitive.def_impl(plain)
     primitive.def_abstract_eval(of_arrays(types))
     mlir.register_lowering(primitive, mlir.lower_fun(plain, multiple_results=True))
-    for platform, kernel in kernels.items():
-        mlir.register_lowering(primitive, bind(_lower, plain, of_arrays(kernel), platform), platform=platform)
+    if kernel is not None:
+        mlir.register_lowering(primitive, bind(_lower, plain, of_arrays(kernel)), platform="cpu")
     ad.primitive_jvps[primitive] = bind(_differentiate, plain)
     batching.primitive_batchers[primitive] = bind(_batch, primitive, plain, summed)
     private.check_for_nan(primitive)
@@ -264,15 +254,9 @@ def _primitive(
 
 
 @with_x64  # the lowering itself traces float64, too
-def _lower(
-    plain: Callable[..., Any], kernel: Callable[..., Any], platform: str, context: Any, *arrays: Any, **params: Any
-) -> Any:
-    """The program of a primitive for a platform: a kernel, or else operations, which XLA divides among devices."""
-    of = _named(context.avals_in, params["present"])._replace(mask=None, inverse_rms=None)
-    where = Context(
-        platform=platform if private.is_for_one_device(context.module_context) else "",
-        formats=(*map(_name, without_none(of)), *params.get("wanted", ())),
-    )
+def _lower(plain: Callable[..., Any], kernel: Callable[..., Any], context: Any, *arrays: Any, **params: Any) -> Any:
+    """The program of a primitive for CPUs: a kernel, or else operations, which XLA divides among devices."""
+    where = Context(platform="cpu" if private.is_for_one_device(context.module_context) else "")
     if engine_of(params["call"], where)[0] is Engine.OPERATIONS:
         return mlir.lower_fun(plain, multiple_results=True)(context, *arrays, **params)
     plain_types = [jax.core.ShapedArray(x.shape, x.dtype) for x in context.avals_in]
@@ -313,9 +297,7 @@ def _with_axis(call: Call, size: int) -> Call:
     return replace(call, shape=(size, *call.shape), axes=axes, feature_axes=features)
 
 
-_forward_p = _primitive("rms_norm", _forward, _forward_types, {"cpu": _forward_kernel, "cuda": _forward_on_gpu})
-_tangent_p = _primitive("rms_norm_tangent", _tangent, _forward_types, {}, summed={"dh", "dgate"})
-_gradients_p = _primitive(
-    "rms_norm_gradients", _gradients, _gradient_types, {"cpu": _gradients_kernel, "cuda": _gradients_on_gpu}
-)
+_forward_p = _primitive("rms_norm", _forward, _forward_types, _forward_kernel)
+_tangent_p = _primitive("rms_norm_tangent", _tangent, _forward_types, summed={"dh", "dgate"})
+_gradients_p = _primitive("rms_norm_gradients", _gradients, _gradient_types, _gradients_kernel)
 ad.primitive_transposes[_tangent_p] = _transpose

@@ -59,18 +59,6 @@ def type_like(h: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     return h.update(shape=shape, dtype=dtype, sharding=sharding, weak_type=False)
 
 
-def triton_calls() -> Any:
-    """What makes a call of a Triton kernel for the target triton_kernel_call_ffi, and registers that; None without it.
-
-    It is in jaxlib since 0.10.1, with a part in jaxlib's plugin for CUDA.
-    """
-    try:
-        from jaxlib import gpu_triton
-    except ImportError:
-        return None
-    return gpu_triton if hasattr(gpu_triton, "TritonKernel") and jax.__version_info__ >= (0, 10, 1) else None
-
-
 def is_for_one_device(module: Any) -> bool:
     """Whether a module runs on one device of this process; False if that is not known."""
     context, parameters = getattr(module, "axis_context", None), getattr(module, "lowering_parameters", None)

@@ -1,4 +1,4 @@
-"""RMSNorm on the GPU, compiled just in time: Triton kernels for PyTorch and JAX.
+"""RMSNorm on the GPU, compiled just in time: Triton kernels for PyTorch.
 
     plan                            how an array is divided between the programs of a GPU
     triton_pairs                    arithmetic: pairs of numbers, numbers cut off, 1 / rho
@@ -105,7 +105,7 @@ def missing(card: int | str | None) -> str | None:
     if is_switched_off():
         return "RMSNORM_GPU_KERNELS=0 switches the kernels off"
     if card is None:
-        return "the kernels for GPUs need one kind of GPU, of Nvidia"
+        return "the kernels for GPUs need a GPU of Nvidia"
     if isinstance(card, int) and card < _OLDEST_CARD:
         card = f"the compute capability of the GPU is {card / 10}, and the kernels need 8.0"
     if isinstance(card, str):

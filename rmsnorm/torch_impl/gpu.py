@@ -53,7 +53,7 @@ def launch_of(call: Call, scale: str | None, bias: str | None) -> Launch:
 
 
 def platform_of(device: torch.device) -> str:
-    """Whose kernels compute on a device, as JAX names it; an interpreter runs those of a GPU on the CPU."""
+    """Whose kernels compute on a device; an interpreter runs those of a GPU on the CPU."""
     return "cuda" if device.type == "cpu" and gpu.is_interpreted() else device.type
 
 

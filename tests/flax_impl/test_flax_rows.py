@@ -236,7 +236,7 @@ def test_the_reason_is_that_of_the_engine() -> None:
         (here._replace(is_divided=True), "each device has a part of an array"),
         (here._replace(is_mixed=True), "the gradient of x and that of the residual have different dtypes"),
         (here._replace(platform=""), "an array is not on one device"),
-        (here._replace(platform="rocm"), "there are no kernels for its device"),
+        (here._replace(platform="gpu"), "there are no kernels for its device"),
     ):
         assert engines.engine_of(call, context) == (Engine.OPERATIONS, reason)
     x = jnp.asarray(normal(0, 8, 16))

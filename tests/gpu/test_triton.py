@@ -67,17 +67,6 @@ def test_without_float64_the_kernels_compute_the_same_numbers():
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(500)
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is tested where there is no GPU")
-@pytest.mark.skipif(find_spec("jax") is None, reason="it needs JAX")
-@pytest.mark.parametrize(("tests", "kernels"), [("jax_kernels.py", "interpret"), ("jax_programs.py", "")])
-def test_jax_passes_the_kernels_what_they_take(tests, kernels):
-    done = run(f"tests/gpu/{tests}", kernels=kernels)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
-    assert "skipped" not in done.stdout
-
-
 MIDDLE = "test_a_number_beside_the_middle_of_two_is_rounded_once"
 # A file of the kernels, a line of it, what stands in its place, and the tests that must notice it.
 MUTANTS = {
