@@ -234,7 +234,7 @@ def _show(identity: Identity, *, verbose: bool) -> None:
     widths = [
         max((len(text) for text in texts), default=0) for texts in ([r.name for r in rows], [r.word for r in rows])
     ]
-    room = sys.maxsize if verbose else max(20, 73 - sum(widths))
+    room = sys.maxsize if verbose else max(20, 72 - sum(widths))
     table = Table("finding", "value", "evidence", box=SIMPLE_HEAD, show_edge=False)
     for row in rows:
         value = Text(row.word, style="" if row.is_observable else "dim")
