@@ -26,8 +26,19 @@ from timing.problem import DTYPES, OPS, make
 from timing.run import BenchRun, hello, run, serve
 
 from rmsnorm import PRESETS
-from rmsnorm.cli.reports import Json, file
-from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, DIFFERS, UNUSABLE, backends, choices, progress, sizes, unusable
+from rmsnorm.cli.usage import (
+    BACKEND_NAMES,
+    DEVICES,
+    DIFFERS,
+    UNUSABLE,
+    Json,
+    backends,
+    choices,
+    file,
+    progress,
+    sizes,
+    unusable,
+)
 from rmsnorm.specification import errors
 
 _BACKEND_NAMES: Final = f"{BACKEND_NAMES} (with Keras on TensorFlow), keras-torch, keras-jax"

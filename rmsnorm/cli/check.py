@@ -12,8 +12,7 @@ from rich.text import Text
 from rmsnorm import PRESETS
 from rmsnorm.cli.asking import asking, lost
 from rmsnorm.cli.callables import TARGET_HELP, Call, Compiled, Device, Framework, Gradients, GroupSize, Init, opening
-from rmsnorm.cli.reports import Json, Verbose, write_reports
-from rmsnorm.cli.usage import choices, end_of_check, unusable
+from rmsnorm.cli.usage import Json, Verbose, choices, end_of_check, unusable
 from rmsnorm.specification import dtypes, errors
 from rmsnorm.specification.quantisation import get_quantisation
 
@@ -102,6 +101,7 @@ def check(
     from rmsnorm.parity import check as check_norm
     from rmsnorm.parity.checking import quantities_named
     from rmsnorm.parity.comparison import Run
+    from rmsnorm.parity.report import write_json
 
     allowed = {
         "rank": rank, "multiple_of": multiple_of, "widths": width, "contiguous": contiguous or None,
@@ -143,5 +143,6 @@ def check(
     console.print(Text(report.text, style="" if report.passed else "red"))
     if verbose:
         console.print(Text(report.details))
-    write_reports([report.run], json)
+    if json:
+        write_json([report.run], json)
     end_of_check([report.run])

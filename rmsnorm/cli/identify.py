@@ -27,9 +27,8 @@ from rmsnorm.cli.callables import (
     called,
     opening,
 )  # fmt: skip
-from rmsnorm.cli.reports import Verbose
 from rmsnorm.cli.tables import wrapped
-from rmsnorm.cli.usage import DIFFERS, unusable
+from rmsnorm.cli.usage import DIFFERS, Verbose, unusable
 from rmsnorm.specification import errors
 
 if TYPE_CHECKING:
@@ -124,7 +123,8 @@ def identify(
         compiled=compiled or None, no_gradients=None if gradients else True, device=None if device == "cpu" else device,
     )  # fmt: skip
     options = {name: options[name] for name in ("framework", "device", "init")} | asked
-    from rmsnorm.conversion.places import norms_of
+    from rmsnorm.conversion import replace
+    from rmsnorm.conversion.places import together
     from rmsnorm.identify import Identity, NoTarget, open_target
     from rmsnorm.identify.solve import identify_opened
 
@@ -140,7 +140,7 @@ def identify(
             except NoTarget as error:
                 if error.model is None:
                     raise
-                of_model = {"model": type(error.model).__name__, "norms": norms_of(error.model)}
+                of_model = {"model": type(error.model).__name__, "norms": together(replace(error.model, dry_run=True))}
         if of_model:
             _of_model(target, of_model, json, of_norm)
             return

@@ -14,8 +14,7 @@ from rich.console import Console
 
 from rmsnorm import PRESETS
 from rmsnorm.cli.asking import ended
-from rmsnorm.cli.reports import Json, write_reports
-from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, Dtypes, backends, choices, end_of_check, progress
+from rmsnorm.cli.usage import BACKEND_NAMES, DEVICES, Dtypes, Json, backends, choices, end_of_check, progress
 from rmsnorm.specification import dtypes
 from rmsnorm.targets import apart
 
@@ -78,7 +77,8 @@ def selftest(
         typer.echo(json_.dumps([asdict(run) for run in runs]))
         return
     Console(soft_wrap=True).print(report.terminal(runs, tables=verbose))
-    write_reports(runs, json)
+    if json:
+        report.write_json(runs, json)
     end_of_check(runs, requested=bool(backend))
 
 

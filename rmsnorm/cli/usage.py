@@ -1,9 +1,11 @@
-"""What the commands share: devices, exit statuses, the check of names, and the progress bar."""
+"""What the commands share: devices, exit statuses, files of reports, the check of names, and the progress bar."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -23,6 +25,9 @@ _MOST: Final = 2**48  # elements: more bytes than a process can address
 Dtypes = Annotated[
     list[str] | None, typer.Option(help=f"Dtype of x: {', '.join(dtypes.FLOATS)}. Repeatable.", show_default="all")
 ]
+file = partial(typer.Option, dir_okay=False, rich_help_panel="Reports")
+Json = Annotated[Path | None, file(help="Write every record as JSON.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print everything.", rich_help_panel="Reports")]
 BACKEND_NAMES: Final = ", ".join(NAMES)
 _KEYS: Final = {alias: row.key for row in FRAMEWORKS.values() for alias in row.aliases}
 

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rmsnorm.conversion.replacement import Replacement, replace
+from rmsnorm.conversion.replacement import Replacement
 from rmsnorm.identify.checkpoint import starred
-
-
-def norms_of(model: Any) -> list[dict[str, Any]]:
-    """The norms of a whole model, as values of JSON."""
-    return together(replace(model, dry_run=True))
 
 
 def together(report: Sequence[Replacement]) -> list[dict[str, Any]]:
