@@ -2,7 +2,6 @@
 
 import io
 import json
-from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
@@ -47,9 +46,7 @@ def test_a_run_of_nothing_has_not_held():
 
 
 def test_reports(runs, tmp_path):
-    for name, write in (("a.json", report.write_json), ("a.xml", report.write_junit)):
-        write(runs, tmp_path / name)
-
+    report.write_json(runs, tmp_path / "a.json")
     document = json.loads((tmp_path / "a.json").read_text())
     assert {backend["backend"]: backend["status"] for backend in document["backends"]}["hung"] == "hung"
     wanted = {
@@ -58,13 +55,6 @@ def test_reports(runs, tmp_path):
     }  # fmt: skip
     assert all(wanted <= record.keys() for record in document["records"])
     assert sum(not record["passed"] for record in document["records"]) == 1
-
-    suites = {suite.get("name"): suite for suite in ElementTree.parse(tmp_path / "a.xml").getroot()}
-    assert suites["differs"].get("failures") == "1"
-    assert suites["differs"].find("testcase/failure").text == "at (0, 0) got 1.0"
-    assert [suites[name].get("errors") for name in ("killed", "hung", "numpy")] == ["1", "1", "0"]
-    assert suites["absent"].get("skipped") == "1"
-    assert int(suites["numpy"].get("tests")) == len(suites["numpy"].findall("testcase"))
 
 
 def test_the_terminal_shows_where_and_by_how_much(runs):
@@ -78,11 +68,8 @@ def test_the_terminal_shows_where_and_by_how_much(runs):
     verdicts = "\n".join(text.splitlines()[: len(runs)])
     assert "NumPy held: all" in verdicts, "they come first"
     assert "1/rho    " not in text, "there are tables where they are asked for"
-    narrow = Console(width=80, record=True, file=io.StringIO())
-    narrow.print(report.terminal(runs, tables=True))
-    text = narrow.export_text()
-    assert ", f32" in text, "a table for each dtype where the four numbers of a cell do not fit"
-    assert max(len(line) for line in text.splitlines()) <= 80
+    console.print(report.terminal(runs, tables=True))
+    assert "1/rho    " in console.export_text()
 
 
 def test_progress_is_reported_case_by_case():
