@@ -48,6 +48,7 @@ if find_spec("hypothesis"):
 collect_ignore_glob = [
     f"rmsnorm/{pattern}" for package, patterns in _NEEDS.items() if not find_spec(package) for pattern in patterns
 ]
+collect_ignore_glob.append("benchmarks/timing/backends/*")  # no examples, and each imports its framework
 if not _HAS_KERNELS:
     collect_ignore_glob.append("rmsnorm/cpu/*")
 

@@ -8,13 +8,15 @@ import weakref
 from typing import Any
 
 import pytest
-import torch
-from torch_arrays import randn
 
 from rmsnorm import cpu
 from rmsnorm.cpu.prepared import _prepared
-from rmsnorm.torch_impl import RMSNorm, rms_norm
-from rmsnorm.torch_impl.private import is_widened
+
+torch = pytest.importorskip("torch")
+from torch_arrays import randn  # noqa: E402
+
+from rmsnorm.torch_impl import RMSNorm, rms_norm  # noqa: E402
+from rmsnorm.torch_impl.private import is_widened  # noqa: E402
 
 needs_kernels = pytest.mark.skipif(not cpu.is_available(), reason="without kernels no call is kept")
 SHAPES = (7, 24), (9, 24), (2, 3, 24), (1, 24), (5, 24), (7, 24)
