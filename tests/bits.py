@@ -1,7 +1,6 @@
 """Every framework against the golden, bit by bit, on rows that an ordinary test does not draw.
 
     python tests/bits.py --calls 2000 --backend torch
-    python tests/bits.py --minutes 480 --out bits.md      # one framework after the other, each for the same time
 
 A call has 64 rows, each of a kind (KINDS), drawn as widely as its format goes; eps from 0 to 1e30; masks, partial
 statistics, residuals and mixed formats. It is made by the framework's kernels and by its plain operations: along the
@@ -9,11 +8,6 @@ last axis, and along the first of the same rows transposed. What differs is coun
 In float64 it is counted beyond the bound of the parity kit. The sign of a zero counts, but of a derivative of plain
 operations; NaN equals NaN. Two classes are counted by themselves: rows with subnormal numbers in TensorFlow and JAX,
 and sums over rows whose terms leave the range of float64 when added.
-
-With --corpus FILE the first rows of each kind whose y differs are kept, as text: hard_cases.json has those that were
-found so far, and test_hard_cases.py makes the calls again.
-
-With --out the summary is written every minute; it also is when the program is interrupted or terminated.
 """
 
 from __future__ import annotations
@@ -21,19 +15,12 @@ from __future__ import annotations
 import argparse
 import collections
 import importlib
-import io
-import json
-import signal
-import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-from hard_cases import row_of, same_kind
 from rich import box
 from rich.console import Console
 from rich.progress import track
@@ -259,34 +246,17 @@ def count(
     seed: int,
     backends: list[str],
     examples: int = 0,
-    minutes: float = 0.0,
-    totals: Totals | None = None,
-    report: Callable[[], None] = lambda: None,
-    corpus: list[dict[str, Any]] | None = None,
 ) -> Totals:
-    """Compares so many calls, or for so many minutes; prints so many examples of each sort of difference.
-
-    ``corpus`` gets one row whose y differs of each kind, format and framework.
-    """
-    totals = totals or Totals()
+    """Compares so many calls; prints so many examples of each sort of difference."""
+    totals = Totals()
     shown = collections.Counter[tuple[str, ...]]()
     opened, random = list(frameworks(backends)), np.random.default_rng(seed)
-    spent, start = dict.fromkeys((framework[0] for framework in opened), 0.0), time.monotonic()
-    reported = start
-    for _ in track(range(sys.maxsize if minutes else calls), "calls", disable=bool(minutes) or calls < 10):
-        now = time.monotonic()
-        if minutes and now - start > 60 * minutes:
-            break
-        if now - reported > 60:
-            report()
-            reported = now
+    for _ in track(range(calls), "calls", disable=calls < 10):
         problem = draw(random)
         want = run(numpy_impl, problem, lambda a: a, lambda a: a, -1)
         limits, beyond = allowed(problem, want)
         totals.calls += 1
-        for name, framework, send, fetch, axes in (
-            [min(opened, key=lambda framework: spent[framework[0]])] if minutes else opened
-        ):
+        for name, framework, send, fetch, axes in opened:
             for axis in axes:
                 with np.errstate(all="ignore"):
                     results = run(framework, problem, send, fetch, axis)
@@ -305,17 +275,10 @@ def count(
                             key = (sort, place, quantity, dtypes.short(golden.dtype.name), kind)
                             totals.elements[key] += differs[i].size
                             totals.differing[key] += int(differs[i].sum())
-                            if corpus is not None and quantity == "y" and differs[i].any():
-                                hard = {"found_by": place, "kind": kind, "difference": sort, **row_of(problem, i)}
-                                if not any(same_kind(hard, other) for other in corpus):
-                                    corpus.append(hard)
                             if differs[i].any() and shown[key[:4]] < examples:
                                 shown[key[:4]] += 1
                                 j = int(np.argmax(differs[i]))
                                 print(*key, f"got {got[i][j]!r}, want {golden[i][j]!r}", problem.options["variant"])
-            spent[name] += time.monotonic() - now
-            if name == "flax" and minutes:
-                sys.modules["jax"].clear_caches()  # programs of shapes that do not come again
     return totals
 
 
@@ -348,42 +311,15 @@ def table(totals: Totals) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=200, help="how many calls (each on 64 rows)")
-    parser.add_argument("--minutes", type=float, default=0.0, help="for so long, in place of so many calls")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", action="append", help="numpy, torch, tf or flax; may be repeated")
     parser.add_argument("--examples", type=int, default=0, help="print so many differences of each sort")
-    parser.add_argument("--corpus", type=Path, help="write rows that differ to this file, as JSON")
-    parser.add_argument("--out", type=Path, help="write the summary to this file, not to the terminal")
     arguments = parser.parse_args()
     backends = arguments.backend or ["numpy", "torch", "tf", "flax"]
-    totals = Totals()
-    corpus: list[dict[str, Any]] | None = None if arguments.corpus is None else []
-
-    def report() -> None:
-        text = io.StringIO()
-        Console(file=text, width=200).print(table(totals))
-        text.write(f"{sum(totals.differing.values()):,} of {totals.compared:,} elements differ, ")
-        text.write(f"in {totals.calls:,} calls, seed {arguments.seed}\n")
-        if arguments.out:
-            own = arguments.out.with_name(arguments.out.name + ".new")
-            own.write_text(text.getvalue())
-            own.replace(arguments.out)
-        else:
-            print(text.getvalue(), end="")
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    every_minute = report if arguments.out else lambda: None
-    try:
-        count(
-            arguments.calls, arguments.seed, backends, arguments.examples, arguments.minutes, totals, every_minute,
-            corpus,
-        )  # fmt: skip
-    except KeyboardInterrupt:
-        sys.exit(130)
-    finally:
-        report()
-        if corpus is not None:
-            arguments.corpus.write_text("\n".join(["[", ",\n".join(map(json.dumps, corpus)), "]", ""]))
+    totals = count(arguments.calls, arguments.seed, backends, arguments.examples)
+    Console(width=200).print(table(totals))
+    differing = sum(totals.differing.values())
+    print(f"{differing:,} of {totals.compared:,} elements differ, in {totals.calls:,} calls, seed {arguments.seed}")
 
 
 if __name__ == "__main__":

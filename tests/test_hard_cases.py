@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from bits import is_subnormal
-from hard_cases import call_of
 
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.numpy_impl import fast, rms_norm
+from rmsnorm.specification.variants import PRESETS
 
 CASES: list[dict[str, Any]] = json.loads(Path(__file__).with_name("hard_cases.json").read_text())
 ARRAYS = ("x", "residual", "mask")
+
+
+def call_of(hard: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """The arguments of rms_norm for a row of the corpus, and its variant."""
+    eps, partial = hard["variant"]["eps"], hard["variant"]["partial"]
+    fields = {"eps": None if eps is None else float(eps), "partial": None if partial is None else Fraction(partial)}
+    arrays = {
+        name: np.array([float.fromhex(number) for number in numbers]).astype(dtype)
+        for name, (dtype, numbers) in hard["arrays"].items()
+    }
+    return arrays, PRESETS[hard["variant"]["name"]].replace(**fields)
 
 
 def in_two_places(arrays: dict[str, Any]) -> dict[str, Any]:
