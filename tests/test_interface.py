@@ -149,6 +149,7 @@ def test_gradients_in_the_bits_of_the_golden(framework, dtype):
     [
         ("standard", (3, 7)),
         ("llama", (5, 41, 33)),
+        ("gemma", (5, 41, 33)),
         *((variant, (131, 1025)) for variant in ("standard", "llama", "gemma", "zhang_torch")),  # which is shared out
     ],
     ids=str,
