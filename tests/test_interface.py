@@ -215,6 +215,11 @@ def test_forms_of_the_options(framework):
         assert [e.shape for e in got[:2]] == [e.shape for e in want[:2]]
     same = [framework.rms_norm(x, g, b, partial=p).tobytes() for p in (0.2, Fraction(1, 5), Fraction("0.2"))]
     assert len(set(same)) == 1
+    named, made = (
+        framework.rms_norm(x, g, variant=variant, eps=0.5, partial=0.6)
+        for variant in ("llama", Variant.get("llama").replace(eps=0.1, partial=0.2))
+    )
+    assert named.tobytes() == made.tobytes(), "eps and partial of the call replace those of a Variant, too"
 
 
 @pytest.mark.parametrize("eps", [None, 0.0])
