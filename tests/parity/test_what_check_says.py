@@ -217,3 +217,12 @@ def test_what_a_terminal_obeys_and_what_is_no_text_is_escaped(tmp_path: Path) ->
     for text in (done.stdout, file.read_text("utf-8")):
         assert "\x1b" not in text
         assert "[31mred" in text
+
+
+def test_a_norm_that_is_wrong_with_six_axes_alone_is_rejected() -> None:
+    def norm(x: Any, weight: Any) -> Any:
+        return numpy_zoo.standard(x, weight) * (2 if x.ndim == 6 else 1)
+
+    report = check(norm, dtypes="float32", framework="numpy")
+    assert not report.passed
+    assert "circumstances, each with '6 axes'" in report.text.splitlines()[0]
