@@ -60,7 +60,10 @@ SURFACES: Final = {
     "nnx": Surface("rmsnorm.flax_impl.layers", f"{LAYERS} tests/flax_impl -k 'not torch and not tf'"),
     "linen": Surface("rmsnorm.flax_impl.linen", f"{LAYERS} tests/flax_impl -k 'not torch and not tf'"),
     "variants": Surface("rmsnorm.specification.variants", "tests/specification tests/numpy_impl"),
-    "check": Surface("rmsnorm.parity.checking", "tests/parity/test_what_check_says.py tests/parity/test_zoo_numpy.py tests/parity tests/cli"),
+    "check": Surface(
+        "rmsnorm.parity.checking",
+        "tests/parity/test_what_check_says.py tests/parity/test_zoo_numpy.py tests/parity tests/cli",
+    ),
     "report": Surface("rmsnorm.parity.report", "tests/parity tests/cli"),
     "quantised": Surface("rmsnorm.parity.quantised", "tests/parity/test_quantised_check.py"),
     "quantised golden": Surface("rmsnorm.numpy_impl.quantised", "tests/test_quantised.py"),
