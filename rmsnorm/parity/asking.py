@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -37,20 +37,10 @@ class Refused(Exception):
 
 
 def in_circumstances(
-    target: Target,
-    variant: Variant,
-    types: Sequence[str],
-    *,
-    gradients: bool,
-    group_size: int | None,
-    quick: bool = False,
-    strength: int = 2,
-    only: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    target: Target, variant: Variant, types: Sequence[str], *, group_size: int | None, **options: Any
 ) -> Iterator[tuple[Circumstance, Question, list[Comparison] | str]]:
-    """The comparisons of every circumstance, or what the target raised in it; the arguments are of ``questions``."""
-    for sized, current in questions(
-        target, variant, types, gradients=gradients, group_size=group_size, quick=quick, strength=strength, only=only
-    ):  # fmt: skip
+    """The comparisons of every circumstance, or what the target raised in it; options as of ``questions``."""
+    for sized, current in questions(target, variant, types, group_size=group_size, **options):
         try:
             comparisons = ask(sized, current, group_size)
         except Refused as refusal:
