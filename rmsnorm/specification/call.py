@@ -41,6 +41,7 @@ class Call:
         inverse_rms: dtype of the returned 1 / rho.
         gate: dtype of the product with the gate; None without one.
         exact_sum: whether x + residual is normalised before it is rounded to T.
+        masked: whether a mask says which elements count.
     """
 
     variant: Variant
@@ -56,6 +57,7 @@ class Call:
     inverse_rms: str
     gate: str | None = None
     exact_sum: bool = False
+    masked: bool = False
 
     def __hash__(self) -> int:
         return hash((self.variant, self.shape, self.x))  # fewer fields, to be fast: plans are looked up by it
@@ -76,15 +78,6 @@ class Call:
         return self.variant.scale_offset or -0.0
 
     @property
-    def leading(self) -> Call | None:
-        """The call on the elements that enter the statistic; None if these are all, or are no slice of the array."""
-        if len(self.axes) > 1 or self.k == self.n:
-            return None
-        (axis,) = self.axes
-        shape = (*self.shape[:axis], self.k, *self.shape[axis + 1 :])
-        return replace(self, shape=shape, variant=self.variant.replace(partial=None))
-
-    @property
     def without_gate(self) -> Call:
         """The norm alone: of h * f(z) before, and after with y in the dtype of the product."""
         assert self.gate is not None  # noqa: S101
@@ -102,15 +95,16 @@ class Call:
         return self.axes == tuple(range(len(self.shape) - len(self.axes), len(self.shape)))
 
     @property
-    def has_neighbours(self) -> bool:
-        """Whether no axis is between those of the parameters."""
-        first, last = self.feature_axes[0], self.feature_axes[-1]
-        return last - first + 1 == len(self.feature_axes)
-
-    @property
     def first_of_row(self) -> int:
         """The axis from which on kernels take the elements as a row, with all that is normalised and all parameters."""
         return min(self.axes[0], self.feature_axes[0])
+
+    @property
+    def in_rows(self) -> Call:
+        """The call as kernels compute it: without the gate, and with a gain and a bias for each element of a row."""
+        norm = self if self.gate is None else self.without_gate
+        axes = tuple(range(self.first_of_row, len(self.shape)))
+        return norm if self.feature_axes == axes else replace(norm, feature_axes=axes)
 
     @property
     def feature_shape(self) -> Shape:

@@ -91,6 +91,7 @@ def resolve(
         inverse_rms=dtypes.arithmetic(t),
         gate=None if gate is None else dtypes.arithmetic(dtypes.promote(t, gate.dtype, product)),
         exact_sum=exact_sum,
+        masked=mask is not None,
     )
 
 

@@ -1,4 +1,7 @@
-"""A call that is checked once: everything about it that does not depend on the values. No array library."""
+"""Which code computes a call: a kernel, or recipe.py. A call is checked, and the question answered, once.
+
+Every framework asks here. What it keeps of the answer, such as the layout of results, is kept with the call.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from rmsnorm import cpu, gpu
-from rmsnorm.cpu.rows import Order, axes_last, order_of
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call, Spec
 from rmsnorm.specification.resolve import resolve
@@ -17,13 +19,13 @@ from rmsnorm.specification.variants import derive
 # The options of a call: variant, eps, partial, axis, feature_axis and out_dtype.
 Options: TypeAlias = tuple[Any, Any, Any, Any, Any, Any]
 
-
 # By the platform of the arrays. Each has ``refusal`` of a call and ``missing``: why there are none.
 KERNELS: Final[dict[str, Any]] = {"cpu": cpu, "cuda": gpu}
+_FORMATS: Final = (None, "float16", "bfloat16", "float32")
 
 
 def why_not(call: Call, platform: str = "cpu", formats: Iterable[str | None] = (), card: Any = None) -> str | None:
-    """Why no kernel computes a call whose axes are in order, with arrays of these dtypes there; None if one does.
+    """Why no kernel computes a call ``in_rows`` with parameters of these dtypes; None if one does.
 
     Nothing else decides that. A call that is slow for want of kernels gives a warning, once. ``card`` says what the
     framework knows of a GPU: see ``gpu.missing``.
@@ -35,17 +37,25 @@ def why_not(call: Call, platform: str = "cpu", formats: Iterable[str | None] = (
 def refusal(call: Call, platform: str | None, formats: Iterable[str | None] = ()) -> str | None:
     """Why no kernel of a platform could compute a call: the part of ``why_not`` that needs no device.
 
-    The platform is None if it is not known yet. Sizes may be symbols of a compiler.
+    The platform is None if it is not known yet.
     """
-    if any(isinstance(size, int) and size == 0 for size in call.shape):
+    if not all(isinstance(size, int) for size in call.shape):
+        return "a size of x is not known before the program runs"
+    if 0 in call.shape:
         return "x has no elements"
     if not call.has_last_axes:
         return "the normalised axes are not the last ones"
-    if not call.has_neighbours:
-        return "the axes of the parameters are not next to each other"
-    if platform is not None and platform not in KERNELS:
+    if call.masked:
+        return "the call has a mask"
+    if any(name not in _FORMATS for name in (call.x, call.sum, call.norm, call.product, call.result, *formats)):
+        return "an array is float64"
+    if {call.x, call.result} == set(dtypes.HALF):
+        return "x and y have different formats of 16 bits"
+    if platform is None:
+        return None
+    if platform not in KERNELS:
         return "there are no kernels for its device"
-    reason: str | None = None if platform is None else KERNELS[platform].refusal(call, formats)
+    reason: str | None = KERNELS[platform].refusal(call)
     return reason
 
 
@@ -54,25 +64,21 @@ class Prepared(NamedTuple):
 
     Attributes:
         call: the checked call.
-        order: the axes of x in the order in which kernels take them, as in rows.py.
-        rows: the call with its axes in that order.
-        kernel_call: the same as kernels compute it: with ``dy`` y has the dtype of dy.
-        formats: dtypes of scale, bias and gate, or None.
+        kernel_call: the same as kernels compute it (``Call.in_rows``); with ``dy`` y has the dtype of dy.
+        formats: dtypes of scale and bias as kernels take them, or None.
         kept: how kernels compute it, by the device. No array is in it.
     """
 
     call: Call
-    order: Order
-    rows: Call
     kernel_call: Call
-    formats: tuple[str | None, ...]
+    formats: tuple[str | None, str | None]
     kept: dict[Any, Any]
 
     def in_memory(self) -> tuple[Any, str | None]:
         """The ``launch.Launch`` for arrays in the memory of a CPU, and None; or None, and why no kernel computes it."""
         known: tuple[Any, str | None] | None = self.kept.get("launch")
         if known is None:
-            known = None, why_not(self.kernel_call)
+            known = None, why_not(self.kernel_call, "cpu", self.formats)
             if known[1] is None:
                 from rmsnorm.cpu.launch import launch_of
 
@@ -129,10 +135,13 @@ def _prepared(
         variant=derive(op, variant, eps, partial), axis=axis, feature_axis=feature_axis,
         **({} if dy is None else {"dy": dy, "dh": dh}),
     )  # fmt: skip
-    order, rows = order_of(call), axes_last(call)
+    rows = call.in_rows
+    is_written_out = rows.feature_axes != call.feature_axes
+    scale_format, bias_format = (
+        None if p is None else dtypes.arithmetic(p.dtype) if is_written_out else p.dtype for p in (scale, bias)
+    )
     kernel_call = rows if dy is None else replace(rows, result=dy.dtype)
-    formats = tuple(None if spec is None else spec.dtype for spec in (scale, bias, gate))
-    return Prepared(call, order, rows, kernel_call, formats, {})
+    return Prepared(call, kernel_call, (scale_format, bias_format), {})
 
 
 def _spec(shape: Any, dtype: Any) -> Spec:

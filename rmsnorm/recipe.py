@@ -1,0 +1,266 @@
+"""RMSNorm and its gradients in operations that every array library has: the one text for all frameworks.
+
+    y = h / rho * (o + g) + b        dx = R^T u = (u - c <u, h / rho> / (k s)) / rho,    u = (o + g) dy
+
+It computes wherever no kernel does. ``ops`` is what a framework has of NumPy, by the same names, and
+
+    name_of(a)              the name of its dtype
+    cast(a, name)           a in the dtype of that name
+    rounded(a, name)        a with the digits of that dtype, in its own dtype; the identity to every derivative
+    constant(a)             a, which has no derivative
+    sum, mean, max(a, axes) over these axes, which are kept
+    over(a, axes)           the sum over these axes, which are not kept
+    arange(n, like)         0 to n - 1 on the device of another array
+    silu(z)                 z sigmoid(z)
+    mean_square             that of this module, or one that the framework needs in its place
+    is_spread               whether a row is spread over several devices, so that ``sum`` is that of all
+
+Arithmetic is float32, or float64 if an array is. Source: Zhang & Sennrich 2019, section 4.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Call
+
+# Of every arithmetic: a row whose largest element is above the first number, or below the second, is multiplied by the
+# third or the fourth, powers of two, before it is squared, so that no square leaves the range.
+_RANGE: Final = {
+    "float32": (2.0**40, 2.0**-50, 2.0**-80, 2.0**100),
+    "float64": (2.0**400, 2.0**-400, 2.0**-650, 2.0**600),
+}
+# Below so much of eps / sqrt(k) a root is clamped: CLAMPED of specification/variants.py, with room for float32.
+_CLAMPED: Final = {"float32": 1 - 2.0**-20, "float64": 1 - 2.0**-48}
+
+
+class Row(NamedTuple):
+    """What is known of every row; its normalised axes have size 1.
+
+    Attributes:
+        inverse: 1 / rho of the row times ``power``.
+        power: a power of two with which no square leaves the range; None for 1.
+        slope: rho / s, with drho / dh = h / (k s); None for 1.
+        counted: the elements that enter the statistic; None for all.
+        k: how many these are.
+        empty: whether there are none; None where there always are.
+    """
+
+    inverse: Any
+    power: Any
+    slope: Any
+    counted: Any
+    k: Any
+    empty: Any
+
+
+def forward(
+    ops: Any, call: Call, x: Any, residual: Any, scale: Any, bias: Any, mask: Any, gate: Any
+) -> tuple[Any, Any, Row]:
+    """y, x + residual (None without one), and what is known of the rows."""
+    dtype = _arithmetic(call)
+    h, total = _summed(ops, call, x, residual, dtype)
+    f = None if gate is None else factor(ops, call, ops.cast(gate, dtype))
+    h = h * f if call.is_gated_before else h
+    row = _statistic(ops, call, h, mask)
+    y = _affine(ops, call, _normalised(h, row), scale, bias)
+    y = y if f is None or call.is_gated_before else y * f
+    if mask is not None:
+        y = ops.where(mask, y, ops.constant(y))
+    if row.empty is not None:
+        y = ops.where(row.empty, 0.0, y)
+    return ops.cast(y, call.result), total, row
+
+
+def backward(
+    ops: Any, call: Call, dy: Any, dh: Any, x: Any, residual: Any, scale: Any, bias: Any, mask: Any, gate: Any,
+    row: Row | None = None,
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    """dx + dh in the dtype of the arithmetic; dscale, dbias and dgate in those of their arrays, or None.
+
+    x may be the sum h itself, without a residual. ``row`` is that of the forward pass. Without it derivatives of these
+    gradients go through 1 / rho, too.
+    """
+    dtype = _arithmetic(call, ops.name_of(dy))
+    h, _ = _summed(ops, call, x, residual, dtype)
+    before, f = call.is_gated_before, None
+    if gate is not None:
+        z = ops.cast(gate, dtype)
+        f = factor(ops, call, z)
+    normed = h * f if before else h
+    row = _statistic(ops, call, normed, mask) if row is None else row
+    live = None if row.empty is None else ~row.empty if mask is None else mask & ~row.empty
+    own = _only(ops, live, ops.cast(dy, dtype))
+    v = own if f is None or before else _only(ops, live, own * f)
+    unit = _only(ops, live, _normalised(normed, row))
+    u = v if scale is None else v * _gain(ops, call, scale, dtype)
+    inner = _mean(ops, call, u * unit, row)
+    inner = inner if row.slope is None else inner * row.slope
+    dx = (u - _only(ops, row.counted, unit * inner)) * row.inverse
+    dx = _only(ops, live, dx if row.power is None else dx * row.power)
+    dgate = None
+    if f is not None:
+        along = dx * h if before else own * _affine(ops, call, _normalised(normed, row), scale, bias)
+        dgate = ops.cast(_only(ops, live, along * slope(ops, call, z)), ops.name_of(gate))
+        dx = _only(ops, live, dx * f) if before else dx
+    dscale = None if scale is None else ops.cast(ops.over(v * unit, call.shared_axes), ops.name_of(scale))
+    dbias = None if bias is None else ops.cast(ops.over(v, call.shared_axes), ops.name_of(bias))
+    return dx if dh is None else dx + ops.cast(dh, dtype), dscale, dbias, dgate
+
+
+def around(
+    ops: Any, call: Call, norm: Callable[..., tuple[Any, Any]], x: Any, residual: Any, scale: Any, bias: Any, gate: Any
+) -> tuple[Any, Any]:
+    """y and x + residual of a call without a mask, by a ``norm`` that computes ``call.in_rows``, a kernel.
+
+    The gate, and writing out a gain that several elements of a row share, are operations, which the framework
+    differentiates. ``norm`` takes x, residual, scale and bias.
+    """
+    if call.in_rows.feature_axes != call.feature_axes:
+        scale, bias = (None if p is None else _written_out(ops, call, p) for p in (scale, bias))
+    if gate is None:
+        return norm(x, residual, scale, bias)
+    f = factor(ops, call, ops.cast(gate, call.gate))
+    if call.is_gated_before:
+        h, total = _summed(ops, call, x, residual, call.gate)
+        return norm(h * f, None, scale, bias)[0], total
+    y, total = norm(x, residual, scale, bias)
+    return ops.cast(y * f, call.result), total
+
+
+def inverse_rms(ops: Any, call: Call, row: Row) -> Any:
+    """1 / rho as the functions return it."""
+    return ops.constant(ops.cast(row.inverse if row.power is None else row.inverse * row.power, call.inverse_rms))
+
+
+def factor(ops: Any, call: Call, z: Any) -> Any:
+    """f(z) of a gate: the sigmoid s(z), or silu, z s(z)."""
+    return ops.silu(z) if call.variant.gate_function == "silu" else ops.sigmoid(z)
+
+
+def slope(ops: Any, call: Call, z: Any) -> Any:
+    """f'(z): s(z) s(-z), or s(z) (1 + z s(-z)) of silu."""
+    below = ops.sigmoid(-z)
+    return ops.sigmoid(z) * (1 + z * below if call.variant.gate_function == "silu" else below)
+
+
+def mean_square(ops: Any, call: Call, c: Any, row: Row, least: float) -> tuple[Any, Any]:
+    """The mean of (c unit)^2 over the elements that count, and unit, a power of two: a number, or one a row.
+
+    ``least`` is the least rho that there can be. Where eps makes it large enough, one number serves all rows of f32:
+    the smallest squares that count beside eps are normal numbers then, and 1e29 in a row of 4096 is not too large.
+    """
+    if call.x == "float16" and not (call.is_gated_before or call.exact_sum):  # 65504^2 is far inside of float32
+        return _mean(ops, call, c * c, row), 1.0
+    large, small, down, up = _RANGE[ops.name_of(c)]
+    if ops.name_of(c) == "float32" and least > small:
+        unit: Any = min(1.0, small / 2.0 ** math.floor(math.log2(least)))
+    else:
+        largest = ops.maximum(ops.max(abs(ops.constant(c)), call.axes), least)
+        unit = ops.where(largest > large, down, ops.where(largest < small, up, ops.ones_like(largest)))
+    scaled = c * unit
+    return _mean(ops, call, scaled * scaled, row), unit
+
+
+def _statistic(ops: Any, call: Call, h: Any, mask: Any) -> Row:
+    counted, k, empty = _counted(ops, call, h, mask)
+    eps, position, dtype = call.eps, call.variant.eps_position, ops.name_of(h)
+    row = Row(None, None, None, counted, k, empty)
+    most = call.n if isinstance(call.n, int) else 2**40  # of k, if that is not known yet
+    least = {"inside": eps**0.5, "outside": eps, "clamp": eps / max(most, 1) ** 0.5}[position]
+    q, unit = ops.mean_square(ops, call, _only(ops, counted, h), row, least)
+    ratio = None
+    if position == "inside":
+        inverse = ops.rsqrt(q + eps * unit * unit)
+    else:
+        root = ops.where(q > 0, ops.sqrt(ops.where(q > 0, q, 1.0)), q)  # whose slope at 0 is finite
+        if position == "outside":
+            rho = root + eps * unit
+            ratio = ops.where(root > 0, rho / ops.where(root > 0, root, 1.0), 0.0)
+        else:
+            floor = eps * unit / k**0.5
+            is_clamped = root < floor * _CLAMPED[dtype]
+            rho = ops.where(is_clamped, floor, root + ops.constant(ops.maximum(floor - root, 0.0)))
+            ratio = 1 - ops.cast(is_clamped, dtype)
+        inverse = 1 / (rho if empty is None else ops.where(empty, 1.0, rho))
+    power = None if isinstance(unit, float) else unit
+    inverse = inverse * unit if power is None and unit != 1.0 else inverse
+    inverse = inverse if empty is None else ops.where(empty, 0.0, inverse)
+    return row._replace(inverse=inverse, power=power, slope=ratio)
+
+
+def _counted(ops: Any, call: Call, h: Any, mask: Any) -> tuple[Any, Any, Any]:
+    """Of ``Row``: counted, k and empty."""
+    is_partial = call.variant.partial is not None
+    if mask is None and call.n and not is_partial:
+        return None, call.k, None
+    counted = mask
+    if is_partial or mask is None:
+        sizes = [size if axis in call.axes else 1 for axis, size in enumerate(call.shape)]
+        first = ops.reshape(ops.arange(call.n, h) < call.k, sizes)
+        if mask is None and call.n and not ops.is_spread:
+            return first, call.k, None
+        counted = first if mask is None else first & mask
+    k = ops.sum(ops.where(counted, ops.ones_like(h), 0.0), call.axes)
+    empty = k == 0
+    return counted, ops.where(empty, 1.0, k), empty
+
+
+def _normalised(h: Any, row: Row) -> Any:
+    return (h if row.power is None else h * row.power) * row.inverse
+
+
+def _affine(ops: Any, call: Call, y: Any, scale: Any, bias: Any) -> Any:
+    """y before a gate, rounded where the variant rounds."""
+    dtype = ops.name_of(y)
+
+    def rounded(values: Any, name: str) -> Any:
+        return values if call.norm is None else ops.rounded(values, name)
+
+    y = y if call.norm is None else ops.rounded(y, call.norm)
+    if scale is not None:
+        y = rounded(y * rounded(_gain(ops, call, scale, dtype), call.product), call.product)
+    return y if bias is None else rounded(y + _features(ops, call, bias, dtype), call.product)
+
+
+def _gain(ops: Any, call: Call, scale: Any, dtype: str) -> Any:
+    """o + g. An o of 0 is not added: it would make +0 of a gain that is -0."""
+    g = _features(ops, call, scale, dtype)
+    return call.variant.scale_offset + g if call.variant.scale_offset else g
+
+
+def _features(ops: Any, call: Call, parameter: Any, dtype: str) -> Any:
+    axes = range(len(call.shape))
+    return ops.cast(parameter, dtype)[tuple(slice(None) if axis in call.feature_axes else None for axis in axes)]
+
+
+def _written_out(ops: Any, call: Call, parameter: Any) -> Any:
+    """A parameter with a number for each element of a row, in the arithmetic of its dtype."""
+    wide = ops.cast(parameter, dtypes.arithmetic(ops.name_of(parameter)))
+    first, rank = call.first_of_row, len(call.shape)
+    index = tuple(slice(None) if axis in call.feature_axes else None for axis in range(first, rank))
+    return ops.broadcast_to(wide[index], call.shape[first:])
+
+
+def _summed(ops: Any, call: Call, x: Any, residual: Any, dtype: str) -> tuple[Any, Any]:
+    """What is normalised, in the dtype of the arithmetic, and x + residual as it is returned."""
+    if residual is None:
+        return ops.cast(x, dtype), None
+    exact = ops.cast(x, dtype) + ops.cast(residual, dtype)
+    return exact if call.exact_sum else ops.rounded(exact, call.sum), ops.cast(exact, call.sum)
+
+
+def _mean(ops: Any, call: Call, values: Any, row: Row) -> Any:
+    return ops.mean(values, call.axes) if row.counted is None else ops.sum(values, call.axes) / row.k
+
+
+def _only(ops: Any, chosen: Any, values: Any) -> Any:
+    """The values, and 0 where they are not chosen. None chooses all."""
+    return values if chosen is None else ops.where(chosen, values, 0.0)
+
+
+def _arithmetic(call: Call, *others: str) -> str:
+    return "float64" if "float64" in (call.x, call.product, call.result, call.gate, *others) else "float32"
