@@ -1,5 +1,5 @@
 // A whole call, from the choice of the kernels to the gradients of the parameters.
-#include "driver.h"
+#include "call.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -76,20 +76,20 @@ struct Work {
     const Call& call;
     const Arrays& arrays;
     const double* parameters;
-    double* sums;  // twice the features for each chunk
+    double* sums;  // twice the width for each chunk
     std::int64_t step;
 };
 
-bool forward_chunk(const void* context, std::int64_t chunk) {
+void forward_chunk(const void* context, std::int64_t chunk) {
     const auto& [kernels, call, arrays, parameters, sums, step] = *static_cast<const Work<Forward>*>(context);
     const auto first = chunk * step;
-    return kernels.forward(call, arrays, parameters, first, std::min(first + step, call.rows));
+    kernels.forward(call, arrays, parameters, first, std::min(first + step, call.rows));
 }
 
-bool backward_chunk(const void* context, std::int64_t chunk) {
+void backward_chunk(const void* context, std::int64_t chunk) {
     const auto& [kernels, call, arrays, parameters, sums, step] = *static_cast<const Work<Backward>*>(context);
     const auto first = chunk * step, last = std::min(first + step, call.rows);
-    return kernels.backward(call, arrays, parameters, sums + chunk * 2 * call.features, first, last);
+    kernels.backward(call, arrays, parameters, sums + chunk * 2 * call.width(), first, last);
 }
 
 }  // namespace
@@ -105,33 +105,35 @@ bool forward(const Call& call, const Forward& arrays, const Pool& pool) {
     const auto parameters = numbers(call.parameters());
     if (!parameters) return false;
     own.prepare(call, arrays.scale, arrays.bias, false, parameters.get());
-    if (pool.threads < 2) return own.forward(call, arrays, parameters.get(), 0, call.rows);
-    const auto step = std::max(quotient_up(least_chunk, call.width()), quotient_up(call.rows, 8 * pool.threads));
+    const bool alone = pool.threads < 2;
+    const auto step = alone ? std::max<std::int64_t>(call.rows, 1)
+                            : std::max(quotient_up(least_chunk, call.width()), quotient_up(call.rows, 8 * pool.threads));
     const Work<Forward> work{own, call, arrays, parameters.get(), nullptr, step};
-    return share_out(pool, quotient_up(call.rows, step), forward_chunk, &work);
+    share_out(pool, quotient_up(call.rows, step), forward_chunk, &work);
+    return true;
 }
 
 bool backward(const Call& call, const Backward& arrays, const Pool& pool) {
     const StandardArithmetic standard;
     const Kernels& own = *kernels();
-    const auto pair = 2 * call.features, chunks = quotient_up(call.rows, call.step);
+    const auto pair = 2 * call.width(), chunks = quotient_up(call.rows, call.step);
     const bool alone = pool.threads < 2 || chunks < 2;
     const auto own_parameters = numbers(call.parameters()), own_sums = numbers(pair * (alone ? 2 : chunks));
     if (!own_parameters || !own_sums) return false;
     double *const parameters = own_parameters.get(), *const sums = own_sums.get();
-    own.prepare(call, arrays.scale, arrays.bias, true, parameters);
+    own.prepare(call, arrays.scale, nullptr, true, parameters);
     if (alone) {  // in the same order as `finish` adds the sums of several threads
         double* others = sums + pair;
         for (std::int64_t first = 0; first < call.rows; first += call.step) {
             const auto last = std::min(first + call.step, call.rows);
-            if (!own.backward(call, arrays, parameters, first ? others : sums, first, last)) return false;
+            own.backward(call, arrays, parameters, first ? others : sums, first, last);
             if (!first) continue;
-            const auto from = arrays.dscale ? 0 : call.features, to = arrays.dbias ? pair : call.features;
+            const auto from = arrays.dscale ? 0 : call.width(), to = arrays.dbias ? pair : call.width();
             for (std::int64_t j = from; j < to; ++j) sums[j] += others[j];
         }
     } else {
         const Work<Backward> work{own, call, arrays, parameters, sums, call.step};
-        if (!share_out(pool, chunks, backward_chunk, &work)) return false;
+        share_out(pool, chunks, backward_chunk, &work);
     }
     own.finish(call, arrays, sums, alone ? 1 : chunks);
     return true;

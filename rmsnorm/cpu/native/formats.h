@@ -359,20 +359,9 @@ RMSNORM_INLINE void store_first(Stored<F>* to, D d, int count) {
     copy_first(to, eight, count);
 }
 
-// One function for a format that is known when it runs: `body` gets it as a constant.
+// One function for a format that is known when it runs, not float64: `body` gets it as a constant.
 template <class Body>
 inline auto with_format(Format format, Body body) {
-    switch (format) {
-        case Format::f16: return body.template operator()<Format::f16>();
-        case Format::bf16: return body.template operator()<Format::bf16>();
-        case Format::f32: return body.template operator()<Format::f32>();
-        default: return body.template operator()<Format::f64>();
-    }
-}
-
-// The same for a format that is not float64.
-template <class Body>
-inline auto with_narrow(Format format, Body body) {
     switch (format) {
         case Format::f16: return body.template operator()<Format::f16>();
         case Format::bf16: return body.template operator()<Format::bf16>();

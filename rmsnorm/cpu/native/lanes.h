@@ -70,12 +70,8 @@ RMSNORM_INLINE Part fma(Part a, Part b, Part c) {
     return _mm512_fmadd_pd(a, b, c);
 #elif defined(__AVX2__)
     return _mm256_fmadd_pd(a, b, c);
-#elif defined(__aarch64__)
-    return vfmaq_f64(c, a, b);
 #else
-    Part r;
-    for (int i = 0; i < native; ++i) r[i] = std::fma(a[i], b[i], c[i]);
-    return r;
+    return vfmaq_f64(c, a, b);
 #endif
 }
 
@@ -138,12 +134,8 @@ RMSNORM_INLINE Float fma(Float a, Float b, Float c) {
     return _mm512_fmadd_ps(a, b, c);
 #elif defined(__AVX2__)
     return _mm256_fmadd_ps(a, b, c);
-#elif defined(__aarch64__)
-    return vfmaq_f32(c, a, b);
 #else
-    Float r;
-    for (int i = 0; i < singles; ++i) r[i] = std::fma(a[i], b[i], c[i]);
-    return r;
+    return vfmaq_f32(c, a, b);
 #endif
 }
 
@@ -152,12 +144,8 @@ RMSNORM_INLINE bool any(Word marks) {
     return _mm512_movepi32_mask((__m512i)marks) != 0;
 #elif defined(__AVX2__)
     return _mm256_movemask_ps((__m256)marks) != 0;
-#elif defined(__aarch64__)
-    return vmaxvq_u32((uint32x4_t)marks) != 0;
 #else
-    std::int32_t all = 0;
-    for (int i = 0; i < singles; ++i) all |= marks[i];
-    return all != 0;
+    return vmaxvq_u32((uint32x4_t)marks) != 0;
 #endif
 }
 
