@@ -1,6 +1,6 @@
 // The loops that take the time of most calls, and nothing else: tests/cpu/test_machine_code.py reads what a compiler made of them.
-#include "general.h"
-#include "plain.h"
+#include "backward.h"
+#include "forward.h"
 
 namespace rmsnorm::RMSNORM_LEVEL {
 
@@ -20,9 +20,5 @@ template bool gradients_of_row<bf16, bf16>(
     const Call&, const Group&, bool, const Short*, const Short*, const Short*, double, Short*);
 template bool gradients_of_row<f16, f16>(
     const Call&, const Group&, bool, const Short*, const Short*, const Short*, double, Short*);
-template void multiply_by_gate<f32>(const Call&, const float*, const std::byte*, double*);
-template void multiply_by_gate<bf16>(const Call&, const Short*, const std::byte*, double*);
-template void fill_product<f32>(const Call&, const double*, const std::byte*, float*);
-template void fill_wide<true>(const Call&, const Group&, const double*, Quotient, Short*);
 
 }  // namespace rmsnorm::RMSNORM_LEVEL

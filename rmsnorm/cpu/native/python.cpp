@@ -7,9 +7,10 @@
 // caller likes; see xla.h. Its operands and results are those of the following that there are, in this order:
 //
 //     forward     x, scale, bias -> y, 1 / rho
-//     backward    dy, h, 1 / rho, scale, dh -> dx, dscale, dbias
+//     backward    dy, h, 1 / rho, scale, bias, dh -> dx, dscale, dbias
 //
-// The plan has a dtype for scale and bias if there is one; the other choices are arguments.
+// The plan has a dtype for scale and bias if there is one; the other choices are arguments. The backward pass reads no bias,
+// but a program may hand it over.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string_view.h>
@@ -124,8 +125,8 @@ public:
     Plan(Word rows, Word n, Word k, Word groups, Word step, double eps, double offset, std::string_view position, Name x,
          Name y, Name norm, Name product, Name scale, Name bias) {
         if (!kernels()) throw std::runtime_error("rmsnorm: no kernels for this processor");
-        if (rows < 0 || n < 1 || k < 1 || groups < 1 || step < 1)
-            throw nb::value_error("rows, n, k, groups or step are too few");
+        if (rows < 0 || n < 1 || k < 1 || k > n || groups < 1 || step < 1)
+            throw nb::value_error("rows, n, k, groups or step are too few, or k is above n");
         std::memset(&call, 0, sizeof call);
         call.rows = rows, call.n = n, call.k = k, call.groups = groups, call.step = step;
         call.eps = eps, call.offset = offset;
@@ -133,6 +134,8 @@ public:
         call.position = choice<Position>("the position of eps", positions, position);
         call.x = format(x), call.y = format(y), call.norm = format(norm), call.product = format(product);
         call.scale = format(scale), call.bias = format(bias);
+        if (call.x != call.y && call.x != Format::f32 && call.y != Format::f32)
+            throw nb::value_error("x and y may not be float16 and bfloat16");
     }
 
     void forward(Word threads, Word gomp_parallel, Address x, Word x_step, Address residual, Address scale, Address bias,
@@ -166,7 +169,8 @@ public:
         });
     }
 
-    nb::bytes xla_backward(Word threads, bool inverse_rms, bool dh, bool dx, bool dscale, bool dbias) const {
+    nb::bytes xla_backward(
+        Word threads, bool inverse_rms, bool bias, bool dh, bool dx, bool dscale, bool dbias) const {
         return attribute(true, threads, [&](xla::Attribute& result) {
             Word operands = 0, results = 0;
             auto& a = result.backward;
@@ -174,6 +178,7 @@ public:
             a.h = at<Bytes>(++operands), a.h_step = x_step();
             if (inverse_rms) a.inverse_rms = at<const double>(++operands);
             if (call.scale != Format::none) a.scale = at<Bytes>(++operands);
+            if (bias) ++operands;
             if (dh) a.dh = at<Bytes>(++operands);
             if (dx) a.dx = at<std::byte>(--results);
             if (dscale) a.dscale = at<std::byte>(--results);
@@ -197,7 +202,8 @@ NB_MODULE(_native, module) {
         .def("backward", &Plan::backward, unlocked(), "threads"_a, "gomp_parallel"_a, "h"_a, "h_step"_a,
              "scale"_a.none(), "inverse_rms"_a.none(), "dy"_a, "dh"_a.none(), "dx"_a.none(), "dscale"_a.none(), "dbias"_a.none())
         .def("xla_forward", &Plan::xla_forward, "threads"_a)
-        .def("xla_backward", &Plan::xla_backward, "threads"_a, "inverse_rms"_a, "dh"_a, "dx"_a, "dscale"_a, "dbias"_a);
+        .def("xla_backward", &Plan::xla_backward, "threads"_a, "inverse_rms"_a, "bias"_a, "dh"_a, "dx"_a, "dscale"_a,
+             "dbias"_a);
     module.def("level", [] { return kernels() ? kernels()->level : nullptr; }, "None if there are no kernels.");
     module.def("xla_handler", [] {
         return nb::capsule(reinterpret_cast<void*>(xla::handle), "xla._CUSTOM_CALL_TARGET");
