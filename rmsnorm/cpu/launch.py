@@ -42,7 +42,7 @@ class Launch(NamedTuple):
     row_bytes: int  # of x
     reduced: tuple[int, ...]  # shape of 1 / rho
     small: bool  # one thread computes it
-    chunked: bool  # whether the backward pass has several tasks
+    is_shared: bool  # whether several threads may compute the backward pass
 
     def __reduce__(self) -> Any:
         """A copy of a layer of PyTorch that is parametrised copies what the layer keeps, too."""
@@ -56,7 +56,7 @@ class Launch(NamedTuple):
     def backward_threads(self, threads: Threads) -> tuple[int, int]:
         """The same for ``native.backward``."""
         note("backward", self)
-        return self._threads(threads) if self.chunked else (1, 0)
+        return self._threads(threads) if self.is_shared else (1, 0)
 
     def _threads(self, threads: Threads) -> tuple[int, int]:
         count, gomp_parallel = threads()
@@ -94,7 +94,8 @@ def launch_of(call: Call, scale: str | None, bias: str | None) -> Launch:
     rows = math.prod(call.shape) // n
     if (scale or bias) and math.prod(call.shape[axis] for axis in call.feature_axes) != n:
         raise ValueError(f"the kernels need parameters of all {n} elements of a row")  # they would read beyond the end
-    task_rows = _rows_of_a_task(rows, n)
+    # rows of a task depend on the shape alone, and so does the order of the gradients' sums
+    task_rows = max(-(-2 * _CHUNK // n), -(-rows // 64), min(rows, 16))
     variant = call.variant
     native = _native.Plan(
         rows=rows, n=call.n, k=call.k, groups=n // call.n, step=task_rows, eps=call.eps, offset=variant.scale_offset,
@@ -110,19 +111,8 @@ def launch_of(call: Call, scale: str | None, bias: str | None) -> Launch:
         row_bytes=n * np.dtype(call.x if call.x != "bfloat16" else "float16").itemsize,
         reduced=tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape)),
         small=rows * n < _CHUNK,
-        chunked=rows > task_rows,
+        is_shared=rows > task_rows or (rows > 1 and rows * n >= 16 * _CHUNK),  # see driver.cpp
     )
-
-
-def _rows_of_a_task(rows: int, n: int) -> int:
-    """How many rows of n elements one task of the backward pass has.
-
-    It depends on the shape alone, and so does the order in which the gradients of the parameters are summed. Each task
-    has a sum of its own for every parameter. So it has at least 16 rows, or the sums would cost as much as the rows;
-    but a few wide rows make up to four tasks, or one thread would compute them all.
-    """
-    few = -(-rows // 4) if rows <= 16 and n >= 2 * _CHUNK else min(rows, 16)
-    return max(-(-2 * _CHUNK // n), -(-rows // 64), few)
 
 
 def level() -> str:

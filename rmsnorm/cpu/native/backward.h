@@ -133,6 +133,13 @@ inline bool is_along(
     return sampled > 0;
 }
 
+template <Format Y>
+inline void add_to_dbias(const Stored<Y>* dy, double* dbias, std::int64_t n) {
+    by_eights(n, [=](std::int64_t j, auto count) RMSNORM_BODY {
+        store<Format::f64>(dbias + j, load<Format::f64>(dbias + j, count) + load<Y>(dy + j, count), count);
+    });
+}
+
 // A row of dx, which may be null, and what it adds to dscale and dbias of the group, which likewise may. `factor` is 1 / rho.
 template <Format X, Format Y>
 inline void gradients_of_row(
@@ -147,11 +154,7 @@ inline void gradients_of_row(
         if (dx) fill_zeros<X>(dh, dx, n);
         return;
     }
-    if (dbias) {
-        by_eights(n, [=](std::int64_t j, auto count) RMSNORM_BODY {
-            store<Format::f64>(dbias + j, load<Format::f64>(dbias + j, count) + load<Y>(dy + j, count), count);
-        });
-    }
+    if (dbias) add_to_dbias<Y>(dy, dbias, n);
     if (!dx && !dscale) return;
     D f = all_lanes(factor);
     auto sum_of_products = [=](auto adds) RMSNORM_BODY {
@@ -199,7 +202,28 @@ void backward_rows(
         Stored<X>* dx = a.dx ? as<Stored<X>>(a.dx) + i * n : nullptr;
         double factor = a.inverse_rms ? a.inverse_rms[i]
                                       : 1 / rho_of(c, sum_of_squares<X>(h, c.k) / static_cast<double>(c.k));
+        if (a.found) a.found[i] = factor;
         gradients_of_row<X, Y>(c, own.of_group(i), own.are_moderate(), h, as<Stored<Y>>(a.dy) + i * n, dh, factor, dx);
+    }
+}
+
+// Adds in the order in which `backward_rows` does, so that the bits are the same.
+template <Format X, Format Y>
+void sum_columns(const Call& c, const Backward& a, double* sums, std::int64_t from, std::int64_t to) {
+    for (std::int64_t i = 0; i < c.rows * c.groups; ++i) {
+        std::int64_t row = i / c.groups, start = group_of(c, i) * c.n, first = std::max(from, start);
+        std::int64_t n = std::min(to, start + c.n) - first;
+        if (n <= 0) continue;
+        const Stored<X>* h = as<Stored<X>>(a.h + row * a.h_step) + first;
+        const Stored<Y>* dy = as<Stored<Y>>(a.dy) + row * c.width() + first;
+        double* dscale = sums + first;
+        D f = all_lanes(a.inverse_rms[i]);
+        if (a.dbias) add_to_dbias<Y>(dy, sums + c.width() + first, n);
+        if (!a.dscale) continue;
+        by_eights(n, [=](std::int64_t j, auto count) RMSNORM_BODY {
+            D product = exact_product<X, Y>(h + j, dy + j, count);
+            store<Format::f64>(dscale + j, fma(product, f, load<Format::f64>(dscale + j, count)), count);
+        });
     }
 }
 

@@ -55,6 +55,7 @@ struct Backward {
     const double* inverse_rms;  // null: it is computed again
     const std::byte *dy, *dh;
     std::byte *dx, *dscale, *dbias;
+    double* found;  // null, or where each 1 / rho is written
 };
 
 // The functions of one level of processors. They compute the rows from `first` to before `last`.
@@ -66,6 +67,8 @@ struct Kernels {
     // `sums`: twice the width, to which the sums over these rows for dscale and dbias are written.
     void (*backward)(
         const Call&, const Backward&, const double* parameters, double* sums, std::int64_t first, std::int64_t last);
+    // The same sums over all rows of one task, for the elements `from` to `to` of a row. It needs `inverse_rms`.
+    void (*sum_columns)(const Call&, const Backward&, double* sums, std::int64_t from, std::int64_t to);
     // Adds `count` pairs of such sums, from the first to the last, and writes them, rounded once, to dscale and dbias.
     void (*finish)(const Call&, const Backward&, double* sums, std::int64_t count);
 };

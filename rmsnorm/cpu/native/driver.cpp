@@ -92,6 +92,16 @@ void backward_chunk(const void* context, std::int64_t chunk) {
     kernels.backward(call, arrays, parameters, sums + chunk * 2 * call.width(), first, last);
 }
 
+void row_chunk(const void* context, std::int64_t row) {
+    const auto& [kernels, call, arrays, parameters, sums, step] = *static_cast<const Work<Backward>*>(context);
+    kernels.backward(call, arrays, parameters, sums, row, row + 1);
+}
+
+void column_chunk(const void* context, std::int64_t chunk) {
+    const auto& [kernels, call, arrays, parameters, sums, step] = *static_cast<const Work<Backward>*>(context);
+    kernels.sum_columns(call, arrays, sums, chunk * step, std::min((chunk + 1) * step, call.width()));
+}
+
 }  // namespace
 
 const Kernels* kernels() {
@@ -122,7 +132,17 @@ bool backward(const Call& call, const Backward& arrays, const Pool& pool) {
     if (!own_parameters || !own_sums) return false;
     double *const parameters = own_parameters.get(), *const sums = own_sums.get();
     own.prepare(call, arrays.scale, nullptr, true, parameters);
-    if (alone) {  // in the same order as `finish` adds the sums of several threads
+    if (pool.threads > 1 && chunks == 1 && call.rows > 1 && call.rows * call.width() >= 16 * least_chunk) {
+        // A few wide rows are one task, as sums of their own would cost more than the rows. So threads share out the rows
+        // for dx, and then the columns for the sums, each of which is added in the same order.
+        const auto factors = numbers(call.rows * call.groups);
+        if (!factors) return false;
+        Backward rows = arrays, columns = arrays;
+        rows.dscale = rows.dbias = nullptr, rows.found = factors.get(), columns.inverse_rms = factors.get();
+        const Work<Backward> row_work{own, call, rows, parameters, sums, 1}, work{own, call, columns, nullptr, sums, 4096};
+        share_out(pool, call.rows, row_chunk, &row_work);
+        if (arrays.dscale || arrays.dbias) share_out(pool, quotient_up(call.width(), work.step), column_chunk, &work);
+    } else if (alone) {  // in the same order as `finish` adds the sums of several threads
         double* others = sums + pair;
         for (std::int64_t first = 0; first < call.rows; first += call.step) {
             const auto last = std::min(first + call.step, call.rows);

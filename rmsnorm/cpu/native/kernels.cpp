@@ -22,8 +22,15 @@ void forward(const Call& c, const Forward& a, const double* parameters, std::int
 
 void backward(
     const Call& c, const Backward& a, const double* parameters, double* sums, std::int64_t first, std::int64_t last) {
-    std::fill_n(sums, a.dbias ? 2 * c.width() : c.width(), 0.0);
+    if (a.dscale) std::fill_n(sums, c.width(), 0.0);
+    if (a.dbias) std::fill_n(sums + c.width(), c.width(), 0.0);
     with_formats(c, [&]<Format X, Format Y>() { backward_rows<X, Y>(c, a, parameters, sums, first, last); });
+}
+
+void sum_columns(const Call& c, const Backward& a, double* sums, std::int64_t from, std::int64_t to) {
+    if (a.dscale) std::fill(sums + from, sums + to, 0.0);
+    if (a.dbias) std::fill(sums + c.width() + from, sums + c.width() + to, 0.0);
+    with_formats(c, [&]<Format X, Format Y>() { sum_columns<X, Y>(c, a, sums, from, to); });
 }
 
 }  // namespace RMSNORM_LEVEL
@@ -36,7 +43,7 @@ void backward(
 const Kernels* RMSNORM_JOIN(kernels_, RMSNORM_LEVEL)() {
     static constexpr Kernels kernels{
         RMSNORM_TEXT(RMSNORM_LEVEL), RMSNORM_LEVEL::prepare, RMSNORM_LEVEL::forward, RMSNORM_LEVEL::backward,
-        RMSNORM_LEVEL::finish,
+        RMSNORM_LEVEL::sum_columns, RMSNORM_LEVEL::finish,
     };
     return &kernels;
 }

@@ -152,7 +152,7 @@ public:
                   Address dh, Address dx, Address dscale, Address dbias) const {
         const Backward arrays{
             at<Bytes>(h), h_step, at<Bytes>(scale), at<const double>(inverse_rms), at<Bytes>(dy), at<Bytes>(dh),
-            at<std::byte>(dx), at<std::byte>(dscale), at<std::byte>(dbias),
+            at<std::byte>(dx), at<std::byte>(dscale), at<std::byte>(dbias), nullptr,
         };
         advise(dx, call.x);
         check(rmsnorm::backward(call, arrays, pool(threads, gomp_parallel)));
