@@ -1,4 +1,5 @@
-// The loops that take the time of most calls, and nothing else: tests/cpu/test_machine_code.py reads what a compiler made of them.
+// The loops that take the time of most calls, and nothing else: tests/cpu/test_machine_code.py reads what a compiler made of
+// them.
 #include "backward.h"
 #include "forward.h"
 

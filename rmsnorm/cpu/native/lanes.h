@@ -54,7 +54,6 @@ struct Marked {
 RMSNORM_OPERATOR(+)
 RMSNORM_OPERATOR(-)
 RMSNORM_OPERATOR(*)
-RMSNORM_OPERATOR(/)
 #undef RMSNORM_OPERATOR
 
 RMSNORM_INLINE Part all(double number) { return number - Part{}; }  // also of -0
@@ -113,7 +112,7 @@ inline double sum_of_lanes(D d) {
     return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
 }
 
-// A sum of a row: element j is in lane j % 8 of accumulator j / 8 % 4; see `tail` for the last ones.
+// A sum of a row: element j is in lane j % 8 of accumulator j / 8 % 4; see `sum_over`.
 struct Sum {
     D total[4] = {};
 

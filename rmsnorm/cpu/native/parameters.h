@@ -7,8 +7,18 @@ namespace rmsnorm::RMSNORM_LEVEL {
 
 constexpr bool is_short(Format format) { return format == Format::f16 || format == Format::bf16; }
 
+// A row to float64, and back.
+template <Format F>
+inline void load_row(const Stored<F>* from, double* to, std::int64_t n) {
+    by_eights(n, [=](std::int64_t j, auto count) RMSNORM_BODY { store<Format::f64>(to + j, load<F>(from + j, count), count); });
+}
 
-// Whether y or dx may be computed so.
+template <Format F>
+inline void store_row(Stored<F>* to, const double* from, std::int64_t n) {
+    by_eights(n, [=](std::int64_t j, auto count) RMSNORM_BODY { store<F>(to + j, load<Format::f64>(from + j, count), count); });
+}
+
+// Whether y or dx may be computed in float32 arithmetic; see single.h.
 inline bool needs_singles(const Call& c, bool is_backward) {
     if (is_backward) return is_short(c.x) && c.x == c.y;
     return is_short(c.norm == Format::none ? c.y : c.norm);

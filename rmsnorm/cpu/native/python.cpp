@@ -169,8 +169,7 @@ public:
         });
     }
 
-    nb::bytes xla_backward(
-        Word threads, bool inverse_rms, bool bias, bool dh, bool dx, bool dscale, bool dbias) const {
+    nb::bytes xla_backward(Word threads, bool inverse_rms, bool bias, bool dh, bool dx, bool dscale, bool dbias) const {
         return attribute(true, threads, [&](xla::Attribute& result) {
             Word operands = 0, results = 0;
             auto& a = result.backward;
@@ -199,8 +198,8 @@ NB_MODULE(_native, module) {
              "norm"_a.none(), "product"_a.none(), "scale"_a.none(), "bias"_a.none())
         .def("forward", &Plan::forward, unlocked(), "threads"_a, "gomp_parallel"_a, "x"_a, "x_step"_a, "residual"_a.none(),
              "scale"_a.none(), "bias"_a.none(), "y"_a, "h"_a.none(), "inverse_rms"_a.none())
-        .def("backward", &Plan::backward, unlocked(), "threads"_a, "gomp_parallel"_a, "h"_a, "h_step"_a,
-             "scale"_a.none(), "inverse_rms"_a.none(), "dy"_a, "dh"_a.none(), "dx"_a.none(), "dscale"_a.none(), "dbias"_a.none())
+        .def("backward", &Plan::backward, unlocked(), "threads"_a, "gomp_parallel"_a, "h"_a, "h_step"_a, "scale"_a.none(),
+             "inverse_rms"_a.none(), "dy"_a, "dh"_a.none(), "dx"_a.none(), "dscale"_a.none(), "dbias"_a.none())
         .def("xla_forward", &Plan::xla_forward, "threads"_a)
         .def("xla_backward", &Plan::xla_backward, "threads"_a, "inverse_rms"_a, "bias"_a, "dh"_a, "dx"_a, "dscale"_a,
              "dbias"_a);

@@ -1,8 +1,6 @@
 // A row and its statistic rho.
 #pragma once
 
-#include <type_traits>
-
 #include "formats.h"
 
 namespace rmsnorm::RMSNORM_LEVEL {

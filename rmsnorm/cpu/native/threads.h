@@ -19,7 +19,7 @@ class StandardArithmetic {
 public:
     StandardArithmetic() { _mm_setcsr(0x1f80); }
     ~StandardArithmetic() { _mm_setcsr(former); }
-#elif defined(__aarch64__)
+#else
     std::uint64_t former;
 
 public:
@@ -28,9 +28,6 @@ public:
         asm volatile("msr fpcr, %0" ::"r"(std::uint64_t{0}));
     }
     ~StandardArithmetic() { asm volatile("msr fpcr, %0" ::"r"(former)); }
-#else
-public:
-    StandardArithmetic() {}
 #endif
     StandardArithmetic(const StandardArithmetic&) = delete;
 };
