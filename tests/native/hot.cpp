@@ -21,5 +21,6 @@ template bool gradients_of_row<bf16, bf16>(
     const Call&, const Group&, bool, const Short*, const Short*, const Short*, double, Short*);
 template bool gradients_of_row<f16, f16>(
     const Call&, const Group&, bool, const Short*, const Short*, const Short*, double, Short*);
+template void sum_columns<bf16, bf16>(const Call&, const Backward&, double*, std::int64_t, std::int64_t);
 
 }  // namespace rmsnorm::RMSNORM_LEVEL
