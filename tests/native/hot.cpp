@@ -15,12 +15,12 @@ template void fill<f32, f32>(
     const Call&, const float*, const double*, const double*, Quotient, float*, std::int64_t, std::int64_t);
 template void row_of_y<bf16, bf16>(const Call&, const Group&, bool, const Short*, double, Short*);
 template void row_of_y<f16, f16>(const Call&, const Group&, bool, const Short*, double, Short*);
-template bool gradients_of_row<f32, f32>(
+template void gradients_of_row<f32, f32>(
     const Call&, const Group&, bool, const float*, const float*, const float*, double, float*);
-template bool gradients_of_row<bf16, bf16>(
+template void gradients_of_row<bf16, bf16>(
     const Call&, const Group&, bool, const Short*, const Short*, const Short*, double, Short*);
-template bool gradients_of_row<f16, f16>(
+template void gradients_of_row<f16, f16>(
     const Call&, const Group&, bool, const Short*, const Short*, const Short*, double, Short*);
-template void sum_columns<bf16, bf16>(const Call&, const Backward&, double*, std::int64_t, std::int64_t);
+template void add_to_dscale<bf16, bf16>(const Short*, const Short*, double, double*, std::int64_t);
 
 }  // namespace rmsnorm::RMSNORM_LEVEL

@@ -121,8 +121,7 @@ inline void fill_zeros(const Stored<X>* dh, Stored<X>* dx, std::int64_t n) {
 }
 
 template <Format X, Format Y>
-inline bool is_along(
-    const Stored<X>* h, const Stored<Y>* dy, const double* gain, double step, std::int64_t k) {
+inline bool is_along(const Stored<X>* h, const Stored<Y>* dy, const double* gain, double step, std::int64_t k) {
     if (!(0 < std::fabs(step) && std::fabs(step) < HUGE_VAL)) return false;
     int sampled = 0;
     for (std::int64_t j = 0; j < k && sampled < sample; ++j) {
@@ -207,6 +206,16 @@ void backward_rows(
     }
 }
 
+template <Format X, Format Y>
+[[gnu::noinline]] void add_to_dscale(
+    const Stored<X>* h, const Stored<Y>* dy, double factor, double* dscale, std::int64_t n) {
+    D f = all_lanes(factor);
+    by_eights(n, [=](std::int64_t j, auto count) RMSNORM_BODY {
+        D product = exact_product<X, Y>(h + j, dy + j, count);
+        store<Format::f64>(dscale + j, fma(product, f, load<Format::f64>(dscale + j, count)), count);
+    });
+}
+
 // Adds in the order in which `backward_rows` does, so that the bits are the same.
 template <Format X, Format Y>
 void sum_columns(const Call& c, const Backward& a, double* sums, std::int64_t from, std::int64_t to) {
@@ -216,14 +225,8 @@ void sum_columns(const Call& c, const Backward& a, double* sums, std::int64_t fr
         if (n <= 0) continue;
         const Stored<X>* h = as<Stored<X>>(a.h + row * a.h_step) + first;
         const Stored<Y>* dy = as<Stored<Y>>(a.dy) + row * c.width() + first;
-        double* dscale = sums + first;
-        D f = all_lanes(a.inverse_rms[i]);
+        if (a.dscale) add_to_dscale<X, Y>(h, dy, a.inverse_rms[i], sums + first, n);
         if (a.dbias) add_to_dbias<Y>(dy, sums + c.width() + first, n);
-        if (!a.dscale) continue;
-        by_eights(n, [=](std::int64_t j, auto count) RMSNORM_BODY {
-            D product = exact_product<X, Y>(h + j, dy + j, count);
-            store<Format::f64>(dscale + j, fma(product, f, load<Format::f64>(dscale + j, count)), count);
-        });
     }
 }
 

@@ -124,8 +124,7 @@ inline bool are_small(const Stored<X>* h, std::int64_t first, std::int64_t n) {
 }
 
 template <Format X, Format Y>
-inline void row_of_y(
-    const Call& c, const Group& p, bool are_moderate, const Stored<X>* h, double rho, Stored<Y>* y) {
+inline void row_of_y(const Call& c, const Group& p, bool are_moderate, const Stored<X>* h, double rho, Stored<Y>* y) {
     Quotient q(rho);
     if (!p.bias && are_moderate && 0x1p-20 < rho && rho < 0x1p20 && (c.k == c.n || are_small<X>(h, c.k, c.n))) {
         if constexpr (is_short(Y)) {

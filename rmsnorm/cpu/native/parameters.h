@@ -24,8 +24,7 @@ inline bool needs_singles(const Call& c, bool is_backward) {
     return is_short(c.norm == Format::none ? c.y : c.norm);
 }
 
-inline void prepare(
-    const Call& c, const std::byte* scale, const std::byte* bias, bool is_backward, double* parameters) {
+inline void prepare(const Call& c, const std::byte* scale, const std::byte* bias, bool is_backward, double* parameters) {
     std::int64_t all = c.width();
     double *gain = parameters, *flag = parameters + 2 * all;
     float* single = reinterpret_cast<float*>(flag + 1);
