@@ -26,6 +26,7 @@ from rmsnorm.cpu.threads import own_threads
 from rmsnorm.engines import Prepared, prepare
 from rmsnorm.numpy_impl import functional as golden
 from rmsnorm.numpy_impl.functional import Array, ArrayLike, arrays
+from rmsnorm.specification.call import Call
 from rmsnorm.specification.interface import Forward, Gradients, Options, declared
 
 
@@ -36,7 +37,20 @@ def _rms_norm(options: Options, return_inverse_rms: bool, *values: Any) -> Any:
     call, launch = prepared.call, _launch(prepared)
     if launch is None:
         return golden.compute(options, return_inverse_rms, x, scale, bias, mask, residual, gate)
-    h, inverse_rms = None, np.empty(launch.reduced) if return_inverse_rms else None
+    y, h, inverse_rms = run_kernel(launch, call, return_inverse_rms, x, residual, scale, bias)
+    outputs = [y] if h is None else [y, h]
+    if inverse_rms is not None:
+        with np.errstate(over="ignore"):  # in rows whose norm is subnormal
+            outputs.append(inverse_rms.astype(call.inverse_rms, copy=False))
+    return tuple(outputs) if len(outputs) > 1 else y
+
+
+def run_kernel(
+    launch: Any, call: Call, with_inverse_rms: bool, x: Array, residual: Array | None, scale: Array | None,
+    bias: Array | None,
+) -> tuple[Array, Array | None, Array | None]:  # fmt: skip
+    """y, x + residual (None without one) and, if asked for, 1 / rho in float64."""
+    h, inverse_rms = None, np.empty(launch.reduced) if with_inverse_rms else None
     if residual is not None:
         x, residual = x.astype(call.x, copy=False), np.ascontiguousarray(residual, call.x)
         h = np.empty(call.shape, call.x)
@@ -47,11 +61,7 @@ def _rms_norm(options: Options, return_inverse_rms: bool, *values: Any) -> Any:
         threads=threads, gomp_parallel=gomp_parallel, x=x, x_step=x_step, residual=residual, scale=_gapless(scale),
         bias=_gapless(bias), y=y, h=h, inverse_rms=inverse_rms,
     )  # fmt: skip
-    outputs = [y] if h is None else [y, h]
-    if inverse_rms is not None:
-        with np.errstate(over="ignore"):  # in rows whose norm is subnormal
-            outputs.append(inverse_rms.astype(call.inverse_rms, copy=False))
-    return tuple(outputs) if len(outputs) > 1 else y
+    return y, h, inverse_rms
 
 
 def _rms_norm_vjp(options: Options, *values: Any) -> Any:
