@@ -25,7 +25,7 @@ from rmsnorm import cpu
 from rmsnorm.cpu.threads import own_threads
 from rmsnorm.engines import Prepared, prepare
 from rmsnorm.numpy_impl import functional as golden
-from rmsnorm.numpy_impl.functional import Array, ArrayLike, arrays
+from rmsnorm.numpy_impl.functional import Array, ArrayLike, arrays, narrowed
 from rmsnorm.specification.call import Call
 from rmsnorm.specification.interface import Forward, Gradients, Options, declared
 
@@ -37,7 +37,7 @@ def _rms_norm(options: Options, return_inverse_rms: bool, *values: Any) -> Any:
     call, launch = prepared.call, _launch(prepared)
     if launch is None:
         return golden.compute(options, return_inverse_rms, x, scale, bias, mask, residual, gate)
-    y, h, inverse_rms = run_kernel(launch, call, return_inverse_rms, x, residual, scale, bias)
+    y, h, inverse_rms = run_kernel(launch, call, return_inverse_rms, x, residual, narrowed(call, scale), bias)
     outputs = [y] if h is None else [y, h]
     if inverse_rms is not None:
         with np.errstate(over="ignore"):  # in rows whose norm is subnormal
@@ -74,7 +74,7 @@ def _rms_norm_vjp(options: Options, *values: Any) -> Any:
         return golden.differentiate(options, dy, dh, x, scale, bias, mask, residual, gate)
     with np.errstate(all="ignore"):
         h = x if residual is None else x + residual  # all have one dtype: each sum is rounded once
-    dx, scale = np.empty(call.shape, call.x), _gapless(scale)
+    dx, scale = np.empty(call.shape, call.x), _gapless(narrowed(call, scale))
     dscale, dbias = (None if p is None else np.empty(p.shape, p.dtype.newbyteorder("=")) for p in (scale, bias))
     h, h_step = _rows(launch.n, h)
     threads, gomp_parallel = launch.backward_threads(own_threads)

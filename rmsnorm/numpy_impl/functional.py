@@ -54,7 +54,7 @@ def compute(
         "rms_norm", x, scale, bias, mask, residual, gate, out_dtype,
         variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
     )  # fmt: skip
-    rows = Rows(call)
+    rows, scale = Rows(call), narrowed(call, scale)
     y = np.empty((rows.count, rows.n), call.result)
     inverse_rms = np.zeros((rows.count, 1), call.inverse_rms)
     with np.errstate(all="ignore"):
@@ -82,7 +82,7 @@ def differentiate(
         variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         dy=_spec(dy), dh=_spec(dh),
     )  # fmt: skip
-    rows = Rows(call)
+    rows, scale = Rows(call), narrowed(call, scale)
     with np.errstate(all="ignore"):
         ungated = _sum(call, x, residual)
         h, after = _gated(call, ungated, gate, rows)
@@ -179,7 +179,7 @@ def rms_norm_jvp(
         variant=derive("rms_norm_jvp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         **{name: _spec(value) for name, value in zip(names, values, strict=True)},
     )  # fmt: skip
-    rows = Rows(call)
+    rows, scale = Rows(call), narrowed(call, scale)
     zero = np.zeros(())
     with np.errstate(all="ignore"):
         total = _sum(call, x, residual)
@@ -251,6 +251,13 @@ def arrays(op: str, **values: Any) -> list[Any]:
             fix = "pass its data, and as mask what is not masked"
             raise errors.wrong_type(op, name, type(value), "an array without a mask of its own", fix)
     return [None if value is None else np.asarray(value) for value in values.values()]
+
+
+def narrowed(call: Call, scale: Array | None) -> Array | None:
+    """The gain, in its dtype, rounded to that of x where the variant says so."""
+    if scale is None or call.gain is None:
+        return scale
+    return DoubleDouble(scale).round(call.gain).astype(scale.dtype)
 
 
 def _spec(array: Array | None) -> Spec | None:
