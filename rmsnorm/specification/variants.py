@@ -42,8 +42,8 @@ Preset = Literal[
     "apex",
     "transformer_engine",
     "mlx",
-    "x_transformers",
     "t5x",
+    "x_transformers",
 ]
 EpsPosition = Literal["inside", "outside", "clamp"]
 Rounding = Literal["before_scale", "after_scale", "input_dtype"]
@@ -354,6 +354,12 @@ _PRESETS: Final = (
         source="MLX 0.32, mlx/fast.cpp: mx.fast.rms_norm",
     ),
     Variant(
+        name="t5x",
+        rounding="before_scale",
+        scale_dtype="x",
+        source="T5X, MaxText, EasyLM and Praxis: the gain is cast to the dtype of x first",
+    ),
+    Variant(
         name="x_transformers",
         eps=1e-12,
         eps_position="clamp",
@@ -361,12 +367,6 @@ _PRESETS: Final = (
         result_dtype="promote",
         scale_name="g",
         source="x-transformers RMSNorm",
-    ),
-    Variant(
-        name="t5x",
-        rounding="before_scale",
-        scale_dtype="x",
-        source="T5X, MaxText, EasyLM and Praxis: the gain is cast to the dtype of x first",
     ),
 )
 PRESETS: Final = MappingProxyType({variant.name: variant for variant in _PRESETS})
