@@ -70,7 +70,7 @@ def missing(_: Any = None) -> str | None:
 
 @lru_cache(maxsize=1)
 def _warn(reason: str) -> None:
-    warnings.warn(f"rmsnorm: using slower code with the same results, as {reason}", stacklevel=3)
+    warnings.warn(f"rmsnorm: using slower code, whose last bits may differ, as {reason}", stacklevel=3)
 
 
 def is_available() -> bool:

@@ -73,7 +73,7 @@ def _is_installed() -> bool:
 def _warn(why: str, fix: str) -> None:
     """Once each."""
     warnings.warn(
-        f"rmsnorm: {why}; on the GPU slower code computes the same results; "
+        f"rmsnorm: {why}; on the GPU slower code runs, whose last bits may differ; "
         f"{fix}, or set RMSNORM_GPU_KERNELS=0 to hide this warning",
         stacklevel=3,
     )
