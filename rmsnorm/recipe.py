@@ -156,7 +156,7 @@ def mean_square(ops: Any, call: Call, c: Any, row: Row, least: float) -> tuple[A
     if call.x == "float16" and not (call.is_gated_before or call.exact_sum):  # 65504^2 is far inside of float32
         return _mean(ops, call, c * c, row), 1.0
     large, small, down, up = _RANGE[ops.name_of(c)]
-    if ops.name_of(c) == "float32" and least > small:
+    if ops.name_of(c) == "float32" and least > 2.0**-30:
         unit: Any = min(1.0, small / 2.0 ** math.floor(math.log2(least)))
     else:
         largest = ops.maximum(ops.max(abs(ops.constant(c)), call.axes), least)
