@@ -85,4 +85,4 @@ def test_rows_at_the_ends_of_the_range(variant: str, dtype: str, size: float) ->
     data = make(Case("rows", (3, 4096), (variant,), ""), variant, dtype)
     y, _, _ = recipe.forward(NUMPY, data.call, cast(size * unit, dtype), None, None, None, None, None)
     want = unit / np.sqrt(np.mean(unit**2, axis=-1, keepdims=True))
-    assert np.allclose(y.astype("float64"), want, rtol=1e-2 if dtype == "bfloat16" else 1e-5)
+    assert np.allclose(y.astype("float64"), want, rtol=2e-2 if dtype == "bfloat16" else 1e-5)
