@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import rmsnorm
 from rmsnorm import Variant, cpu
 from rmsnorm.cli import app
-from rmsnorm.cpu import prepared
+from rmsnorm import engines
 from rmsnorm.numpy_impl import fast
 from rmsnorm.parity.cases import CASES, make
 from rmsnorm.specification import dtypes
@@ -42,8 +42,8 @@ def test_what_it_says_is_what_decides() -> None:
     for case, dtype in itertools.product(CASES, dtypes.FLOATS):
         for variant in case.variants if dtype in case.dtypes else ():
             data = make(case, variant, dtype)
-            reason = prepared.why_not(data.call)
-            assert reason == prepared.refusal(data.call, None), (case.name, variant, dtype)
+            reason = engines.why_not(data.call)
+            assert reason == engines.refusal(data.call, None), (case.name, variant, dtype)
             seen.add(reason)
     assert seen == {
         None,
@@ -51,7 +51,7 @@ def test_what_it_says_is_what_decides() -> None:
         "the normalised axes are not the last ones",
     }
     apart = resolve("test", Spec((2, 3, 4), "float32"), variant=Variant.get("paper"), axis=2, feature_axis=(0, 2))
-    assert prepared.why_not(apart) == "the axes of the parameters are not next to each other"
+    assert engines.why_not(apart) == "the axes of the parameters are not next to each other"
 
 
 @needs_kernels
@@ -84,7 +84,7 @@ def test_it_names_what_runs(framework: str) -> None:
 
 def test_without_kernels_it_says_so(monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
     monkeypatch.setenv("RMSNORM_CPU_KERNELS", "0")
-    forget(cpu.is_switched_off, fast._say_what_is_missing, prepared._prepared)
+    forget(cpu.is_switched_off, fast._say_what_is_missing, engines._prepared)
     x = np.ones((4, 6), "float32")
     assert rmsnorm.explain(x) == "NumPy: plain operations, as RMSNORM_CPU_KERNELS=0 switches the kernels off"
 

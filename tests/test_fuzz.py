@@ -21,7 +21,7 @@ from compositions import Flax, Tensorflow, Torch
 from hypothesis import settings
 
 from rmsnorm import cpu
-from rmsnorm.cpu import prepared
+from rmsnorm import engines
 from rmsnorm.numpy_impl import fast
 from rmsnorm.parity.cases import Case, Data, make
 from rmsnorm.parity.judge import Outcome, compare, expect, named_gradients
@@ -122,7 +122,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, for
     if not request.param:
         compiled = [sys.modules["jax"].clear_caches] if "jax" in sys.modules else []
         monkeypatch.setattr(cpu, "missing", lambda *_: "there are none")
-        forget(prepared._prepared)
+        forget(engines._prepared)
         for clear in compiled:
             clear()
     return bool(request.param)

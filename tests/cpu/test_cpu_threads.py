@@ -12,8 +12,8 @@ import pytest
 
 from rmsnorm import PRESETS, cpu
 from rmsnorm.cpu import launch, threads
-from rmsnorm.cpu.prepared import prepare
-from rmsnorm.numpy_impl import fast, kernels
+from rmsnorm.engines import prepare
+from rmsnorm.numpy_impl import fast
 
 if not cpu.is_available():
     pytest.skip("there are no kernels here", allow_module_level=True)
@@ -45,7 +45,8 @@ def test_a_row_does_not_feel_its_neighbours(variant: str, monkeypatch: pytest.Mo
 
         def call(some: slice, a: Any = a, b: Any = b, gain: Any = gain) -> list[Any]:
             prepared = prepare("test", (variant, None, None, -1, None, None), a[some], gain)
-            y, _, inverse_rms = kernels.forward(prepared, a[some], gain, None, None, None, None, True)
+            kernel, _ = prepared.in_memory()
+            y, _, inverse_rms = fast.run_kernel(kernel, prepared.call, True, a[some], None, gain, None)
             dx, dscale, _ = fast.rms_norm_vjp(b[some], a[some], gain, variant=variant)
             return [y, inverse_rms, dx, dscale]
 

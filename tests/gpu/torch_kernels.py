@@ -16,7 +16,7 @@ import triton
 
 import rmsnorm.gpu
 from rmsnorm import numpy_impl
-from rmsnorm.cpu import prepared
+from rmsnorm import engines
 from rmsnorm.gpu import plan, triton_cancelled
 from rmsnorm.torch_impl import RMSNorm, gpu, kernels, rms_norm, rms_norm_vjp
 
@@ -73,7 +73,7 @@ def array(tensor):
 @pytest.fixture(autouse=True)
 def new_plans():
     """A launch has the division of its rows, which some tests change."""
-    caches = gpu.launch_of, kernels.run_of, prepared._prepared
+    caches = gpu.launch_of, kernels.run_of, engines._prepared
     for cache in caches:
         cache.cache_clear()
     yield
