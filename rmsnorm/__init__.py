@@ -1,18 +1,16 @@
 """RMSNorm: one specification, one golden reference with gradients, the same numbers in every framework.
 
-The way of one call, in PyTorch on a CPU; the other frameworks have the same files::
+The way of one call, in PyTorch on a CPU::
 
-    torch_impl/functional.py    rms_norm(x, scale, ...)
-    torch_impl/engines.py       what computes the call, and why
-    cpu/prepared.py             the checked call and what its kernels need, kept for the next such call
+    torch_impl/functional.py    rms_norm(x, scale, ...), whose signature is in specification/interface.py
     specification/resolve.py    checks every argument and decides every choice: a Call
-    cpu/__init__.py             may a kernel compute it, and why not? rmsnorm.explain asks the same
+    engines.py                  a kernel, or the recipe? rmsnorm.explain asks the same
     torch_impl/kernels.py       the memory of the results, and where the rows of each tensor are
     cpu/launch.py               what the kernels need for these formats and options
     cpu/native/forward.h        the kernel: float64 inside, rounded wherever the variant rounds
 
-If a gradient is wanted, torch_impl/autograd.py calls kernels.py, and the gradient comes back by cpu/native/backward.h.
-Where there is no kernel, torch_impl/operations.py computes the same. A compiled program calls torch_impl/operators.py.
+The gradient comes back by torch_impl/autograd.py and cpu/native/backward.h. Where there is no kernel, recipe.py computes:
+one text for all frameworks.
 """
 
 import sys
