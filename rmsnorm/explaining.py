@@ -79,7 +79,8 @@ def _explained_call(function: Any, arrays: list[Any], options: dict[str, Any]) -
 
 def _module(row: Framework) -> Any:
     """Where the functions of a framework are, and ``why_not``."""
-    return import_module("rmsnorm.numpy_impl.fast" if row.key == "numpy" else f"rmsnorm.{row.folder}.functional")
+    module = "numpy_impl.fast" if row.key == "numpy" else f"{row.folder}.functional"
+    return import_module(f"rmsnorm.{module}")
 
 
 def _key(x: Any) -> str | None:

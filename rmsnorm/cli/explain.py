@@ -16,7 +16,7 @@ EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm explain torch --shape 512x768 --dtype bfloat16 --with mask\n\n"
     "    rmsnorm explain flax --variant gemma --axis 0\n\n"
-    "Exit status: 0 a kernel computes the call, 1 plain operations do, 2 bad usage or the framework is not installed."
+    "Exit status: 0 a kernel computes the call, 1 the recipe does, 2 bad usage or the framework is not installed."
 )
 
 
@@ -31,7 +31,7 @@ def explain(
         typer.Option("--with", help=f"What the call has beside x and a gain: {', '.join(_ARRAYS)}. Repeatable."),
     ] = None,
 ) -> None:
-    """Say which code computes a call on this machine: a kernel by its name, or plain operations and why.
+    """Say which code computes a call on this machine: a kernel by its name, or the recipe and why.
 
     The call is made once. For the arrays, layers and models that you have, call `rmsnorm.explain` in Python.
     """
