@@ -16,6 +16,7 @@ from rmsnorm.specification.call import Call
 
 _CHUNK: Final = 2**15  # elements: below, one thread is as fast as two
 _POOL: Final = 2**21  # elements: likewise for threads that must be woken first
+_FEW_ROWS: Final = 2**19  # elements of one task of the backward pass, from which on threads share its rows: driver.cpp
 
 # How many threads there are, and the address of the function with which OpenMP starts them (see openmp.py), else 0.
 Threads: TypeAlias = Callable[[], tuple[int, int]]
@@ -97,7 +98,8 @@ def launch_of(call: Call, scale: str | None, bias: str | None) -> Launch:
     if (scale or bias) and math.prod(call.shape[axis] for axis in call.feature_axes) != n:
         raise ValueError(f"the kernels need parameters of all {n} elements of a row")  # they would read beyond the end
     # rows of a task depend on the shape alone, and so does the order of the gradients' sums
-    task_rows = max(-(-2 * _CHUNK // n), -(-rows // 64), min(rows, 16))
+    most_rows = max(-(-_CHUNK // n), -(-rows // 64), min(rows, 16))
+    task_rows = -(-rows // -(-rows // most_rows))  # tasks of about one size
     variant = call.variant
     native = _native.Plan(
         rows=rows, n=call.n, k=call.k, groups=n // call.n, step=task_rows, eps=call.eps, offset=variant.scale_offset,
@@ -113,7 +115,7 @@ def launch_of(call: Call, scale: str | None, bias: str | None) -> Launch:
         row_bytes=n * np.dtype(call.x if call.x != "bfloat16" else "float16").itemsize,
         reduced=tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape)),
         small=rows * n < _CHUNK,
-        is_shared=rows > task_rows or (rows > 1 and rows * n >= 16 * _CHUNK),  # see driver.cpp
+        is_shared=rows > task_rows or (rows > 1 and rows * n >= _FEW_ROWS),  # see driver.cpp
     )
 
 

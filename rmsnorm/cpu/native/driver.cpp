@@ -14,7 +14,8 @@
 namespace rmsnorm {
 namespace {
 
-constexpr std::int64_t least_chunk = 1 << 15;  // elements: below, one thread is as fast as two
+constexpr std::int64_t least_chunk = 1 << 13;  // elements: small enough that two threads end at about the same time
+constexpr std::int64_t few_rows = 1 << 19;     // elements of one task: from so many on, threads share its rows
 constexpr std::int64_t columns_of_chunk = 4096;  // whose sums, of float64, stay in a core's cache
 constexpr std::align_val_t line{64};           // bytes of a line of the cache
 
@@ -106,7 +107,7 @@ bool backward(const Call& call, const Backward& arrays, const Pool& pool) {
     if (!own_parameters || !own_sums) return false;
     double *const parameters = own_parameters.get(), *const sums = own_sums.get();
     own.prepare(call, arrays.scale, nullptr, true, parameters);
-    if (pool.threads > 1 && chunks == 1 && call.rows > 1 && call.rows * call.width() >= 16 * least_chunk) {
+    if (pool.threads > 1 && chunks == 1 && call.rows > 1 && call.rows * call.width() >= few_rows) {
         // A few wide rows are one task, as sums of their own would cost more than the rows. So threads share out the rows
         // for dx, and then the columns for the sums, each of which is added in the same order.
         const auto factors = numbers(call.rows * call.groups);
