@@ -11,7 +11,10 @@ It computes wherever no kernel does. ``ops`` is what a framework has of NumPy, b
     sum, mean, max(a, axes) over these axes, which are kept
     over(a, axes)           the sum over these axes, which are not kept
     arange(n, like)         0 to n - 1 on the device of another array
+    shape(a)                its sizes; one that a graph does not know yet is an array
+    counted(variant, n)     ``Variant.counted`` of such a size
     silu(z)                 z sigmoid(z)
+    reciprocal(a)           1 / a
     mean_square             that of this module, or one that the framework needs in its place
     is_spread               whether a row is spread over several devices, so that ``sum`` is that of all
 
@@ -170,7 +173,8 @@ def _statistic(ops: Any, call: Call, h: Any, mask: Any) -> Row:
     eps, position, dtype = call.eps, call.variant.eps_position, ops.name_of(h)
     row = Row(None, None, None, counted, k, empty)
     most = call.n if isinstance(call.n, int) else 2**40  # of k, if that is not known yet
-    least = {"inside": eps**0.5, "outside": eps, "clamp": eps / max(most, 1) ** 0.5}[position]
+    # A root of 2^-24 eps still counts beside eps, but one of 2^-12 sqrt(eps) does not under the root with it.
+    least = {"inside": eps**0.5, "outside": eps * 2.0**-12, "clamp": eps / max(most, 1) ** 0.5}[position]
     q, unit = ops.mean_square(ops, call, _only(ops, counted, h), row, least)
     ratio = None
     if position == "inside":
@@ -185,7 +189,7 @@ def _statistic(ops: Any, call: Call, h: Any, mask: Any) -> Row:
             is_clamped = root < floor * _CLAMPED[dtype]
             rho = ops.where(is_clamped, floor, root + ops.constant(ops.maximum(floor - root, 0.0)))
             ratio = 1 - ops.cast(is_clamped, dtype)
-        inverse = 1 / (rho if empty is None else ops.where(empty, 1.0, rho))
+        inverse = ops.reciprocal(rho if empty is None else ops.where(empty, 1.0, rho))
     power = None if isinstance(unit, float) else unit
     inverse = inverse * unit if power is None and unit != 1.0 else inverse
     inverse = inverse if empty is None else ops.where(empty, 0.0, inverse)
@@ -197,15 +201,21 @@ def _counted(ops: Any, call: Call, h: Any, mask: Any) -> tuple[Any, Any, Any]:
     is_partial = call.variant.partial is not None
     if mask is None and call.n and not is_partial:
         return None, call.k, None
+    sizes = [size if axis in call.axes else 1 for axis, size in enumerate(ops.shape(h))]
+    n, k = call.n, call.k
+    if n is None:
+        n = math.prod(sizes)
+        if mask is None and not is_partial:
+            return None, ops.cast(ops.maximum(n, 1), ops.name_of(h)), n < 1
+        k = ops.counted(call.variant, n)
     counted = mask
     if is_partial or mask is None:
-        sizes = [size if axis in call.axes else 1 for axis, size in enumerate(call.shape)]
-        first = ops.reshape(ops.arange(call.n, h) < call.k, sizes)
+        first = ops.reshape(ops.arange(n, h) < k, sizes)
         if mask is None and call.n and not ops.is_spread:
             return first, call.k, None
         counted = first if mask is None else first & mask
     k = ops.sum(ops.where(counted, ops.ones_like(h), 0.0), call.axes)
-    empty = k == 0
+    empty = k < 1  # an operator that every graph has
     return counted, ops.where(empty, 1.0, k), empty
 
 
@@ -233,8 +243,11 @@ def _gain(ops: Any, call: Call, scale: Any, dtype: str) -> Any:
 
 
 def _features(ops: Any, call: Call, parameter: Any, dtype: str) -> Any:
-    axes = range(len(call.shape))
-    return ops.cast(parameter, dtype)[tuple(slice(None) if axis in call.feature_axes else None for axis in axes)]
+    """A parameter in the shape in which it broadcasts against x: the last axes of x do so without an index."""
+    axes, values = range(call.feature_axes[0], len(call.shape)), ops.cast(parameter, dtype)
+    if call.feature_axes == tuple(axes):
+        return values
+    return values[tuple(slice(None) if axis in call.feature_axes else None for axis in axes)]
 
 
 def _written_out(ops: Any, call: Call, parameter: Any) -> Any:

@@ -18,7 +18,7 @@ from rmsnorm.specification.frameworks import FRAMEWORKS
 from rmsnorm.specification.interface import SIZES, check_arguments
 from rmsnorm.specification.resolve import check_axis, resolve
 from rmsnorm.specification.variants import PRESETS, Preset, Variant, derive, get_variant
-from rmsnorm.tf_impl import portable
+
 
 _LAST_AXIS: Final = 7  # TensorFlow's operations have at most 8 axes
 _FUNCTION: Final = {name: f"call rmsnorm.tf_impl.rms_norm(x, scale, {name}={name})" for name in ("mask", "residual")}
@@ -249,7 +249,9 @@ def _rms_norm_on(backend: str) -> Callable[..., Any]:
     """The function that computes on a backend of Keras, which has the name of a package of arrays."""
     folders = {row.package: row.folder for row in FRAMEWORKS.values() if row.key != "numpy"}  # the golden is too slow
     if backend not in folders:
-        return portable.rms_norm
+        from rmsnorm.tf_impl.keras_ops import rms_norm
+
+        return rms_norm
     function: Callable[..., Any] = import_module(f"rmsnorm.{folders[backend]}.functional").rms_norm
     return function
 
