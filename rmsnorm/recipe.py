@@ -15,7 +15,7 @@ It computes wherever no kernel does. ``ops`` is what a framework has of NumPy, b
     counted(variant, n)     ``Variant.counted`` of such a size
     silu(z)                 z sigmoid(z)
     reciprocal(a)           1 / a
-    mean_square             that of this module, or one that the framework needs in its place
+    mean_square, root       those of this module, or others that the framework needs in their place
     is_spread               whether a row is spread over several devices, so that ``sum`` is that of all
 
 Arithmetic is float32, or float64 if an array is. Source: Zhang & Sennrich 2019, section 4.2.
@@ -168,6 +168,11 @@ def mean_square(ops: Any, call: Call, c: Any, row: Row, least: float) -> tuple[A
     return _mean(ops, call, scaled * scaled, row), unit
 
 
+def root(ops: Any, q: Any) -> Any:
+    """The square root, whose slope at 0 is finite."""
+    return ops.where(q > 0, ops.sqrt(ops.where(q > 0, q, 1.0)), q)
+
+
 def _statistic(ops: Any, call: Call, h: Any, mask: Any) -> Row:
     counted, k, empty = _counted(ops, call, h, mask)
     eps, position, dtype = call.eps, call.variant.eps_position, ops.name_of(h)
@@ -180,15 +185,15 @@ def _statistic(ops: Any, call: Call, h: Any, mask: Any) -> Row:
     if position == "inside":
         inverse = ops.rsqrt(q + eps * unit * unit)
     else:
-        root = ops.where(q > 0, ops.sqrt(ops.where(q > 0, q, 1.0)), q)  # whose slope at 0 is finite
+        root = ops.root(ops, q)
         if position == "outside":
             rho = root + eps * unit
             ratio = ops.where(root > 0, rho / ops.where(root > 0, root, 1.0), 0.0)
         else:
             floor = eps * unit / k**0.5
-            is_clamped = root < floor * _CLAMPED[dtype]
-            rho = ops.where(is_clamped, floor, root + ops.constant(ops.maximum(floor - root, 0.0)))
-            ratio = 1 - ops.cast(is_clamped, dtype)
+            above = ops.maximum(root, floor * _CLAMPED[dtype])  # whose slope is that of rho
+            rho = above + ops.constant(ops.maximum(floor - above, 0.0))
+            ratio = ops.cast(root >= floor * _CLAMPED[dtype], dtype)
         inverse = ops.reciprocal(rho if empty is None else ops.where(empty, 1.0, rho))
     power = None if isinstance(unit, float) else unit
     inverse = inverse * unit if power is None and unit != 1.0 else inverse

@@ -18,8 +18,8 @@ from rmsnorm.specification.absent import filled, without_none
 from rmsnorm.specification.call import Call, Spec
 from rmsnorm.specification.interface import Forward, Gradients, declared
 from rmsnorm.tf_impl import kernels
-from rmsnorm.tf_impl.private import EAGER_TENSOR, has_tangents, is_recording, record_gradient
-from rmsnorm.tf_impl.space import DERIVED, OPS, straight_through
+from rmsnorm.tf_impl.private import EAGER_TENSOR, has_tangents, is_recording, may_be_exported, record_gradient
+from rmsnorm.tf_impl.space import DERIVED, FOR_INTEGERS, OPS, straight_through
 
 Tensors = list[Any]  # each a tensor or None
 
@@ -28,14 +28,15 @@ _LARGEST_DENOMINATOR: Final = 2**31
 
 
 def _forward(
-    options: Options, return_inverse_rms: bool, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any
-) -> Any:
+    options: Options, return_inverse_rms: bool, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any,
+    ops: Any = OPS,
+) -> Any:  # fmt: skip
     tensors = _tensors("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate)
     prepared = _prepared("rms_norm", options, tensors)
     if kernels.why_not(prepared, tensors) is None and not has_tangents(without_none(tensors)):
         y, h, inverse_rms = _by_kernel(prepared, return_inverse_rms, *tensors)
     else:
-        y, h, inverse_rms = _by_recipe(prepared, tensors)
+        y, h, inverse_rms = _by_recipe(ops, prepared.call, tensors)
     outputs = [y] if residual is None else [y, h]
     if return_inverse_rms:
         outputs.append(tf.cast(tf.stop_gradient(inverse_rms), prepared.call.inverse_rms))
@@ -92,9 +93,8 @@ def _by_kernel(
     return y, total, inverse_rms
 
 
-def _by_recipe(prepared: Prepared, tensors: Tensors) -> tuple[Any, Any, Any]:
+def _by_recipe(ops: Any, call: Call, tensors: Tensors) -> tuple[Any, Any, Any]:
     """y, x + residual and 1 / rho, with the gradient of the recipe."""
-    call, row = prepared.call, None
     x, scale, bias, mask, residual, gate = tensors
     primals = [x, residual, scale, bias, gate]
     if has_tangents(without_none(primals)):
@@ -105,17 +105,17 @@ def _by_recipe(prepared: Prepared, tensors: Tensors) -> tuple[Any, Any, Any]:
         # eagerly constants, as a tape would keep what is computed inside
         inner = [tf.stop_gradient(t) for t in given] if tf.executing_eagerly() else given
         x, residual, scale, bias, gate = filled(inner, primals)
-        y, total, row = recipe.forward(OPS, call, x, residual, scale, bias, mask, gate)
+        y, total, row = recipe.forward(ops, call, x, residual, scale, bias, mask, gate)
 
         def gradient(dy: Any, *others: Any) -> Tensors:
             dy, dh = tf.convert_to_tensor(dy), None if total is None else tf.convert_to_tensor(others[0])
             x, residual, scale, bias, gate = filled(given, primals)
             known = None if is_recording() else row
-            dx, *rest = recipe.backward(OPS, call, dy, dh, x, residual, scale, bias, mask, gate, known)
+            dx, *rest = recipe.backward(ops, call, dy, dh, x, residual, scale, bias, mask, gate, known)
             dresidual = None if residual is None else tf.cast(dx, residual.dtype)
             return without_none([tf.cast(dx, x.dtype), dresidual, *rest])
 
-        return [*without_none([y, total]), recipe.inverse_rms(OPS, call, row)], gradient
+        return [*without_none([y, total]), recipe.inverse_rms(ops, call, row)], gradient
 
     y, *total, inverse_rms = function(*without_none(primals))
     return y, total[0] if total else None, inverse_rms
@@ -159,6 +159,15 @@ def _prepared(op: str, options: Options, tensors: Tensors) -> Prepared:
     if call.n is None and Fraction(call.variant.partial or 1).denominator >= _LARGEST_DENOMINATOR:
         raise errors.unknown_size(op, "x", next(axis for axis in call.axes if call.shape[axis] is None))
     return prepared
+
+
+def in_layer(
+    x: Any, scale: Any = None, bias: Any = None, *, variant: Any, axis: Any = -1, feature_axis: Any = None,
+    gate: Any = None, out_dtype: Any = None,
+) -> Any:  # fmt: skip
+    """rms_norm with the arguments that the layer has, whose graphs LiteRT can compute in integers."""
+    options = variant, None, None, axis, feature_axis, out_dtype
+    return _forward(options, False, x, scale, bias, None, None, gate, FOR_INTEGERS if may_be_exported() else OPS)
 
 
 rms_norm: Forward[tf.Tensor, tf.Tensor]

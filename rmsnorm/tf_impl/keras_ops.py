@@ -54,6 +54,7 @@ OPS: Final = SimpleNamespace(
     mean=_mean,
     max=lambda a, axes: ops.max(a, axes, keepdims=True),
     mean_square=recipe.mean_square,
+    root=recipe.root,
     is_spread=False,
 )
 

@@ -24,6 +24,8 @@ def _private(module: str, name: str, otherwise: Any) -> Any:
 _record: Final = _private("eager.record", "record_operation", None)
 _tangents: Final = _private("eager.forwardprop_util", "pack_tangents", None)
 
+_is_in_xla: Final = _private("ops.control_flow_util", "GraphOrParentsInXlaContext", lambda graph: True)
+
 # Whether a tape or a ForwardAccumulator is open. If it is not known, gradients are operations, which have their own.
 is_recording: Final[Callable[[], bool]] = _private("eager.record", "could_possibly_record", lambda: True)
 
@@ -41,6 +43,11 @@ def record_gradient(results: list[tf.Tensor], tensors: Sequence[tf.Tensor], grad
 def has_tangents(tensors: Sequence[tf.Tensor]) -> bool:
     """Whether a ForwardAccumulator is open that has a tangent of one of the tensors. No if that is not known."""
     return _tangents is not None and is_recording() and bool(any(_tangents(list(tensors)).indices))
+
+
+def may_be_exported() -> bool:
+    """Whether operations are traced for a graph that TensorFlow itself runs, or another program: not for XLA."""
+    return not tf.executing_eagerly() and not _is_in_xla(tf.compat.v1.get_default_graph())
 
 
 # The type of tensors that are no part of a graph; None if it is not known, which is the type of no tensor then.

@@ -9,6 +9,7 @@ from typing import Any, Final
 import tensorflow as tf
 
 from rmsnorm import recipe
+from rmsnorm.specification.call import Call
 from rmsnorm.specification.variants import Variant
 
 
@@ -47,6 +48,24 @@ def _counted(variant: Variant, n: tf.Tensor) -> tf.Tensor:
     return tf.minimum(n, tf.maximum((n * p.numerator + up) // p.denominator, 1))
 
 
+def _root_for_integers(_: Any, q: tf.Tensor) -> tf.Tensor:
+    return q * tf.math.rsqrt(tf.maximum(q, 1e-37))
+
+
+def _mean_square_for_integers(
+    ops: Any, call: Call, c: tf.Tensor, row: recipe.Row, least: float
+) -> tuple[tf.Tensor, tf.Tensor | float]:
+    """Without a unit, beside which LiteRT takes all numbers as 0: a square beyond float32 is infinite, as in Keras."""
+    if c.dtype == tf.float32 == call.x and row.counted is None and least > 2.0**-50:
+        return ops.mean(c * c, call.axes), 1.0
+    return recipe.mean_square(ops, call, c, row, least)
+
+
+def _reciprocal_for_integers(a: tf.Tensor) -> tf.Tensor:
+    root = tf.math.rsqrt(a)
+    return root * root
+
+
 OPS: Final = SimpleNamespace(
     name_of=lambda a: a.dtype.name,
     cast=tf.cast,
@@ -70,7 +89,17 @@ OPS: Final = SimpleNamespace(
     max=lambda a, axes: tf.reduce_max(a, axes, keepdims=True),
     over=_over,
     mean_square=recipe.mean_square,
+    root=recipe.root,
     is_spread=False,
 )
 # For TensorFlow to derive, in forward mode: it has no other derivative of a rounding than that of a cast.
 DERIVED: Final = SimpleNamespace(**{**vars(OPS), "rounded": lambda a, name: straight_through(_rounded(a, name), a)})
+# For graphs that LiteRT may compute in integers: it has no division, no comparison and no square root in these.
+FOR_INTEGERS: Final = SimpleNamespace(
+    **{
+        **vars(OPS),
+        "mean_square": _mean_square_for_integers,
+        "root": _root_for_integers,
+        "reciprocal": _reciprocal_for_integers,
+    }
+)
