@@ -31,11 +31,15 @@ from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call
 
 # Of every arithmetic: a row whose largest element is above the first number, or below the second, is multiplied by the
-# third or the fourth, powers of two, before it is squared, so that no square leaves the range.
+# third or the fourth, powers of two, before it is squared, so that neither a square nor (1 / rho)^3, which derivatives
+# of 1 / rho have, leaves the range.
 _RANGE: Final = {
-    "float32": (2.0**40, 2.0**-50, 2.0**-80, 2.0**100),
-    "float64": (2.0**400, 2.0**-400, 2.0**-650, 2.0**600),
+    "float32": (2.0**40, 2.0**-32, 2.0**-80, 2.0**86),
+    "float64": (2.0**300, 2.0**-300, 2.0**-640, 2.0**750),
 }
+# Where rho is never below the first number, one power of two serves all rows of f32, with which it is never below the
+# second.
+_LEAST, _LEAST_IN_RANGE = 2.0**-20, 2.0**-42
 # Below so much of eps / sqrt(k) a root is clamped: CLAMPED of specification/variants.py, with room for float32.
 _CLAMPED: Final = {"float32": 1 - 2.0**-20, "float64": 1 - 2.0**-48}
 
@@ -154,13 +158,13 @@ def mean_square(ops: Any, call: Call, c: Any, row: Row, least: float) -> tuple[A
     """The mean of (c unit)^2 over the elements that count, and unit, a power of two: a number, or one a row.
 
     ``least`` is the least rho that there can be. Where eps makes it large enough, one number serves all rows of f32:
-    the smallest squares that count beside eps are normal numbers then, and 1e29 in a row of 4096 is not too large.
+    the smallest squares that count beside eps are normal numbers then, and 1e23 in a row of 4096 is not too large.
     """
     if call.x == "float16" and not (call.is_gated_before or call.exact_sum):  # 65504^2 is far inside of float32
         return _mean(ops, call, c * c, row), 1.0
     large, small, down, up = _RANGE[ops.name_of(c)]
-    if ops.name_of(c) == "float32" and least > small:
-        unit: Any = min(1.0, small / 2.0 ** math.floor(math.log2(least)))
+    if ops.name_of(c) == "float32" and least >= _LEAST:
+        unit: Any = min(1.0, _LEAST_IN_RANGE / 2.0 ** math.floor(math.log2(least)))
     else:
         largest = ops.maximum(ops.max(abs(ops.constant(c)), call.axes), least)
         unit = ops.where(largest > large, down, ops.where(largest < small, up, ops.ones_like(largest)))
