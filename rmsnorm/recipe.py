@@ -30,12 +30,12 @@ from typing import Any, Final, NamedTuple
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call
 
-# Of every arithmetic: a row whose largest element is above the first number, or below the second, is multiplied by the
-# third or the fourth, powers of two, before it is squared, so that neither a square nor (1 / rho)^3, which derivatives
-# of 1 / rho have, leaves the range.
-_RANGE: Final = {
-    "float32": (2.0**40, 2.0**-32, 2.0**-80, 2.0**86),
-    "float64": (2.0**300, 2.0**-300, 2.0**-640, 2.0**750),
+# Of every arithmetic, from the largest down: a row whose largest element is at least the first number is multiplied by
+# the second, a power of two, before it is squared, so that neither a square nor (1 / rho)^3, which derivatives of 1 / rho
+# have, leaves the range.
+_POWERS: Final = {
+    "float32": ((2.0**40, 2.0**-80), (2.0**-32, 1.0), (0.0, 2.0**86)),
+    "float64": ((2.0**300, 2.0**-640), (2.0**-300, 1.0), (2.0**-600, 2.0**600), (0.0, 2.0**980)),
 }
 # Where rho is never below the first number, one power of two serves all rows of f32, with which it is never below the
 # second.
@@ -162,12 +162,13 @@ def mean_square(ops: Any, call: Call, c: Any, row: Row, least: float) -> tuple[A
     """
     if call.x == "float16" and not (call.is_gated_before or call.exact_sum):  # 65504^2 is far inside of float32
         return _mean(ops, call, c * c, row), 1.0
-    large, small, down, up = _RANGE[ops.name_of(c)]
     if ops.name_of(c) == "float32" and least >= _LEAST:
         unit: Any = min(1.0, _LEAST_IN_RANGE / 2.0 ** math.floor(math.log2(least)))
     else:
         largest = ops.maximum(ops.max(abs(ops.constant(c)), call.axes), least)
-        unit = ops.where(largest > large, down, ops.where(largest < small, up, ops.ones_like(largest)))
+        unit = ops.ones_like(largest)
+        for first, power in reversed(_POWERS[ops.name_of(c)]):
+            unit = ops.where(largest >= first, power, unit)
     scaled = c * unit
     return _mean(ops, call, scaled * scaled, row), unit
 

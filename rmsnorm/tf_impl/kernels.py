@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -14,15 +14,21 @@ from rmsnorm.specification.absent import filled, without_none
 from rmsnorm.tf_impl.private import numbers
 
 
-def why_not(prepared: Prepared, tensors: Iterable[tf.Tensor | None]) -> str | None:
-    """Why no kernel computes a call with these tensors, of which the first is x; None if one does."""
+def why_not(prepared: Prepared, tensors: Sequence[tf.Tensor | None]) -> str | None:
+    """Why no kernel computes a call with these tensors; None if one does.
+
+    They are x, scale, bias, mask, residual, gate, and in any order others, each a tensor or None.
+    """
     if not tf.executing_eagerly():
         return "a graph is computed by operations"
     if not are_readable(tensors):
         return "an array is not in the memory of a CPU as it is"
-    call = prepared.call
-    if call.x != call.sum and not call.is_gated_before:
-        return "x + residual is normalised before it is rounded"
+    call, x, residual = prepared.call, tensors[0], tensors[4]
+    if residual is not None and not call.is_gated_before:
+        if call.exact_sum:
+            return "x + residual is normalised before it is rounded"
+        if x is not None and x.dtype != residual.dtype:
+            return "x and residual have different dtypes"
     reason: str | None = prepared.in_memory()[1]
     return reason
 

@@ -11,6 +11,7 @@ from rmsnorm.accuracy.bounds import bound
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.engines import prepare
 from rmsnorm.specification import dtypes
+from rmsnorm.specification.variants import derive
 
 TINY = np.finfo(np.float32).tiny  # TensorFlow's own operations take what is below as 0
 
@@ -20,6 +21,7 @@ def check_bounds(
     out_dtype: Any = None, **options: Any,
 ) -> None:  # fmt: skip
     """``got`` has some of y, inverse_rms, dx, dscale and dbias. The other arguments are those of rms_norm."""
+    variant = derive("test", variant, options.pop("eps", None), options.pop("partial", None))
     some = x if dy is None else dy
     y, *_, inverse_rms = golden.rms_norm(
         x, scale, bias, variant=variant, out_dtype=out_dtype, return_inverse_rms=True, **options
@@ -30,7 +32,7 @@ def check_bounds(
         want |= dict(zip(("dx", "dscale", "dbias"), gradients, strict=False))
     terms = term_sizes(x, scale, bias, dy=some, tangents=(x, None, None), variant=variant, **options)
     axes = {name: options[name] for name in ("axis", "feature_axis") if name in options}
-    key = variant, options.get("eps"), options.get("partial"), axes.get("axis", -1), axes.get("feature_axis"), out_dtype
+    key = variant, None, None, axes.get("axis", -1), axes.get("feature_axis"), out_dtype
     arrays = [options.get(name) for name in ("mask", "residual", "gate")]
     call = prepare("rms_norm", key, x, scale, bias, *arrays).call
     for quantity, value in got.items():
