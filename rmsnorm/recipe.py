@@ -31,8 +31,8 @@ from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call
 
 # Of every arithmetic, from the largest down: a row whose largest element is at least the first number is multiplied by
-# the second, a power of two, before it is squared, so that neither a square nor (1 / rho)^3, which derivatives of 1 / rho
-# have, leaves the range.
+# the second, a power of two, before it is squared, so that neither a square nor (1 / rho)^3, a factor in derivatives of
+# 1 / rho, leaves the range.
 _POWERS: Final = {
     "float32": ((2.0**40, 2.0**-80), (2.0**-32, 1.0), (0.0, 2.0**86)),
     "float64": ((2.0**300, 2.0**-640), (2.0**-300, 1.0), (2.0**-600, 2.0**600), (0.0, 2.0**980)),

@@ -58,9 +58,8 @@ def _gradients(
         dx, dscale, dbias = kernels.backward(prepared, dy, dh, h, scale, bias, None)
         dgate = None
     else:
-        dx, dscale, dbias, dgate = recipe.backward(
-            OPS, prepared.call, dy, dh, x, residual, scale, bias, mask, gate
-        )  # fmt: skip
+        arrays = x, residual, scale, bias, mask, gate
+        dx, dscale, dbias, dgate = recipe.backward(OPS, prepared.call, dy, dh, *arrays)
     dx, *dresidual = (tf.cast(dx, t.dtype) for t in terms)
     return dx, dscale, dbias, *dresidual, *without_none([dgate])
 
@@ -86,8 +85,8 @@ def _by_kernel(
                 dx, *others = kernels.backward(prepared, dy, dh, h, scale, bias, inverse_rms)
             return without_none([dx, dx if residual is not None else None, *others])
 
-        y, *_ = record_gradient(without_none([y, total]), without_none([x, residual, scale, bias]), gradient)
-        return y, total
+        y, *sums = record_gradient(without_none([y, total]), without_none([x, residual, scale, bias]), gradient)
+        return y, sums[0] if sums else None
 
     y, total = recipe.around(OPS, prepared.call, norm, x, residual, scale, bias, gate)
     return y, total, inverse_rms
@@ -117,8 +116,8 @@ def _by_recipe(ops: Any, call: Call, tensors: Tensors) -> tuple[Any, Any, Any]:
 
         return [*without_none([y, total]), recipe.inverse_rms(ops, call, row)], gradient
 
-    y, *total, inverse_rms = function(*without_none(primals))
-    return y, total[0] if total else None, inverse_rms
+    y, *sums, inverse_rms = function(*without_none(primals))
+    return y, sums[0] if sums else None, inverse_rms
 
 
 def _differentiable(call: Call, tensors: Tensors) -> tuple[Any, Any, Any]:

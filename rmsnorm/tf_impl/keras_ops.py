@@ -35,28 +35,13 @@ def _name_of(a: Any) -> str:
 
 
 OPS: Final = SimpleNamespace(
-    name_of=_name_of,
-    cast=ops.cast,
-    rounded=_rounded,
-    constant=lambda a: a,
-    shape=lambda a: a.shape,
-    reshape=ops.reshape,
-    arange=lambda n, like: ops.arange(n),
-    ones_like=ops.ones_like,
-    where=_where,
-    maximum=lambda a, b: _where(a < b, b, a),
-    sqrt=lambda a: a**0.5,
-    rsqrt=lambda a: a**-0.5,
-    reciprocal=lambda a: 1 / a,
-    sigmoid=ops.sigmoid,
-    silu=ops.silu,
-    sum=lambda a, axes: ops.sum(a, axes, keepdims=True),
-    mean=_mean,
-    max=lambda a, axes: ops.max(a, axes, keepdims=True),
-    mean_square=recipe.mean_square,
-    root=recipe.root,
-    is_spread=False,
-)
+    name_of=_name_of, cast=ops.cast, rounded=_rounded, constant=lambda a: a,
+    shape=lambda a: a.shape, reshape=ops.reshape, ones_like=ops.ones_like, arange=lambda n, like: ops.arange(n),
+    where=_where, maximum=lambda a, b: _where(a < b, b, a),
+    sqrt=lambda a: a**0.5, rsqrt=lambda a: a**-0.5, reciprocal=lambda a: 1 / a, sigmoid=ops.sigmoid, silu=ops.silu,
+    sum=lambda a, axes: ops.sum(a, axes, keepdims=True), max=lambda a, axes: ops.max(a, axes, keepdims=True),
+    mean=_mean, mean_square=recipe.mean_square, root=recipe.root, is_spread=False,
+)  # fmt: skip
 
 
 def rms_norm(
@@ -65,8 +50,9 @@ def rms_norm(
 ) -> Any:  # fmt: skip
     """As tf_impl.functional.rms_norm with the arguments that the layer has."""
     options = (variant, None, None, axis, feature_axis, out_dtype)
-    specs = [None if array is None else Spec(tuple(array.shape), _name_of(array)) for array in (x, scale, bias, gate)]
-    call = prepare("rms_norm", options, *specs[:3], gate=specs[3]).call
+    arrays = (x, scale, bias, None, None, gate)
+    specs = (None if array is None else Spec(tuple(array.shape), _name_of(array)) for array in arrays)
+    call = prepare("rms_norm", options, *specs).call
     if 0 in call.shape:
         return ops.cast(x, call.result)
     return recipe.forward(OPS, call, x, None, scale, bias, None, gate)[0]

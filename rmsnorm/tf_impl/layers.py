@@ -19,7 +19,6 @@ from rmsnorm.specification.interface import SIZES, check_arguments
 from rmsnorm.specification.resolve import check_axis, resolve
 from rmsnorm.specification.variants import PRESETS, Preset, Variant, derive, get_variant
 
-
 _LAST_AXIS: Final = 7  # TensorFlow's operations have at most 8 axes
 _FUNCTION: Final = {name: f"call rmsnorm.tf_impl.rms_norm(x, scale, {name}={name})" for name in ("mask", "residual")}
 

@@ -67,39 +67,20 @@ def _reciprocal_for_integers(a: tf.Tensor) -> tf.Tensor:
 
 
 OPS: Final = SimpleNamespace(
-    name_of=lambda a: a.dtype.name,
-    cast=tf.cast,
-    rounded=_rounded,
-    constant=tf.stop_gradient,
-    shape=_shape,
-    counted=_counted,
-    reshape=tf.reshape,
-    broadcast_to=tf.broadcast_to,
+    name_of=lambda a: a.dtype.name, cast=tf.cast, rounded=_rounded, constant=tf.stop_gradient,
+    shape=_shape, counted=_counted, reshape=tf.reshape, broadcast_to=tf.broadcast_to, ones_like=tf.ones_like,
     arange=lambda n, like: tf.range(n, dtype=tf.int64),
-    ones_like=tf.ones_like,
-    where=_where,
-    maximum=tf.maximum,
-    sqrt=tf.sqrt,
-    rsqrt=tf.math.rsqrt,
-    reciprocal=tf.math.reciprocal,
-    sigmoid=tf.sigmoid,
-    silu=lambda z: z * tf.sigmoid(z),
+    where=_where, maximum=tf.maximum, sqrt=tf.sqrt, rsqrt=tf.math.rsqrt, reciprocal=tf.math.reciprocal,
+    sigmoid=tf.sigmoid, silu=lambda z: z * tf.sigmoid(z),
     sum=lambda a, axes: tf.reduce_sum(a, axes, keepdims=True),
     mean=lambda a, axes: tf.reduce_mean(a, axes, keepdims=True),
     max=lambda a, axes: tf.reduce_max(a, axes, keepdims=True),
-    over=_over,
-    mean_square=recipe.mean_square,
-    root=recipe.root,
-    is_spread=False,
-)
+    over=_over, mean_square=recipe.mean_square, root=recipe.root, is_spread=False,
+)  # fmt: skip
 # For TensorFlow to derive, in forward mode: it has no other derivative of a rounding than that of a cast.
 DERIVED: Final = SimpleNamespace(**{**vars(OPS), "rounded": lambda a, name: straight_through(_rounded(a, name), a)})
-# For graphs that LiteRT may compute in integers: it has no division, no comparison and no square root in these.
-FOR_INTEGERS: Final = SimpleNamespace(
-    **{
-        **vars(OPS),
-        "mean_square": _mean_square_for_integers,
-        "root": _root_for_integers,
-        "reciprocal": _reciprocal_for_integers,
-    }
-)
+# For graphs that LiteRT may compute in integers: in these it has no division, no comparison and no square root.
+FOR_INTEGERS: Final = SimpleNamespace(**{
+    **vars(OPS), "mean_square": _mean_square_for_integers, "root": _root_for_integers,
+    "reciprocal": _reciprocal_for_integers,
+})  # fmt: skip

@@ -19,7 +19,6 @@ from keras_configurations import filled, normal
 from keras_layer import judged_step
 from tf_bounds import check_bounds
 
-from rmsnorm import numpy_impl as golden
 from rmsnorm.tf_impl import RMSNormalization
 
 
