@@ -46,7 +46,9 @@ class RMSNormalization(keras.layers.Layer):
 
     with the place of epsilon, the offset o, the counted elements and the roundings of the variant. On the backends
     TensorFlow, PyTorch and JAX it is the rms_norm of tf_impl, torch_impl and flax_impl: its bits, derivatives and
-    kernels. On NumPy and OpenVINO the same formulas are computed by keras.ops, in float32, or float64 if x or y is.
+    kernels. On NumPy and OpenVINO the same formulas are computed by keras.ops, in float32, or float64 if x or y is. In
+    graphs of TensorFlow, which LiteRT may compute in integers, a square beyond float32 is infinite unless XLA compiles
+    them: y of an x above 1e19 is 0, as that of Keras's own layer.
 
     A Keras mask, such as one of time steps, is passed to the next layer and changes nothing here: features are
     normalised at every time step.
