@@ -11,8 +11,11 @@ It computes wherever no kernel does. ``ops`` is what a framework has of NumPy, b
     sum, mean, max(a, axes) over these axes, which are kept
     over(a, axes)           the sum over these axes, which are not kept
     arange(n, like)         0 to n - 1 on the device of another array
+    shape(a)                its sizes; one that a graph does not know yet is an array
+    counted(variant, n)     ``Variant.counted`` of such a size
     silu(z)                 z sigmoid(z)
-    mean_square             that of this module, or one that the framework needs in its place
+    reciprocal(a)           1 / a
+    mean_square, root       those of this module, or others that the framework needs in their place
     is_spread               whether a row is spread over several devices, so that ``sum`` is that of all
 
 Arithmetic is float32, or float64 if an array is. Source: Zhang & Sennrich 2019, section 4.2.
@@ -27,12 +30,16 @@ from typing import Any, Final, NamedTuple
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call
 
-# Of every arithmetic: a row whose largest element is above the first number, or below the second, is multiplied by the
-# third or the fourth, powers of two, before it is squared, so that no square leaves the range.
-_RANGE: Final = {
-    "float32": (2.0**40, 2.0**-50, 2.0**-80, 2.0**100),
-    "float64": (2.0**400, 2.0**-400, 2.0**-650, 2.0**600),
+# Of every arithmetic, from the largest down: a row whose largest element is at least the first number is multiplied by
+# the second, a power of two, before it is squared, so that neither a square nor (1 / rho)^3, a factor in derivatives of
+# 1 / rho, leaves the range.
+_POWERS: Final = {
+    "float32": ((2.0**40, 2.0**-80), (2.0**-32, 1.0), (0.0, 2.0**86)),
+    "float64": ((2.0**300, 2.0**-640), (2.0**-300, 1.0), (2.0**-600, 2.0**600), (0.0, 2.0**980)),
 }
+# Where rho is never below the first number, one power of two serves all rows of f32, with which it is never below the
+# second.
+_LEAST, _LEAST_IN_RANGE = 2.0**-20, 2.0**-42
 # Below so much of eps / sqrt(k) a root is clamped: CLAMPED of specification/variants.py, with room for float32.
 _CLAMPED: Final = {"float32": 1 - 2.0**-20, "float64": 1 - 2.0**-48}
 
@@ -151,18 +158,24 @@ def mean_square(ops: Any, call: Call, c: Any, row: Row, least: float) -> tuple[A
     """The mean of (c unit)^2 over the elements that count, and unit, a power of two: a number, or one a row.
 
     ``least`` is the least rho that there can be. Where eps makes it large enough, one number serves all rows of f32:
-    the smallest squares that count beside eps are normal numbers then, and 1e29 in a row of 4096 is not too large.
+    the smallest squares that count beside eps are normal numbers then. With eps = 1e-6 then 1e26 in a row of 4096 is not too large.
     """
     if call.x == "float16" and not (call.is_gated_before or call.exact_sum):  # 65504^2 is far inside of float32
         return _mean(ops, call, c * c, row), 1.0
-    large, small, down, up = _RANGE[ops.name_of(c)]
-    if ops.name_of(c) == "float32" and least > 2.0**-30:
-        unit: Any = min(1.0, small / 2.0 ** math.floor(math.log2(least)))
+    if ops.name_of(c) == "float32" and least >= _LEAST:
+        unit: Any = min(1.0, _LEAST_IN_RANGE / 2.0 ** math.floor(math.log2(least)))
     else:
         largest = ops.maximum(ops.max(abs(ops.constant(c)), call.axes), least)
-        unit = ops.where(largest > large, down, ops.where(largest < small, up, ops.ones_like(largest)))
+        unit = ops.ones_like(largest)
+        for first, power in reversed(_POWERS[ops.name_of(c)]):
+            unit = ops.where(largest >= first, power, unit)
     scaled = c * unit
     return _mean(ops, call, scaled * scaled, row), unit
+
+
+def root(ops: Any, q: Any) -> Any:
+    """The square root, whose slope at 0 is finite."""
+    return ops.where(q > 0, ops.sqrt(ops.where(q > 0, q, 1.0)), q)
 
 
 def _statistic(ops: Any, call: Call, h: Any, mask: Any) -> Row:
@@ -170,22 +183,23 @@ def _statistic(ops: Any, call: Call, h: Any, mask: Any) -> Row:
     eps, position, dtype = call.eps, call.variant.eps_position, ops.name_of(h)
     row = Row(None, None, None, counted, k, empty)
     most = call.n if isinstance(call.n, int) else 2**40  # of k, if that is not known yet
-    least = {"inside": eps**0.5, "outside": eps, "clamp": eps / max(most, 1) ** 0.5}[position]
+    # A root of 2^-24 eps still counts beside eps, but one of 2^-12 sqrt(eps) does not under the root with it.
+    least = {"inside": eps**0.5, "outside": eps * 2.0**-12, "clamp": eps / max(most, 1) ** 0.5}[position]
     q, unit = ops.mean_square(ops, call, _only(ops, counted, h), row, least)
     ratio = None
     if position == "inside":
         inverse = ops.rsqrt(q + eps * unit * unit)
     else:
-        root = ops.where(q > 0, ops.sqrt(ops.where(q > 0, q, 1.0)), q)  # whose slope at 0 is finite
+        root = ops.root(ops, q)
         if position == "outside":
             rho = root + eps * unit
             ratio = ops.where(root > 0, rho / ops.where(root > 0, root, 1.0), 0.0)
         else:
             floor = eps * unit / k**0.5
-            is_clamped = root < floor * _CLAMPED[dtype]
-            rho = ops.where(is_clamped, floor, root + ops.constant(ops.maximum(floor - root, 0.0)))
-            ratio = 1 - ops.cast(is_clamped, dtype)
-        inverse = 1 / (rho if empty is None else ops.where(empty, 1.0, rho))
+            above = ops.maximum(root, floor * _CLAMPED[dtype])  # whose slope is that of rho
+            rho = above + ops.constant(ops.maximum(floor - above, 0.0))
+            ratio = ops.cast(root >= floor * _CLAMPED[dtype], dtype)
+        inverse = ops.reciprocal(rho if empty is None else ops.where(empty, 1.0, rho))
     power = None if isinstance(unit, float) else unit
     inverse = inverse * unit if power is None and unit != 1.0 else inverse
     inverse = inverse if empty is None else ops.where(empty, 0.0, inverse)
@@ -197,15 +211,21 @@ def _counted(ops: Any, call: Call, h: Any, mask: Any) -> tuple[Any, Any, Any]:
     is_partial = call.variant.partial is not None
     if mask is None and call.n and not is_partial:
         return None, call.k, None
+    sizes = [size if axis in call.axes else 1 for axis, size in enumerate(ops.shape(h))]
+    n, k = call.n, call.k
+    if n is None:
+        n = math.prod(sizes)
+        if mask is None and not is_partial:
+            return None, ops.cast(ops.maximum(n, 1), ops.name_of(h)), n < 1
+        k = ops.counted(call.variant, n)
     counted = mask
     if is_partial or mask is None:
-        sizes = [size if axis in call.axes else 1 for axis, size in enumerate(call.shape)]
-        first = ops.reshape(ops.arange(call.n, h) < call.k, sizes)
+        first = ops.reshape(ops.arange(n, h) < k, sizes)
         if mask is None and call.n and not ops.is_spread:
             return first, call.k, None
         counted = first if mask is None else first & mask
     k = ops.sum(ops.where(counted, ops.ones_like(h), 0.0), call.axes)
-    empty = k == 0
+    empty = k < 1  # an operator that every graph has
     return counted, ops.where(empty, 1.0, k), empty
 
 
@@ -234,8 +254,11 @@ def _gain(ops: Any, call: Call, scale: Any, dtype: str) -> Any:
 
 
 def _features(ops: Any, call: Call, parameter: Any, dtype: str) -> Any:
-    axes = range(len(call.shape))
-    return ops.cast(parameter, dtype)[tuple(slice(None) if axis in call.feature_axes else None for axis in axes)]
+    """A parameter in the shape in which it broadcasts against x: the last axes of x do so without an index."""
+    axes, values = range(call.feature_axes[0], len(call.shape)), ops.cast(parameter, dtype)
+    if call.feature_axes == tuple(axes):
+        return values
+    return values[tuple(slice(None) if axis in call.feature_axes else None for axis in axes)]
 
 
 def _written_out(ops: Any, call: Call, parameter: Any) -> Any:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from programs import printed
 
@@ -44,10 +45,18 @@ def results(framework: str, *names: str) -> Any:
     return json.loads(said.splitlines()[-1])
 
 
+def assert_near(got: Any, want: Any) -> None:
+    """The same, but for roundings of float32 where the recipe computes in place of a kernel."""
+    assert got.keys() == want.keys()
+    for name, lists in want.items():
+        for one, other in zip(got[name], lists, strict=True):
+            np.testing.assert_allclose(one, other, rtol=2.0**-20, atol=2.0**-20, err_msg=name)
+
+
 @pytest.mark.parametrize("framework", EACH)
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # of the import of Inductor
 def test_without_all_of_it(framework: str) -> None:
-    assert results(framework, *missing(framework)) == results(framework)
+    assert_near(results(framework, *missing(framework)), results(framework))
 
 
 @pytest.mark.slow
@@ -56,7 +65,7 @@ def test_without_all_of_it(framework: str) -> None:
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 def test_without_one(framework: str) -> None:
     for name in missing(framework):
-        assert results(framework, name) == results(framework), name
+        assert_near(results(framework, name), results(framework))
 
 
 @pytest.mark.parametrize("framework", PRIVATE)

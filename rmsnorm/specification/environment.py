@@ -7,7 +7,6 @@ RMSNORM_GPU_KERNELS     0: no kernels for GPUs; interpret: an interpreter runs t
 RMSNORM_HUGE_PAGES      0: no advice of huge pages for large results. It is read once, with the first of them.
 RMSNORM_NUM_THREADS     how many threads compute a call
 RMSNORM_OPENMP          0: threads of this package in place of PyTorch's
-RMSNORM_XLA             0: TensorFlow lets XLA compile only what the program asks for
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ _RULES: Final[dict[str, tuple[Callable[[str], bool], str]]] = {  # whether a val
     "RMSNORM_HUGE_PAGES": (("0", "1").__contains__, "0 or 1"),
     "RMSNORM_NUM_THREADS": (_is_count, f"a number of threads, 1 to {MOST_THREADS}"),
     "RMSNORM_OPENMP": (("0", "1").__contains__, "0 or 1"),
-    "RMSNORM_XLA": (("0", "1").__contains__, "0 or 1"),
 }
 
 

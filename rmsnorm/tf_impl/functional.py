@@ -1,164 +1,137 @@
-"""RMSNorm on TensorFlow tensors, with an analytic backward that keeps x and 1 / rho.
+"""RMSNorm on TensorFlow tensors: by the kernels of rmsnorm.cpu in eager calls, and by recipe.py everywhere else.
 
-    y = h / rho * (o + g) + b        rho = sqrt(mean(h_i^2) + eps), or as the variant says
-
-Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in operations.py.
-TensorFlow's own kernels take subnormal numbers as 0, and so do these functions but where rmsnorm.cpu computes.
+TensorFlow's own operations take subnormal numbers as 0, and so do these functions but where a kernel computes.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
-from typing import Any, Never
+from typing import Any, Final
 
 import tensorflow as tf
 
-from rmsnorm.cpu.prepared import Options, Prepared, prepare
+from rmsnorm import recipe
+from rmsnorm.engines import Options, Prepared, prepare
 from rmsnorm.specification import errors
-from rmsnorm.specification.absent import without_none
-from rmsnorm.specification.call import Axis, Spec
-from rmsnorm.specification.interface import dy_and_dh, forward_of, gradients_of, unknown_argument
-from rmsnorm.specification.variants import Preset, Variant
-from rmsnorm.tf_impl import engines
-from rmsnorm.tf_impl.private import EAGER_TENSOR
-from rmsnorm.tf_impl.rounding import add, cast
+from rmsnorm.specification.absent import filled, without_none
+from rmsnorm.specification.call import Call, Spec
+from rmsnorm.specification.interface import Forward, Gradients, declared
+from rmsnorm.tf_impl import kernels
+from rmsnorm.tf_impl.private import EAGER_TENSOR, has_tangents, is_recording, may_be_exported, record_gradient
+from rmsnorm.tf_impl.space import DERIVED, FOR_INTEGERS, OPS, straight_through
+
+Tensors = list[Any]  # each a tensor or None
+
+# A row whose size is not known counts its elements in 64 bits: n times the numerator of partial is to fit in them.
+_LARGEST_DENOMINATOR: Final = 2**31
 
 
-@forward_of(tf.Tensor)
-@tf.autograph.experimental.do_not_convert
-def rms_norm(
-    x: tf.Tensor,
-    scale: tf.Tensor | None = None,
-    bias: tf.Tensor | None = None,
-    *,
-    variant: Preset | Variant = "standard",
-    eps: float | None = None,
-    partial: float | Fraction | None = None,
-    axis: Axis = -1,
-    feature_axis: Axis | None = None,
-    mask: tf.Tensor | None = None,
-    residual: tf.Tensor | None = None,
-    gate: tf.Tensor | None = None,
-    out_dtype: Any = None,
-    return_inverse_rms: bool = False,
-    **unknown: Never,
-) -> Any:
-    """Root mean square layer normalization.
-
-        y = h / rho * (o + scale) + bias,    h = x + residual,    rho = sqrt(mean(h_i^2) + eps)
-
-    with the place of eps, the offset o, the counted elements and the roundings of the variant.
-
-    Args:
-        x: floating-point, any shape of at least one axis: f16, bf16, f32 or f64.
-        scale: gain g, of the sizes of x along the feature axes; None multiplies by 1, without the offset.
-        bias: b, of the same sizes; None adds nothing.
-        variant: name of a preset or a Variant.
-        eps: replaces the variant's eps.
-        partial: fraction of the elements, counted from the first, that the statistic uses; replaces the variant's.
-        axis: normalised axis or axes.
-        feature_axis: axis or axes of the parameters; None for the normalised ones.
-        mask: bool, broadcasts to x: True counts in the statistic. Elsewhere y is normalised, too, but every derivative
-            takes it as a constant, so values under the mask reach no gradient. A row without counted elements gives 0.
-        residual: added to x first, in promote(x, residual); the sum h is returned beside y. ``residual_rounding`` of
-            the variant says whether y is that of h before or after it is rounded.
-        gate: z, floating-point, shaped as x: y is multiplied by f(z), or h is before it is normalised, as
-            ``gate_function`` and ``gate_position`` of the variant say.
-        out_dtype: dtype of y; None for the variant's rule.
-        return_inverse_rms: also return 1 / rho, 0 in rows without counted elements; derivatives take it as a constant.
-
-    Returns:
-        y, shaped as x; with ``residual`` (y, h). With ``return_inverse_rms`` 1 / rho follows: its normalised axes have
-        size 1, its dtype is float32, or float64 for f64.
-
-    Raises:
-        TypeError: x, a parameter, the residual or the gate is not floating-point, the mask is not bool.
-        ValueError: a shape does not fit, an axis is out of range or repeated, eps, partial or variant is not valid.
-
-    Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> rms_norm(tf.constant([[3.0, 4.0]]), tf.constant([1.0, 2.0]), variant="paper").numpy().round(4)
-        array([[0.8485, 2.2627]], dtype=float32)
-    """
-    if unknown:
-        raise unknown_argument("rms_norm", rms_norm, unknown)
-    options = (variant, eps, partial, axis, feature_axis, out_dtype)
+def _forward(
+    options: Options, return_inverse_rms: bool, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any,
+    ops: Any = OPS,
+) -> Any:  # fmt: skip
     tensors = _tensors("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate)
     prepared = _prepared("rms_norm", options, tensors)
-    call, (x, scale, bias, mask, residual, gate) = prepared.call, tensors
-    h = add(x, residual, call.x)
-    y, inverse_rms = engines.forward(prepared, h, scale, bias, mask, gate, return_inverse_rms)
-    outputs = [y]
-    if residual is not None:
-        outputs.append(cast(h, call.sum))
+    if kernels.why_not(prepared, tensors) is None and not has_tangents(without_none(tensors)):
+        y, h, inverse_rms = _by_kernel(prepared, return_inverse_rms, *tensors)
+    else:
+        y, h, inverse_rms = _by_recipe(ops, prepared.call, tensors)
+    outputs = [y] if residual is None else [y, h]
     if return_inverse_rms:
-        outputs.append(cast(tf.stop_gradient(inverse_rms), call.inverse_rms))
+        outputs.append(tf.cast(tf.stop_gradient(inverse_rms), prepared.call.inverse_rms))
     return tuple(outputs) if len(outputs) > 1 else y
 
 
-@gradients_of(tf.Tensor)
-@tf.autograph.experimental.do_not_convert
-def rms_norm_vjp(
-    dy: Any,
-    x: tf.Tensor,
-    scale: tf.Tensor | None = None,
-    bias: tf.Tensor | None = None,
-    *,
-    variant: Preset | Variant = "standard",
-    eps: float | None = None,
-    partial: float | Fraction | None = None,
-    axis: Axis = -1,
-    feature_axis: Axis | None = None,
-    mask: tf.Tensor | None = None,
-    residual: tf.Tensor | None = None,
-    gate: tf.Tensor | None = None,
-    out_dtype: Any = None,
-    **unknown: Never,
+def _gradients(
+    options: Options, dy: Any, dh: Any, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any
 ) -> Any:
-    """Gradients of rms_norm: the product of dy with its Jacobian.
-
-        dx = R^T u,    u = (o + scale) * dy,    dscale = sum over rows of dy * h / rho,    dbias = sum over rows of dy
-
-    A rounding counts as the identity, as in automatic differentiation.
-
-    Args:
-        dy: gradient of the loss with respect to y, shaped as x; with ``residual`` it may be a pair (dy, dh).
-        x, scale, bias and options: as for rms_norm; ``out_dtype`` has no effect.
-
-    Returns:
-        (dx, dscale, dbias), each in the dtype of its argument, None where that is None. With ``residual`` dresidual
-        follows, and with ``gate`` dgate.
-
-    Raises:
-        TypeError, ValueError: as rms_norm; also when dy has another shape than x.
-
-    Source: Zhang & Sennrich 2019, section 4.2 (the R matrix).
-
-    Example:
-        >>> import tensorflow as tf
-        >>> dx, dscale, _ = rms_norm_vjp(tf.ones(2), tf.constant([3.0, 4.0]), tf.ones(2), variant="paper")
-        >>> dx.numpy().round(4), dscale.numpy().round(4)
-        (array([ 0.0453, -0.0339], dtype=float32), array([0.8485, 1.1314], dtype=float32))
-    """
-    if unknown:
-        raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
-    dy, dh = dy_and_dh(dy, residual)
-    options = (variant, eps, partial, axis, feature_axis, out_dtype)
-    tensors = _tensors(
-        "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dy=dy, dh=dh
-    )
-    prepared = _prepared("rms_norm_vjp", options, tensors)
-    call, (x, scale, bias, mask, residual, gate, dy, dh) = prepared.call, tensors
-    h, terms = add(x, residual, call.x), without_none([x, residual])  # of the sum: its gradient is that of each
-    is_mixed = len({call.x, call.sum, *(t.dtype.name for t in without_none([*terms, dh]))}) > 1
-    dx, dscale, dbias, dgate = engines.gradients(prepared, dy, h, scale, bias, mask, gate, None, dh, is_mixed)
-    dx, *dresidual = (cast(dx, t.dtype.name) for t in terms)
+    op, optional = "rms_norm_vjp", {"scale": scale, "bias": bias, "mask": mask, "residual": residual, "gate": gate}
+    tensors = _tensors(op, x=x, **optional, dy=dy, dh=dh)
+    prepared = _prepared(op, options, tensors)
+    x, scale, bias, mask, residual, gate, dy, dh = tensors
+    terms = without_none([x, residual])  # of the sum, whose gradient is that of each
+    is_plain = gate is None and prepared.call.feature_axes == prepared.kernel_call.feature_axes
+    one_dtype = len({t.dtype for t in without_none([x, residual, dh])}) == 1
+    if is_plain and one_dtype and not is_recording() and kernels.why_not(prepared, tensors) is None:
+        h = x if residual is None else x + residual
+        dx, dscale, dbias = kernels.backward(prepared, dy, dh, h, scale, bias, None)
+        dgate = None
+    else:
+        arrays = x, residual, scale, bias, mask, gate
+        dx, dscale, dbias, dgate = recipe.backward(OPS, prepared.call, dy, dh, *arrays)
+    dx, *dresidual = (tf.cast(dx, t.dtype) for t in terms)
     return dx, dscale, dbias, *dresidual, *without_none([dgate])
 
 
-def _tensors(op: str, **values: Any) -> list[Any]:
+def _by_kernel(
+    prepared: Prepared, with_inverse_rms: bool, x: Any, scale: Any, bias: Any, _: Any, residual: Any, gate: Any
+) -> tuple[Any, Any, Any]:
+    """y, x + residual and 1 / rho. The last may be None if it is not asked for."""
+    inverse_rms, rows = None, prepared.kernel_call
+
+    def norm(x: Any, residual: Any, scale: Any, bias: Any) -> tuple[Any, Any]:
+        nonlocal inverse_rms
+        keeps = with_inverse_rms or is_recording()
+        y, total, inverse_rms = kernels.forward(prepared, x, residual, scale, bias, keeps)
+        h = x if total is None else total
+
+        def gradient(dy: Any, dh: Any = None) -> Tensors:
+            dy, dh = (None if t is None else tf.convert_to_tensor(t) for t in (dy, dh))
+            if is_recording():
+                dx, *others, _ = recipe.backward(OPS, rows, dy, dh, h, None, scale, bias, None, None)
+                dx = tf.cast(dx, h.dtype)
+            else:
+                dx, *others = kernels.backward(prepared, dy, dh, h, scale, bias, inverse_rms)
+            return without_none([dx, dx if residual is not None else None, *others])
+
+        y, *sums = record_gradient(without_none([y, total]), without_none([x, residual, scale, bias]), gradient)
+        return y, sums[0] if sums else None
+
+    y, total = recipe.around(OPS, prepared.call, norm, x, residual, scale, bias, gate)
+    return y, total, inverse_rms
+
+
+def _by_recipe(ops: Any, call: Call, tensors: Tensors) -> tuple[Any, Any, Any]:
+    """y, x + residual and 1 / rho, with the gradient of the recipe."""
+    x, scale, bias, mask, residual, gate = tensors
+    primals = [x, residual, scale, bias, gate]
+    if has_tangents(without_none(primals)):
+        return _differentiable(call, tensors)
+
+    @tf.custom_gradient
+    def function(*given: Any) -> Any:
+        # eagerly constants, as a tape would keep what is computed inside
+        inner = [tf.stop_gradient(t) for t in given] if tf.executing_eagerly() else given
+        x, residual, scale, bias, gate = filled(inner, primals)
+        y, total, row = recipe.forward(ops, call, x, residual, scale, bias, mask, gate)
+
+        def gradient(dy: Any, *others: Any) -> Tensors:
+            dy, dh = tf.convert_to_tensor(dy), None if total is None else tf.convert_to_tensor(others[0])
+            x, residual, scale, bias, gate = filled(given, primals)
+            known = None if is_recording() else row
+            dx, *rest = recipe.backward(ops, call, dy, dh, x, residual, scale, bias, mask, gate, known)
+            dresidual = None if residual is None else tf.cast(dx, residual.dtype)
+            return without_none([tf.cast(dx, x.dtype), dresidual, *rest])
+
+        return [*without_none([y, total]), recipe.inverse_rms(ops, call, row)], gradient
+
+    y, *sums, inverse_rms = function(*without_none(primals))
+    return y, sums[0] if sums else None, inverse_rms
+
+
+def _differentiable(call: Call, tensors: Tensors) -> tuple[Any, Any, Any]:
+    """The same in operations for TensorFlow to derive: the derivative of y is that of a y that is nowhere rounded."""
+    x, scale, bias, mask, residual, gate = tensors
+    smooth, total, row = recipe.forward(DERIVED, replace(call, norm=None), x, residual, scale, bias, mask, gate)
+    inverse_rms = recipe.inverse_rms(OPS, call, row)
+    if call.norm is None:
+        return smooth, total, inverse_rms
+    y, _, _ = recipe.forward(OPS, call, x, residual, scale, bias, mask, gate)
+    return straight_through(y, smooth), total, inverse_rms
+
+
+def _tensors(op: str, **values: Any) -> Tensors:
     """The arguments as tensors, None where there is none."""
     return [value if type(value) is EAGER_TENSOR else _tensor(op, name, value) for name, value in values.items()]
 
@@ -175,13 +148,30 @@ def _tensor(op: str, name: str, value: Any) -> tf.Tensor | None:
     return tf.convert_to_tensor(value)
 
 
-def _prepared(op: str, options: Options, tensors: list[Any]) -> Prepared:
+def _prepared(op: str, options: Options, tensors: Tensors) -> Prepared:
     """The prepared call of these tensors, whose sizes may be unknown in graphs."""
     if tf.executing_eagerly():
         return prepare(op, options, *tensors)
     specs = (None if t is None else Spec(tuple(t.shape.as_list()), t.dtype.name) for t in tensors)
     prepared = prepare(op, options, *specs)
     call = prepared.call
-    if call.n is None and Fraction(call.variant.partial or 1).denominator >= 2**31:  # k = n p is to fit in 64 bits
+    if call.n is None and Fraction(call.variant.partial or 1).denominator >= _LARGEST_DENOMINATOR:
         raise errors.unknown_size(op, "x", next(axis for axis in call.axes if call.shape[axis] is None))
     return prepared
+
+
+def in_layer(
+    x: Any, scale: Any = None, bias: Any = None, *, variant: Any, axis: Any = -1, feature_axis: Any = None,
+    gate: Any = None, out_dtype: Any = None,
+) -> Any:  # fmt: skip
+    """rms_norm with the arguments that the layer has, whose graphs LiteRT can compute in integers."""
+    options = variant, None, None, axis, feature_axis, out_dtype
+    return _forward(options, False, x, scale, bias, None, None, gate, FOR_INTEGERS if may_be_exported() else OPS)
+
+
+rms_norm: Forward[tf.Tensor, tf.Tensor]
+rms_norm_vjp: Gradients[tf.Tensor, tf.Tensor]
+rms_norm, rms_norm_vjp = (
+    tf.autograph.experimental.do_not_convert(function)
+    for function in declared(__name__, "tensorflow.constant", _forward, _gradients)
+)

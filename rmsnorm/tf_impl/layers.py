@@ -18,7 +18,6 @@ from rmsnorm.specification.frameworks import FRAMEWORKS
 from rmsnorm.specification.interface import SIZES, check_arguments
 from rmsnorm.specification.resolve import check_axis, resolve
 from rmsnorm.specification.variants import PRESETS, Preset, Variant, derive, get_variant
-from rmsnorm.tf_impl import portable
 
 _LAST_AXIS: Final = 7  # TensorFlow's operations have at most 8 axes
 _FUNCTION: Final = {name: f"call rmsnorm.tf_impl.rms_norm(x, scale, {name}={name})" for name in ("mask", "residual")}
@@ -47,7 +46,9 @@ class RMSNormalization(keras.layers.Layer):
 
     with the place of epsilon, the offset o, the counted elements and the roundings of the variant. On the backends
     TensorFlow, PyTorch and JAX it is the rms_norm of tf_impl, torch_impl and flax_impl: its bits, derivatives and
-    kernels. On NumPy and OpenVINO it is made of keras.ops, with arithmetic in float32, or float64 if x or y is.
+    kernels. On NumPy and OpenVINO the same formulas are computed by keras.ops, in float32, or float64 if x or y is. In
+    graphs of TensorFlow, which LiteRT may compute in integers, a square beyond float32 is infinite unless XLA compiles
+    them: y of an x above 1e19 is 0, as that of Keras's own layer.
 
     A Keras mask, such as one of time steps, is passed to the next layer and changes nothing here: features are
     normalised at every time step.
@@ -67,7 +68,8 @@ class RMSNormalization(keras.layers.Layer):
         **kwargs: of keras.layers.Layer, such as ``name`` and ``dtype``.
 
     Call arguments:
-        x: floating-point, any shape of at least one axis, cast to the compute dtype by Keras.
+        x: floating-point, any shape of at least one axis, cast to the compute dtype by Keras. Of a tf.RaggedTensor
+            axes that are not ragged are normalised.
         gate: z, shaped as x: y is multiplied by f(z), or x is before it is normalised, as ``gate_function`` and
             ``gate_position`` of the variant say.
 
@@ -119,8 +121,7 @@ class RMSNormalization(keras.layers.Layer):
         super().__init__(**kwargs)
         if self.compute_dtype not in formats.FLOATS:
             raise errors.not_a_choice("RMSNormalization", "dtype", self.compute_dtype, formats.FLOATS)
-        self._preset = get_variant("RMSNormalization", variant)
-        self._variant = derive("RMSNormalization", variant, epsilon, partial)
+        self._choose(variant, epsilon, partial)
         self.axis = _plain(axis)
         self.feature_axis = _plain(feature_axis)
         self.use_scale = scale
@@ -136,14 +137,24 @@ class RMSNormalization(keras.layers.Layer):
         self.scale = self.bias = None
         self.supports_masking = True
 
+    def _choose(self, variant: Preset | Variant, epsilon: float | None, partial: float | Fraction | None) -> None:
+        """Keeps what the user gives, and what that makes of the variant. An error leaves the layer as it is."""
+        self._variant = derive("RMSNormalization", variant, epsilon, partial)
+        self._given_variant = get_variant("RMSNormalization", variant)
+        self._given_epsilon, self._given_partial = epsilon, partial
+
     @property
     def variant(self) -> Variant:
-        """What the layer computes, with its epsilon and partial: these three may be set at any time."""
+        """What the layer computes, with its epsilon and partial. Each of the three may be set at any time.
+
+        A new variant keeps the epsilon and the partial that were given beside the old one; those of the old one itself
+        go with it.
+        """
         return self._variant
 
     @variant.setter
     def variant(self, variant: Preset | Variant) -> None:
-        self._preset = self._variant = get_variant("RMSNormalization", variant)
+        self._choose(variant, self._given_epsilon, self._given_partial)
 
     @property
     def epsilon(self) -> float | None:
@@ -151,8 +162,7 @@ class RMSNormalization(keras.layers.Layer):
 
     @epsilon.setter
     def epsilon(self, epsilon: float | None) -> None:
-        eps = self._preset.eps if epsilon is None else epsilon
-        self._variant = derive("RMSNormalization", self._variant, eps, None)
+        self._choose(self._given_variant, epsilon, self._given_partial)
 
     @property
     def partial(self) -> float | Fraction | None:
@@ -160,8 +170,7 @@ class RMSNormalization(keras.layers.Layer):
 
     @partial.setter
     def partial(self, partial: float | Fraction | None) -> None:
-        chosen = derive("RMSNormalization", self._preset, None, partial)
-        self._variant = self._variant.replace(partial=chosen.partial)
+        self._choose(self._given_variant, self._given_epsilon, partial)
 
     def __repr__(self) -> str:
         built = f"built={self.built}"
@@ -188,11 +197,27 @@ class RMSNormalization(keras.layers.Layer):
         if isinstance(x, keras.KerasTensor):  # of somebody who calls this in place of the layer
             return self(x, gate=gate)
         x, gate = _tensor(x), None if gate is None else _tensor(gate)
+        axis, feature_axis, values = _hashable(self.axis), _hashable(self.feature_axis), x
+        if hasattr(x, "flat_values"):  # a tf.RaggedTensor
+            values, (axis, feature_axis) = x.flat_values, self._axes_of_flat_values(x, gate)
         scale, bias = (None if w is None else w.value for w in (self.scale, self.bias))
-        return compute(
-            x, scale, bias, variant=self.variant, axis=_hashable(self.axis), feature_axis=_hashable(self.feature_axis),
-            gate=gate, out_dtype=keras.backend.standardize_dtype(x.dtype),
+        y = compute(
+            values, scale, bias, variant=self.variant, axis=axis, feature_axis=feature_axis, gate=gate,
+            out_dtype=keras.backend.standardize_dtype(x.dtype),
         )  # fmt: skip
+        return y if values is x else x.with_flat_values(y)
+
+    def _axes_of_flat_values(self, x: Any, gate: Any) -> tuple[Axis, Axis]:
+        """axis and feature_axis in the flat values of a tf.RaggedTensor, which have its ragged axes as their first."""
+        if gate is not None:
+            fix = "pass x.to_tensor() and gate.to_tensor()"
+            raise errors.wrong_type("RMSNormalization", "gate", gate, "None beside a ragged x", fix)
+        call = self._resolve(x.shape)
+        if call.first_of_row <= x.ragged_rank:
+            want = f"a tensor with no ragged axis from axis {call.first_of_row} on, where the layer computes"
+            raise errors.wrong_type("RMSNormalization", "x", x, want, "pass x.to_tensor(), or another axis")
+        axes, feature_axes = (tuple(axis - x.ragged_rank for axis in part) for part in (call.axes, call.feature_axes))
+        return axes, feature_axes
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if args and args[0] is None:
@@ -206,7 +231,7 @@ class RMSNormalization(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """The arguments, but those of ours that are as by default: the built-in layer takes what is left then."""
-        preset = self._preset
+        preset = self._given_variant
         named = PRESETS.get(preset.name) == preset
         chosen = {
             "scale": (self.use_scale, True),
@@ -248,9 +273,9 @@ _ARGUMENTS: Final = tuple(inspect.signature(RMSNormalization.__init__).parameter
 def _rms_norm_on(backend: str) -> Callable[..., Any]:
     """The function that computes on a backend of Keras, which has the name of a package of arrays."""
     folders = {row.package: row.folder for row in FRAMEWORKS.values() if row.key != "numpy"}  # the golden is too slow
-    if backend not in folders:
-        return portable.rms_norm
-    function: Callable[..., Any] = import_module(f"rmsnorm.{folders[backend]}.functional").rms_norm
+    module = f"{folders[backend]}.functional" if backend in folders else "tf_impl.keras_ops"
+    name = "in_layer" if backend == "tensorflow" else "rms_norm"
+    function: Callable[..., Any] = getattr(import_module(f"rmsnorm.{module}"), name)
     return function
 
 

@@ -14,7 +14,6 @@ import pytest
 from programs import printed
 
 from rmsnorm import numpy_impl as golden
-from rmsnorm.accuracy.ulps import ulps
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 tf = pytest.importorskip("tensorflow")
@@ -23,6 +22,7 @@ keras = pytest.importorskip("keras")
 import keras_layer  # noqa: E402
 from keras_backend import check  # noqa: E402
 from keras_configurations import CONFIGURATIONS, filled, normal  # noqa: E402
+from tf_bounds import check_bounds  # noqa: E402
 
 from rmsnorm.tf_impl import RMSNormalization, rms_norm, rms_norm_vjp  # noqa: E402
 
@@ -104,7 +104,6 @@ def test_export(tmp_path: Path) -> None:
     model.export(str(tmp_path), verbose=False)
     x, dy, scale = normal(5, 8), normal(5, 8, seed=7), model.get_weights()[0]
     options = {"variant": "llama", "partial": 0.3}
-    want = [golden.rms_norm(x, scale, **options), *golden.rms_norm_vjp(dy, x, scale, **options)[:2]]
     code = (
         "import sys, numpy as np, tensorflow as tf\n"
         "model, given = tf.saved_model.load(sys.argv[1]), np.load(sys.argv[2])\n"
@@ -117,16 +116,14 @@ def test_export(tmp_path: Path) -> None:
         "signature = model.signatures['serving_default']\n"
         "(served,) = signature(**dict.fromkeys(signature.structured_input_signature[1], leaves[0])).values()\n"
         "assert (served.numpy() == y.numpy()).all()\n"
-        "assert any(f.attr['_XlaMustCompile'].b for f in signature.graph.as_graph_def().library.function)\n"
         "assert 'rmsnorm' not in sys.modules\n"
-        "np.savez(sys.argv[3], y, *gradients, *outer.gradient(gradients[0], leaves, given['x']))"
+        "np.savez(sys.argv[3], y, *gradients, *outer.gradient(gradients[0], leaves, given['dy']))"
     )
     given, found = str(tmp_path / "given.npz"), str(tmp_path / "found.npz")
     np.savez(given, x=x, dy=dy)
     printed("-c", code, tmp_path, given, found, timeout=200)
     results = list(np.load(found).values())
-    for got, w in zip(results[:3], want, strict=True):
-        assert ulps(got, w).max() <= 1
+    check_bounds(dict(zip(("y", "dx", "dscale"), results[:3], strict=True)), x, scale, dy=dy, **options)
     leaves = [tf.constant(x), model.trainable_variables[0].value]
     with tf.GradientTape() as outer:
         outer.watch(leaves)
@@ -134,9 +131,9 @@ def test_export(tmp_path: Path) -> None:
             tape.watch(leaves)
             y = model(leaves[0])
         dx = tape.gradient(y, leaves[0], dy)
-    for got, w in zip(results[3:], outer.gradient(dx, leaves, x), strict=True):
-        # float64 inside both, dy and the results rounded to float32
-        assert np.abs(got - w).max() <= 4 * np.finfo(np.float32).eps * np.abs(w).max()
+    for got, w in zip(results[3:], outer.gradient(dx, leaves, dy), strict=True):
+        # about a hundred roundings of float32 each
+        assert np.abs(got - w).max() <= 64 * np.finfo(np.float32).eps * np.abs(w).max()
 
 
 def test_functions_take_keras_variables() -> None:
@@ -154,6 +151,58 @@ def test_functions_take_keras_variables() -> None:
     for other in (keras.KerasTensor((3, 8)), tf.sparse.from_dense(x), tf.ragged.constant([[1.0], [2.0, 3.0]])):
         with pytest.raises(TypeError, match=r"(?s)rms_norm: x is .*, expected a tf\.Tensor"):
             rms_norm(other)
+
+
+@pytest.mark.parametrize(
+    ("options", "of_values"),
+    [
+        ({}, {}),
+        ({"axis": (-2, -1)}, {"axis": (1, 2)}),
+        ({"axis": 3, "feature_axis": (2, 3)}, {"axis": 2, "feature_axis": (1, 2)}),
+    ],
+)
+def test_a_ragged_tensor(options: Any, of_values: Any) -> None:
+    """Keras's own layers take one. The axes that are not ragged are normalised, by the flat values."""
+    x = normal(5, 3, 8)
+    ragged = tf.RaggedTensor.from_row_lengths(x, [2, 0, 3])
+    layer, flat = RMSNormalization(**options, dtype="mixed_bfloat16"), RMSNormalization(**of_values)
+    flat.build(x.shape)
+    want = {"axis": flat.axis, "feature_axis": flat.feature_axis, "variant": "keras", "out_dtype": "bfloat16"}
+    for run in (layer, tf.function(layer)):
+        y = run(ragged)
+        assert (y.shape.as_list(), y.row_lengths().numpy().tolist()) == ([3, None, 3, 8], [2, 0, 3])
+        check_bounds({"y": y.flat_values}, x.astype("bfloat16"), flat.scale.numpy(), **want)
+
+
+def test_a_ragged_tensor_that_cannot_be_normalised() -> None:
+    ragged = tf.RaggedTensor.from_row_lengths(normal(5, 8), [2, 0, 3])
+    for options, arguments, match in (
+        ({"axis": 1, "scale": False}, {}, "x is .*, expected a tensor with no ragged axis from axis 1 on"),
+        ({"axis": 0, "scale": False}, {}, "x is .*, expected a tensor with no ragged axis from axis 0 on"),
+        ({}, {"gate": ragged}, "gate is .*, expected None beside a ragged x"),
+    ):
+        with pytest.raises(TypeError, match=f"RMSNormalization: {match}"):
+            RMSNormalization(**options)(ragged, **arguments)
+
+
+def test_what_the_layer_is_given_may_change() -> None:
+    """epsilon, partial and variant: None brings back what the variant has, and an error changes nothing."""
+    layer = RMSNormalization(variant="torch", epsilon=1e-3)
+    layer.epsilon = None
+    assert layer.epsilon is layer.variant.eps is None
+    layer.epsilon, layer.partial = 0.1, 0.5
+    layer.variant = "gemma"
+    assert (layer.variant.name, layer.epsilon, layer.partial) == ("gemma", 0.1, 0.5)
+    for name, wrong in (("epsilon", -1.0), ("partial", 2.0), ("variant", "gema")):
+        with pytest.raises(ValueError, match=f"RMSNormalization: {name[:3]}"):
+            setattr(layer, name, wrong)
+    assert (layer.variant.name, layer.epsilon, layer.partial) == ("gemma", 0.1, 0.5)
+    layer.epsilon = layer.partial = None
+    assert layer.variant == RMSNormalization(variant="gemma").variant
+    x = normal(2, 8)
+    layer(x)
+    layer.epsilon = 0.5
+    check(layer(x).numpy(), layer, x)
 
 
 def test_errors() -> None:

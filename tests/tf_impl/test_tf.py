@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checks import check_near, check_values
-from kit import BY_NAME, FEW, hold, named
+from kit import BY_NAME, FEW, failures, named
 
 from rmsnorm import numpy_impl as golden
 from rmsnorm.parity.cases import Data, make
@@ -62,8 +62,9 @@ def traced(mode: str) -> Implementation:
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "eager"])
 @pytest.mark.parametrize("run", FEW, ids=named)
-def test_in_every_kind_of_graph_it_is_the_golden(mode: str, run: Any) -> None:
-    hold(mode, traced(mode), [run])
+def test_every_kind_of_graph_is_within_the_bounds(mode: str, run: Any) -> None:
+    failed, _ = failures(traced(mode), [run])
+    assert not failed, failed
 
 
 @pytest.mark.parametrize("way", GRAPHS)
