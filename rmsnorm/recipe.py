@@ -12,6 +12,7 @@ It computes wherever no kernel does. ``ops`` is what a framework has of NumPy, b
     over(a, axes)           the sum over these axes, which are not kept
     arange(n, like)         0 to n - 1 on the device of another array
     silu(z)                 z sigmoid(z)
+    reciprocal(a)           1 / a
     mean_square             that of this module, or one that the framework needs in its place
     is_spread               whether a row is spread over several devices, so that ``sum`` is that of all
 
@@ -185,7 +186,7 @@ def _statistic(ops: Any, call: Call, h: Any, mask: Any) -> Row:
             is_clamped = root < floor * _CLAMPED[dtype]
             rho = ops.where(is_clamped, floor, root + ops.constant(ops.maximum(floor - root, 0.0)))
             ratio = 1 - ops.cast(is_clamped, dtype)
-        inverse = 1 / (rho if empty is None else ops.where(empty, 1.0, rho))
+        inverse = ops.reciprocal(rho if empty is None else ops.where(empty, 1.0, rho))
     power = None if isinstance(unit, float) else unit
     inverse = inverse * unit if power is None and unit != 1.0 else inverse
     inverse = inverse if empty is None else ops.where(empty, 0.0, inverse)
@@ -195,7 +196,7 @@ def _statistic(ops: Any, call: Call, h: Any, mask: Any) -> Row:
 def _counted(ops: Any, call: Call, h: Any, mask: Any) -> tuple[Any, Any, Any]:
     """Of ``Row``: counted, k and empty."""
     is_partial = call.variant.partial is not None
-    if mask is None and call.n and not is_partial:
+    if mask is None and call.n and not (is_partial or ops.is_spread):
         return None, call.k, None
     counted = mask
     if is_partial or mask is None:
