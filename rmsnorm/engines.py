@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from rmsnorm import cpu, gpu
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call, Spec
+from rmsnorm.specification.interface import Options
 from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import derive
-
-# The options of a call: variant, eps, partial, axis, feature_axis and out_dtype.
-Options: TypeAlias = tuple[Any, Any, Any, Any, Any, Any]
 
 # By the platform of the arrays. Each has ``refusal`` of a call and ``missing``: why there are none.
 KERNELS: Final[dict[str, Any]] = {"cpu": cpu, "cuda": gpu}
