@@ -15,14 +15,14 @@ import numpy as np
 from jax import numpy as jnp
 
 from rmsnorm import recipe
-from rmsnorm.engines import Options, prepare
+from rmsnorm.engines import prepare
 from rmsnorm.flax_impl import kernels
-from rmsnorm.flax_impl.kernels import HERE, Operands
+from rmsnorm.flax_impl.kernels import HERE, Operands, why_not
 from rmsnorm.flax_impl.space import Space
 from rmsnorm.specification import dtypes, errors
 from rmsnorm.specification.absent import without_none
 from rmsnorm.specification.call import Call
-from rmsnorm.specification.interface import Forward, Gradients, declared
+from rmsnorm.specification.interface import Forward, Gradients, Options, declared
 
 
 def forward(
@@ -62,6 +62,7 @@ def gradients(
     return _gradients(call, kernel_call, *given)
 
 
+__all__ = ["rms_norm", "rms_norm_vjp", "why_not"]
 rms_norm: Forward[jax.typing.ArrayLike, jax.Array]
 rms_norm_vjp: Gradients[jax.typing.ArrayLike, jax.Array]
 rms_norm, rms_norm_vjp = declared(__name__, "jax.numpy.array", forward, gradients)
@@ -75,15 +76,15 @@ def _forward(
     """y, x + residual and 1 / rho, the last two None if they are not returned."""
 
     def norm(x: Any, residual: Any, scale: Any, bias: Any) -> Any:
-        h, total = _sum(kernel_call, x, residual)
+        h, total = _summed(kernel_call, x, residual)
         return kernels.norm(kernel_call, Operands(h, scale, bias)), total
 
     if kernel_call is not None:
         y, total = recipe.around(HERE, call, norm, x, residual, scale, bias, gate)
     else:
-        h, total = _sum(call, x, residual)
+        h, total = _summed(call, x, residual)
         of = Operands(h, scale, bias, gate, mask)
-        if ops.is_spread or kernels.is_divided((x, scale, bias, mask, residual, gate)):
+        if ops.is_spread or kernels.is_divided(of):  # JAX differentiates what is summed over devices
             y = jax.checkpoint(bind(kernels.forward, call, ops=ops))(of)
         else:
             y = kernels.norm(call, of)
@@ -96,9 +97,10 @@ def _forward(
 
 @bind(jax.jit, static_argnums=(0, 1))
 def _gradients(
-    call: Call, kernel_call: Call | None, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any, dy: Any, dh: Any
-) -> Any:
-    of = Operands(_sum(call, x, residual)[0], scale, bias, gate, mask)
+    call: Call, kernel_call: Call | None, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any, dy: Any,
+    dh: Any,
+) -> Any:  # fmt: skip
+    of = Operands(_summed(call, x, residual)[0], scale, bias, gate, mask)
     if kernel_call is not None:
         dx, dscale, dbias, dgate = kernels.gradients(kernel_call, of, dy, dh)
     else:
@@ -107,14 +109,13 @@ def _gradients(
     return terms[0], dscale, dbias, *terms[1:], *without_none([dgate])
 
 
-def _sum(call: Call, x: Any, residual: Any) -> tuple[Any, Any]:
+def _summed(call: Call, x: Any, residual: Any) -> tuple[Any, Any]:
     """What is normalised, and x + residual as it is returned."""
     if residual is None:
         return x, None
-    wide = dtypes.arithmetic(call.x)  # which has the digits to round such a sum once
+    wide = dtypes.arithmetic(call.x)  # which has the digits to round the sum of two numbers of 16 bits once
     exact = x.astype(wide) + residual.astype(wide)
-    total = exact.astype(call.sum)
-    return (exact if call.exact_sum else total), total
+    return exact.astype(call.x), exact.astype(call.sum)
 
 
 def arrays(op: str, **values: Any) -> list[Any]:

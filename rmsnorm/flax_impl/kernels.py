@@ -24,7 +24,7 @@ from rmsnorm import engines, recipe
 from rmsnorm.engines import Prepared
 from rmsnorm.flax_impl import private
 from rmsnorm.flax_impl.private import Primitive, ad, batching, mlir
-from rmsnorm.flax_impl.space import Space
+from rmsnorm.flax_impl.space import Space, with_derivatives_of
 from rmsnorm.specification.absent import without_none
 from rmsnorm.specification.call import Call
 
@@ -32,7 +32,7 @@ HERE = Space()
 
 
 class Operands(NamedTuple):
-    """What is differentiated, and the mask; None for an array that there is not."""
+    """What is differentiated, and the mask; None for an array that there is not. h is x + residual."""
 
     h: Any
     scale: Any = None
@@ -91,28 +91,31 @@ def is_registered() -> bool:
     return True
 
 
-def norm(call: Call, of: Operands) -> jax.Array:
-    """y. What differentiation keeps are the operands."""
-    y: jax.Array
-    (y,) = _bind(_forward_p, of, call=call)
+def norm(call: Call, of: Operands) -> Any:
+    """y. Differentiation keeps the arguments and nothing else."""
+    (y,) = _bind(_forward_p, (of,), call=call)
     return y
 
 
 def gradients(call: Call, of: Operands, dy: Any, dh: Any) -> list[Any]:
-    """dh of the norm plus ``dh`` in the dtype of h, dscale, dbias and dgate; None where there is no such array."""
-    wanted = tuple(array is not None for array in of[:4])
-    found = iter(_bind(_gradients_p, (of, dy, dh), call=call, wanted=wanted))
-    return [next(found) if is_wanted else None for is_wanted in wanted]
+    """The gradient of h plus ``dh``, and those of scale, bias and gate; None where there is no such array."""
+    wanted = tuple(name for name, array in of._replace(mask=None)._asdict().items() if array is not None)
+    results = _bind(_gradients_p, (of, dy, dh), call=call, wanted=wanted)
+    found = dict(zip(wanted, results, strict=True))
+    return [found.get(name) for name in Operands._fields[:4]]
 
 
-def forward(call: Call, of: Operands, ops: Space = HERE) -> jax.Array:
-    """y by the recipe."""
-    y: jax.Array = recipe.forward(ops, call, of.h, None, of.scale, of.bias, of.mask, of.gate)[0]
-    return y
+def forward(call: Call, of: Operands, ops: Space = HERE) -> Any:
+    """``norm`` by the recipe. Derivatives take a rounding for the identity, and a rounded factor as it was before."""
+
+    def y_of(call: Call) -> Any:
+        return recipe.forward(ops, call, of.h, None, of.scale, of.bias, of.mask, of.gate)[0]
+
+    return y_of(call) if call.norm is None else with_derivatives_of(y_of(replace(call, norm=None)), y_of(call))
 
 
 def backward(call: Call, of: Operands, dy: Any, dh: Any) -> list[Any]:
-    """The gradients by the recipe; that of h in the dtype of the arithmetic."""
+    """``gradients`` by the recipe, the first in the dtype of the arithmetic."""
     return list(recipe.backward(HERE, call, dy, dh, of.h, None, of.scale, of.bias, of.mask, of.gate))
 
 
@@ -129,40 +132,40 @@ def _forward_kernel(of: Operands, call: Call) -> list[Any]:
 
     attribute = xla.forward(call, _name(of.scale), _name(of.bias))
     reduced = tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape))
-    float64 = jax.ShapeDtypeStruct((*reduced, 2), "uint32")  # 1 / rho, which JAX may have no dtype for
+    float64 = jax.ShapeDtypeStruct((*reduced, 2), "uint32")  # 1 / rho, for which JAX may have no dtype
     y = jax.ShapeDtypeStruct(call.shape, call.result)
     return list(_call_kernel(attribute, [y, float64], of.h, of.scale, of.bias))[:1]
 
 
-def _tangent(of: Operands, tangents: Operands, call: Call) -> list[Any]:
-    moving = [name for name, tangent in zip(Operands._fields, tangents, strict=True) if tangent is not None]
+def _tangent(of: Operands, along: Operands, call: Call) -> list[Any]:
+    tangents = {name: tangent for name, tangent in along._asdict().items() if tangent is not None}
 
-    def moved(*values: Any) -> Any:
-        return _forward(of._replace(**dict(zip(moving, values, strict=True))), call)
+    def moved(named: dict[str, Any]) -> Any:
+        return forward(call, of._replace(**named))
 
-    primals, along = ([getattr(arrays, name) for name in moving] for arrays in (of, tangents))
-    return list(jax.jvp(moved, primals, along)[1])
+    return [jax.jvp(moved, ({name: getattr(of, name) for name in tangents},), (tangents,))[1]]
 
 
 def _tangent_types(of: Operands, _: Operands, call: Call) -> list[Any]:
     return _forward_types(of, call)
 
 
-def _gradients(of: Operands, dy: Any, dh: Any, call: Call, wanted: tuple[bool, ...]) -> list[Any]:
-    found = zip(backward(call, of, dy, dh), of, wanted, strict=False)
-    return [gradient.astype(array.dtype) for gradient, array, is_wanted in found if is_wanted]
+def _gradients(of: Operands, dy: Any, dh: Any, call: Call, wanted: tuple[str, ...]) -> list[Any]:
+    found = dict(zip(Operands._fields, backward(call, of, dy, dh), strict=False))
+    return [found[name].astype(getattr(of, name).dtype) for name in wanted]
 
 
-def _gradients_types(of: Operands, _: Any, __: Any, call: Call, wanted: tuple[bool, ...]) -> list[Any]:
-    arrays = [array for array, is_wanted in zip(of, wanted, strict=False) if is_wanted]
+def _gradients_types(of: Operands, _: Any, __: Any, call: Call, wanted: tuple[str, ...]) -> list[Any]:
+    arrays = [getattr(of, name) for name in wanted]
     return [private.type_like(of.h, array.shape, array.dtype) for array in arrays]
 
 
-def _gradients_kernel(of: Operands, dy: Any, dh: Any, call: Call, wanted: tuple[bool, ...]) -> list[Any]:
+def _gradients_kernel(of: Operands, dy: Any, dh: Any, call: Call, wanted: tuple[str, ...]) -> list[Any]:
     from rmsnorm.cpu import xla
 
     call = replace(call, result=dy.dtype.name)
-    attribute = xla.backward(call, _name(of.scale), _name(of.bias), wanted[:3], has_dh=dh is not None)
+    are_wanted = [name in wanted for name in ("h", "scale", "bias")]
+    attribute = xla.backward(call, _name(of.scale), _name(of.bias), are_wanted, has_dh=dh is not None)
     types = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in _gradients_types(of, dy, dh, call, wanted)]
     return list(_call_kernel(attribute, types, dy, of.h, of.scale, dh))
 
@@ -175,10 +178,11 @@ def _name(x: Any) -> str | None:
     return None if x is None else x.dtype.name
 
 
-def _bind(primitive: Primitive, operands: Any, **params: Any) -> Any:
+def _bind(primitive: Primitive, operands: Any, **params: Any) -> list[Any]:
     """Calls a primitive, which takes the arrays that there are in a list, and as ``tree`` how they are named."""
-    leaves, tree = jax.tree.flatten(operands if type(operands) is tuple else (operands,))
-    return primitive.bind(*leaves, tree=tree, **params)
+    leaves, tree = jax.tree.flatten(operands)
+    results: list[Any] = primitive.bind(*leaves, tree=tree, **params)
+    return results
 
 
 def _primitive(
@@ -230,9 +234,9 @@ def _differentiate_norm(primals: Any, tangents: Any, *, tree: Any, call: Call) -
 
 def _transpose_tangent(cotangents: Any, *leaves: Any, tree: Any, call: Call) -> list[Any]:
     of, along = jax.tree.unflatten(tree, leaves)
-    wanted = tuple(ad.is_undefined_primal(tangent) for tangent in along[:4])
-    found = iter(_bind(_gradients_p, (of, ad.instantiate_zeros(cotangents[0]), None), call=call, wanted=wanted))
-    return [next(found) if ad.is_undefined_primal(leaf) else None for leaf in leaves]
+    wanted = tuple(name for name, tangent in along._asdict().items() if ad.is_undefined_primal(tangent))
+    results = iter(_bind(_gradients_p, (of, ad.instantiate_zeros(cotangents[0]), None), call=call, wanted=wanted))
+    return [next(results) if ad.is_undefined_primal(leaf) else None for leaf in leaves]
 
 
 _forward_p = _primitive("rms_norm", _forward, _forward_types, _forward_kernel)

@@ -18,11 +18,11 @@ from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 from jax import numpy as jnp
 from jax.nn import initializers
 
-from rmsnorm.engines import Options, prepare
+from rmsnorm.engines import prepare
 from rmsnorm.flax_impl.functional import arrays, forward
 from rmsnorm.flax_impl.space import Space
 from rmsnorm.specification import errors
-from rmsnorm.specification.interface import constructor
+from rmsnorm.specification.interface import Options, constructor
 from rmsnorm.specification.resolve import check_axis
 from rmsnorm.specification.variants import Preset, Variant, derive
 

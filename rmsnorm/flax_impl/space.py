@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial as bind
 from typing import Any, TypeAlias
 
 import jax
@@ -17,7 +16,17 @@ from rmsnorm import recipe
 Axes: TypeAlias = tuple[int, ...]
 
 
-@bind(jax.custom_jvp, nondiff_argnums=(1,))
+@jax.custom_jvp
+def with_derivatives_of(_: jax.Array, value: jax.Array) -> jax.Array:
+    """The value, whose derivatives are those of the first array."""
+    return value
+
+
+@with_derivatives_of.defjvp
+def _differentiate_first(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    return with_derivatives_of(*primals), tangents[0]
+
+
 def rounded(a: jax.Array, name: str) -> jax.Array:
     """By ``reduce_precision``: XLA drops a conversion to a narrower dtype and back."""
     if a.dtype.name == name:
@@ -29,11 +38,6 @@ def rounded(a: jax.Array, name: str) -> jax.Array:
     least = np.array(info.smallest_subnormal, a.dtype)
     subnormal = lax.round(a / least, lax.RoundingMethod.TO_NEAREST_EVEN) * least
     return jnp.where(abs(a) < np.array(info.smallest_normal, a.dtype), subnormal, normal)
-
-
-@rounded.defjvp
-def _differentiate_rounded(name: str, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    return rounded(*primals, name), tangents[0]
 
 
 # In the derivatives that JAX has for these two there are powers of a, which leave the range of float32 before the rest
