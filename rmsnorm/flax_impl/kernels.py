@@ -47,9 +47,7 @@ def why_not(prepared: Prepared, arrays: Iterable[Any]) -> str | None:
     if (reason := why_not_traced(prepared.kernel_call, prepared.formats, arrays)) is not None:
         return reason
     devices = {device for array in arrays for device in array.devices()}
-    return _why_not_for(
-        prepared.kernel_call, prepared.formats, devices.pop().platform if len(devices) == 1 else None
-    )
+    return _why_not_for(prepared.kernel_call, prepared.formats, devices.pop().platform if len(devices) == 1 else None)
 
 
 def why_not_traced(call: Call, formats: Iterable[str | None], arrays: Iterable[Any]) -> str | None:
