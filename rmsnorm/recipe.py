@@ -151,7 +151,7 @@ def slope(ops: Any, call: Call, z: Any) -> Any:
 def mean_square(ops: Any, call: Call, c: Any, row: Row, least: float) -> tuple[Any, Any]:
     """The mean of (c unit)^2 over the elements that count, and unit, a power of two: a number, or one a row.
 
-    ``least`` is the least rho that there can be. Where eps makes it large enough, one number serves all rows of f32:
+    ``least`` is the least root that counts. Where eps makes it large enough, one number serves all rows of f32:
     the smallest squares that count beside eps are normal numbers then, and 1e29 in a row of 4096 is not too large.
     """
     if call.x == "float16" and not (call.is_gated_before or call.exact_sum):  # 65504^2 is far inside of float32
@@ -171,7 +171,8 @@ def _statistic(ops: Any, call: Call, h: Any, mask: Any) -> Row:
     eps, position, dtype = call.eps, call.variant.eps_position, ops.name_of(h)
     row = Row(None, None, None, counted, k, empty)
     most = call.n if isinstance(call.n, int) else 2**40  # of k, if that is not known yet
-    least = {"inside": eps**0.5, "outside": eps, "clamp": eps / max(most, 1) ** 0.5}[position]
+    # beside an eps that is added to the root, a root of 2^-53 eps counts
+    least = {"inside": eps**0.5, "outside": eps * 2.0**-53, "clamp": eps / max(most, 1) ** 0.5}[position]
     q, unit = ops.mean_square(ops, call, _only(ops, counted, h), row, least)
     ratio = None
     if position == "inside":

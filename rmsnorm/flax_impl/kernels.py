@@ -136,12 +136,10 @@ def _forward_kernel(of: Operands, call: Call) -> list[Any]:
 
 
 def _tangent(of: Operands, along: Operands, call: Call) -> list[Any]:
-    tangents = {name: tangent for name, tangent in along._asdict().items() if tangent is not None}
-
-    def moved(named: dict[str, Any]) -> Any:
-        return forward(call, of._replace(**named))
-
-    return [jax.jvp(moved, ({name: getattr(of, name) for name in tangents},), (tangents,))[1]]
+    """The transpose of the gradients, of which no part leaves the range if the tangent does not."""
+    moving = {name: tangent for name, tangent in along._asdict().items() if tangent is not None}
+    pull = bind(_gradients, of, dh=None, call=call, wanted=tuple(moving))
+    return list(jax.linear_transpose(pull, *_forward_types(of, call))(list(moving.values())))
 
 
 def _tangent_types(of: Operands, _: Operands, call: Call) -> list[Any]:

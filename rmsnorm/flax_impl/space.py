@@ -32,12 +32,12 @@ def rounded(a: jax.Array, name: str) -> jax.Array:
     if a.dtype.name == name:
         return a
     info = jnp.finfo(name)
-    normal = lax.reduce_precision(a, info.nexp, info.nmant)
-    if info.nexp == jnp.finfo(a.dtype).nexp:
-        return normal
-    least = np.array(info.smallest_subnormal, a.dtype)
-    subnormal = lax.round(a / least, lax.RoundingMethod.TO_NEAREST_EVEN) * least
-    return jnp.where(abs(a) < np.array(info.smallest_normal, a.dtype), subnormal, normal)
+    result = lax.reduce_precision(a, info.nexp, info.nmant)
+    if info.nexp != jnp.finfo(a.dtype).nexp:
+        least = np.array(info.smallest_subnormal, a.dtype)
+        subnormal = lax.round(a / least, lax.RoundingMethod.TO_NEAREST_EVEN) * least
+        result = jnp.where(abs(a) < np.array(info.smallest_normal, a.dtype), subnormal, result)
+    return with_derivatives_of(a, result)
 
 
 # In the derivatives that JAX has for these two there are powers of a, which leave the range of float32 before the rest
