@@ -29,37 +29,30 @@ def forward(
     options: Options, returns_inverse_rms: bool, x: Any, scale: Any = None, bias: Any = None, mask: Any = None,
     residual: Any = None, gate: Any = None, ops: Space = HERE,
 ) -> Any:  # fmt: skip
-    """``rms_norm``; with another space than that of one device for rows that are spread over several."""
+    """``rms_norm``; of rows that are spread over devices with the space of these."""
     *others, out_dtype = options
-    x, scale, bias, mask, residual, gate = arrays(
-        "rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate
-    )
-    options = *others, _checked(out_dtype, "rms_norm")  # type: ignore[assignment]
-    prepared = prepare("rms_norm", options, x, scale, bias, mask, residual, gate)
-    call, kernel_call = prepared.call, None
-    given = (x, scale, bias, mask, residual, gate)
-    if not ops.is_spread and kernels.why_not_traced(prepared.kernel_call, prepared.formats, given) is None:
-        kernel_call = prepared.kernel_call
-    y, total, inverse_rms = _forward(call, kernel_call, ops, returns_inverse_rms, *given)
-    results = without_none((y, total, inverse_rms))
-    return tuple(results) if len(results) > 1 else y
+    given = arrays("rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate)
+    prepared = prepare("rms_norm", (*others, _checked(out_dtype, "rms_norm")), *given)
+    kernel_call: Call | None = prepared.kernel_call
+    if ops.is_spread or kernels.why_not_traced(prepared.kernel_call, prepared.formats, given) is not None:
+        kernel_call = None
+    results = without_none(_forward(prepared.call, kernel_call, ops, returns_inverse_rms, *given))
+    return tuple(results) if len(results) > 1 else results[0]
 
 
 def gradients(
     options: Options, dy: Any, dh: Any, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any
 ) -> Any:
     *others, out_dtype = options
-    x, scale, bias, mask, residual, gate, dy, dh = arrays(
-        "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dy=dy, dh=dh
-    )
-    options = *others, _checked(out_dtype, "rms_norm_vjp")  # type: ignore[assignment]
-    prepared = prepare("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy, dh)
-    call, kernel_call, given = prepared.call, prepared.kernel_call, (x, scale, bias, mask, residual, gate, dy, dh)
-    is_plain = gate is None and kernel_call.feature_axes == call.feature_axes
-    is_plain = is_plain and {array.dtype.name for array in without_none((x, residual, dh))} == {call.x}
-    if not is_plain or kernels.why_not_traced(kernel_call, prepared.formats, given) is not None:
+    given = arrays("rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dy=dy, dh=dh)
+    prepared = prepare("rms_norm_vjp", (*others, _checked(out_dtype, "rms_norm_vjp")), *given)
+    kernel_call: Call | None = prepared.kernel_call
+    x, *_, residual, gate, _, dh = given
+    is_plain = gate is None and prepared.kernel_call.feature_axes == prepared.call.feature_axes
+    is_plain = is_plain and {array.dtype.name for array in without_none((x, residual, dh))} == {prepared.call.x}
+    if not is_plain or kernels.why_not_traced(prepared.kernel_call, prepared.formats, given) is not None:
         kernel_call = None
-    return _gradients(call, kernel_call, *given)
+    return _gradients(prepared.call, kernel_call, *given)
 
 
 __all__ = ["rms_norm", "rms_norm_vjp", "why_not"]
@@ -75,24 +68,25 @@ def _forward(
 ) -> Any:  # fmt: skip
     """y, x + residual and 1 / rho, the last two None if they are not returned."""
 
-    def norm(x: Any, residual: Any, scale: Any, bias: Any) -> Any:
-        h, total = _summed(kernel_call, x, residual)
-        return kernels.norm(kernel_call, Operands(h, scale, bias)), total
-
-    if kernel_call is not None:
-        y, total = recipe.around(HERE, call, norm, x, residual, scale, bias, gate)
+    if kernel_call is None:
+        y, total = _norm(call, x, residual, scale, bias, gate, mask, ops)
     else:
-        h, total = _summed(call, x, residual)
-        of = Operands(h, scale, bias, gate, mask)
-        if ops.is_spread or kernels.is_divided(of):  # JAX differentiates what is summed over devices
-            y = jax.checkpoint(bind(kernels.forward, call, ops=ops))(of)
-        else:
-            y = kernels.norm(call, of)
+        y, total = recipe.around(HERE, call, bind(_norm, kernel_call), x, residual, scale, bias, gate)
     inverse_rms = None
     if returns_inverse_rms:
         row = recipe.forward(ops, call, x, residual, scale, bias, mask, gate)[2]
         inverse_rms = recipe.inverse_rms(ops, call, row)
     return y, total, inverse_rms
+
+
+def _norm(
+    call: Call, x: Any, residual: Any, scale: Any, bias: Any, gate: Any = None, mask: Any = None, ops: Space = HERE
+) -> tuple[Any, Any]:
+    h, total = _summed(call, x, residual)
+    of = Operands(h, scale, bias, gate, mask)
+    if ops.is_spread or kernels.is_divided(of):  # what is summed over devices, and what not, JAX knows itself
+        return jax.checkpoint(bind(kernels.forward, call, ops=ops))(of), total
+    return kernels.norm(call, of), total
 
 
 @bind(jax.jit, static_argnums=(0, 1))

@@ -37,7 +37,6 @@ class RMSNorm(nnx.RMSNorm):
 
     with the place of eps, the offset o, the counted elements and the roundings of the variant. It is a flax.nnx.RMSNorm
     and takes its arguments. The statistic does not depend on ``dtype``; over several devices it is a weighted mean.
-    Gradients of the parameters are summed over rows in float64, however these are batched or spread over devices.
 
     Args:
         num_features: number of parameters, the product of the sizes of the feature axes.
