@@ -129,10 +129,7 @@ def _forward_kernel(of: Operands, call: Call) -> list[Any]:
     from rmsnorm.cpu import xla
 
     attribute = xla.forward(call, _name(of.scale), _name(of.bias))
-    reduced = tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape))
-    float64 = jax.ShapeDtypeStruct((*reduced, 2), "uint32")  # 1 / rho, for which JAX may have no dtype
-    y = jax.ShapeDtypeStruct(call.shape, call.result)
-    return list(_call_kernel(attribute, [y, float64], of.h, of.scale, of.bias))[:1]
+    return _call_kernel(attribute, _forward_types(of, call), of.h, of.scale, of.bias)
 
 
 def _tangent(of: Operands, along: Operands, call: Call) -> list[Any]:
@@ -162,12 +159,12 @@ def _gradients_kernel(of: Operands, dy: Any, dh: Any, call: Call, wanted: tuple[
     call = replace(call, result=dy.dtype.name)
     are_wanted = [name in wanted for name in ("h", "scale", "bias")]
     attribute = xla.backward(call, _name(of.scale), _name(of.bias), are_wanted, has_dh=dh is not None)
-    types = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in _gradients_types(of, dy, dh, call, wanted)]
-    return list(_call_kernel(attribute, types, dy, of.h, of.scale, dh))
+    return _call_kernel(attribute, _gradients_types(of, dy, dh, call, wanted), dy, of.h, of.scale, dh)
 
 
-def _call_kernel(attribute: Any, types: list[Any], *operands: Any) -> Any:
-    return ffi.ffi_call("rmsnorm", types)(*without_none(operands), attribute=attribute)
+def _call_kernel(attribute: Any, types: list[Any], *operands: Any) -> list[Any]:
+    plain = [jax.ShapeDtypeStruct(of.shape, of.dtype) for of in types]
+    return list(ffi.ffi_call("rmsnorm", plain)(*without_none(operands), attribute=attribute))
 
 
 def _name(x: Any) -> str | None:
