@@ -86,10 +86,10 @@ def backward(
     gradients go through 1 / rho, too.
     """
     dtype = _arithmetic(call, ops.name_of(dy))
-    h, _ = _summed(ops, call, x, residual, dtype)
+    h = _only(ops, mask, _summed(ops, call, x, residual, dtype)[0])  # else its NaN would be in second derivatives
     before, f = call.is_gated_before, None
     if gate is not None:
-        z = ops.cast(gate, dtype)
+        z = _only(ops, mask, ops.cast(gate, dtype))
         f = factor(ops, call, z)
     normed = h * f if before else h
     row = _statistic(ops, call, normed, mask) if row is None else row

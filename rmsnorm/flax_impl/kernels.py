@@ -104,12 +104,16 @@ def gradients(call: Call, of: Operands, dy: Any, dh: Any) -> list[Any]:
 
 
 def forward(call: Call, of: Operands, ops: Space = HERE) -> Any:
-    """``norm`` by the recipe. Derivatives take a rounding for the identity, and a rounded factor as it was before."""
+    """``norm`` by the recipe. To derivatives a rounding is the identity, and what is under the mask is not there."""
 
-    def y_of(call: Call) -> Any:
-        return recipe.forward(ops, call, of.h, None, of.scale, of.bias, of.mask, of.gate)[0]
+    def y_of(call: Call, h: Any, gate: Any) -> Any:
+        return recipe.forward(ops, call, h, None, of.scale, of.bias, of.mask, gate)[0]
 
-    return y_of(call) if call.norm is None else with_derivatives_of(y_of(replace(call, norm=None)), y_of(call))
+    y = y_of(call, of.h, of.gate)
+    if call.norm is None and of.mask is None:
+        return y
+    shown = (a if a is None or of.mask is None else jnp.where(of.mask, a, 0) for a in (of.h, of.gate))
+    return with_derivatives_of(y_of(replace(call, norm=None), *shown), y)
 
 
 def backward(call: Call, of: Operands, dy: Any, dh: Any) -> list[Any]:
