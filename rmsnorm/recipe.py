@@ -92,10 +92,10 @@ def backward(
     gradients go through 1 / rho, too.
     """
     dtype = _arithmetic(call, ops.name_of(dy))
-    h, _ = _summed(ops, call, x, residual, dtype)
+    h = _only(ops, mask, _summed(ops, call, x, residual, dtype)[0])  # else its NaN would be in second derivatives
     before, f = call.is_gated_before, None
     if gate is not None:
-        z = ops.cast(gate, dtype)
+        z = _only(ops, mask, ops.cast(gate, dtype))
         f = factor(ops, call, z)
     normed = h * f if before else h
     row = _statistic(ops, call, normed, mask) if row is None else row
@@ -157,8 +157,9 @@ def slope(ops: Any, call: Call, z: Any) -> Any:
 def mean_square(ops: Any, call: Call, c: Any, row: Row, least: float) -> tuple[Any, Any]:
     """The mean of (c unit)^2 over the elements that count, and unit, a power of two: a number, or one a row.
 
-    ``least`` is the least rho that there can be. Where eps makes it large enough, one number serves all rows of f32:
-    the smallest squares that count beside eps are normal numbers then. With eps = 1e-6 then 1e26 in a row of 4096 is not too large.
+    ``least`` is the least root that counts. Where eps makes it large enough, one number serves all rows of f32: the
+    smallest squares that count beside eps are normal numbers then, and with eps = 1e-6 so is the sum of 4096 squares
+    of 1e26.
     """
     if call.x == "float16" and not (call.is_gated_before or call.exact_sum):  # 65504^2 is far inside of float32
         return _mean(ops, call, c * c, row), 1.0
@@ -209,7 +210,7 @@ def _statistic(ops: Any, call: Call, h: Any, mask: Any) -> Row:
 def _counted(ops: Any, call: Call, h: Any, mask: Any) -> tuple[Any, Any, Any]:
     """Of ``Row``: counted, k and empty."""
     is_partial = call.variant.partial is not None
-    if mask is None and call.n and not is_partial:
+    if mask is None and call.n and not (is_partial or ops.is_spread):
         return None, call.k, None
     sizes = [size if axis in call.axes else 1 for axis, size in enumerate(ops.shape(h))]
     n, k = call.n, call.k

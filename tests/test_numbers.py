@@ -263,16 +263,12 @@ def _plain_of_tf(call, dy, x, scale):
 def _plain_of_flax(call, dy, x, scale):
     import jax
 
-    from rmsnorm.flax_impl import operations, private
+    from rmsnorm.flax_impl import kernels, private
 
     with private.enable_x64(True):
         dy, x, scale = map(jax.numpy.asarray, (dy, x, scale))
-        inverse_rms = operations.statistic(call, x, None).inverse_rms
-
-        def along(dh):
-            return operations.tangent(call, x, scale, None, inverse_rms, dh, None, None)[0]
-
-        return jax.linear_transpose(along, x)(dy)
+        _, pull = jax.vjp(lambda x: kernels.forward(call, kernels.Operands(x, scale)), x)
+        return pull(dy)[0], kernels.backward(call, kernels.Operands(x, scale), dy, None)[0]
 
 
 PLAIN = {"torch": _plain_of_torch, "tf": _plain_of_tf, "flax": _plain_of_flax}

@@ -43,7 +43,10 @@ NUMPY = SimpleNamespace(
     rsqrt=lambda a: 1 / np.sqrt(a),
     sqrt=np.sqrt,
     reshape=np.reshape,
+    reciprocal=lambda a: 1 / a,
+    shape=np.shape,
     ones_like=np.ones_like,
+    root=recipe.root,
     mean_square=recipe.mean_square,
     is_spread=False,
 )
@@ -74,8 +77,8 @@ def test_every_case_is_within_the_bounds(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("variant", "dtype", "size"), [
-    ("standard", "float32", 1e29), ("standard", "bfloat16", 1e29), ("torch", "float32", 1e28),
-    ("zhang_torch", "float32", 1e24), ("x_transformers", "float32", 1e37), ("paper", "float32", 1e37),
+    ("standard", "float32", 1e26), ("standard", "bfloat16", 1e26), ("torch", "float32", 1e26),
+    ("zhang_torch", "float32", 1e37), ("x_transformers", "float32", 1e37), ("paper", "float32", 1e37),
     ("paper", "float32", 1e-37), ("paper", "bfloat16", 1e-30), ("paper", "float64", 1e-300),
     ("standard", "float64", 1e300),
 ])  # fmt: skip

@@ -16,25 +16,20 @@ _PARALLEL: Final = 2**17  # elements: below, one thread is as fast as two
 
 
 def forward(call: Call, scale: str | None, bias: str | None) -> np.ndarray:
-    """The attribute of a call from x, scale and bias, those that are not None, to y and 1 / rho."""
+    """The attribute of a call from x, scale and bias, those that are not None, to y."""
     launch = launch_of(call, scale, bias)
     note("forward", launch)
     return np.frombuffer(launch.native.xla_forward(_threads(launch)), np.int64)
 
 
-def backward(
-    call: Call, scale: str | None, bias: str | None, wanted: Sequence[bool], *, has_inverse_rms: bool = False,
-    has_bias: bool = False, has_dh: bool = False,
-) -> np.ndarray:  # fmt: skip
-    """The same for the backward pass: from dy, h, 1 / rho, scale, bias and dh to the gradients.
+def backward(call: Call, scale: str | None, bias: str | None, wanted: Sequence[bool], *, has_dh: bool) -> np.ndarray:
+    """The same for the backward pass: from dy, h, scale and dh, of which the last two may be missing, to the gradients.
 
-    There may be no 1 / rho, scale, bias and dh. ``wanted`` says which of dx, dscale and dbias there are. No gradient
-    needs the bias, but a program may have it among its operands.
+    ``wanted`` says which of dx, dscale and dbias there are.
     """
     launch = launch_of(call, scale, bias)
     note("backward", launch)
-    attribute = launch.native.xla_backward(_threads(launch), has_inverse_rms, has_bias, has_dh, *wanted)
-    return np.frombuffer(attribute, np.int64)
+    return np.frombuffer(launch.native.xla_backward(_threads(launch), has_dh, *wanted), np.int64)
 
 
 def _threads(launch: Launch) -> int:

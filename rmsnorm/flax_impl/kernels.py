@@ -1,303 +1,243 @@
-"""The compiled kernels as primitives of JAX. A primitive becomes plain operations where no kernel can compute it.
+"""The norm and its gradients as primitives of JAX: a program for one CPU calls a kernel, any other computes recipe.py.
 
-What JAX derives from a primitive it derives from the operations, with two exceptions: the transpose of the tangent is a
-kernel, too, and a vmap that maps no parameter is a call with more rows.
+    rms_norm               y of h = x + residual
+    rms_norm_tangent       the tangent of y, in forward mode; its transpose is rms_norm_gradients
+    rms_norm_gradients     the gradients, which need no more of the forward pass than its arguments
+
+What else JAX derives from a primitive, and what it maps over, it does with the recipe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import lru_cache
 from functools import partial as bind
-from typing import Any, Final, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax import ffi
 from jax import numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 
-from rmsnorm.cpu.rows import mask_steps, with_all_axes
-from rmsnorm.flax_impl import gate as plain
+from rmsnorm import engines, recipe
+from rmsnorm.engines import Prepared
 from rmsnorm.flax_impl import private
-from rmsnorm.flax_impl.engines import Context, Engine, context_of, engine_of
-from rmsnorm.flax_impl.gate import Operands, Pair
-from rmsnorm.flax_impl.operations import Across, elementwise, gain, may_leave_range
 from rmsnorm.flax_impl.private import Primitive, ad, batching, mlir
-from rmsnorm.flax_impl.rounding import convert, double, excess, exponent_of, times_two_to, with_x64, zero_outside
-from rmsnorm.specification.absent import filled, without_none
+from rmsnorm.flax_impl.space import Space, with_derivatives_of
+from rmsnorm.specification.absent import without_none
 from rmsnorm.specification.call import Call
 
-Present: TypeAlias = tuple[bool | None, ...]  # True for each of the ``Operands`` that there is, else None
-Wanted: TypeAlias = tuple[str | None, ...]  # dtypes of dx, dscale, dbias and dgate; None for what is not computed
-
-_PARAMETERS: Final = {"scale", "bias", "dscale", "dbias"}
+HERE = Space()
 
 
-@bind(jax.custom_jvp, nondiff_argnums=(0, 1))
-@with_x64
-def _normalise(call: Call, across: Across | None, h: Any, scale: Any, bias: Any, mask: Any, gate: Any) -> Pair:
-    """y and 1 / rho in float64, of a checked call."""
-    context = context_of((h, scale, bias, mask, gate), is_spread=across is not None)
-    if engine_of(call, context)[0] is Engine.OPERATIONS:
-        return plain.forward(call, h, scale, bias, mask, gate, across)
-    operands = Operands(h=h, gate=gate, mask=_with_all_axes(call, mask), scale=scale, bias=bias)
-    y, inverse_rms = _run(_forward_p.bind, operands, call=call)
-    return y, inverse_rms
+class Operands(NamedTuple):
+    """What is differentiated, and the mask; None for an array that there is not. h is x + residual."""
+
+    h: Any
+    scale: Any = None
+    bias: Any = None
+    gate: Any = None
+    mask: Any = None
 
 
-normalise = jax.jit(_normalise, static_argnums=(0, 1))
+def why_not(prepared: Prepared, arrays: Iterable[Any]) -> str | None:
+    """Why no kernel is in the program that JAX compiles for these arrays; None if there is one."""
+    arrays = [array for array in arrays if isinstance(array, jax.Array)]
+    if (reason := why_not_traced(prepared.kernel_call, prepared.formats, arrays)) is not None:
+        return reason
+    devices = {device for array in arrays for device in array.devices()}
+    return _why_not_for(prepared.kernel_call, prepared.formats, devices.pop().platform if len(devices) == 1 else None)
 
 
-@bind(_normalise.defjvp, symbolic_zeros=True)
-@with_x64
-def _differentiate_norm(
-    call: Call, across: Across | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
-) -> tuple[Pair, Pair]:
-    h, scale, bias, mask, gate = primals
-    dh, dscale, dbias, _, dgate = (None if type(tangent) is SymbolicZero else tangent for tangent in tangents)
-    y, inverse_rms = normalise(call, across, h, scale, bias, mask, gate)
-    # This 1 / rho is a result of ``normalise``, so that a second derivative goes through it, too.
-    operands = Operands(
-        h=h, inverse_rms=inverse_rms, dh=dh, gate=gate, dgate=dgate, mask=_with_all_axes(call, mask), scale=scale,
-        bias=_bias_for(call, bias, dgate), dscale=dscale, dbias=dbias,
-    )  # fmt: skip
-    if engine_of(call, context_of(operands, is_spread=across is not None))[0] is Engine.OPERATIONS:
-        return (y, inverse_rms), plain.tangent(call, normalise, operands, across)
-    dy, dinverse_rms = _run(_tangent_p.bind, operands, call=call)
-    return (y, inverse_rms), (dy, dinverse_rms)
+def why_not_traced(call: Call, formats: Iterable[str | None], arrays: Iterable[Any]) -> str | None:
+    """The same while a program is traced, when it is not known yet which device it is for."""
+    if is_divided(arrays):
+        return "each device has a part of an array"
+    return engines.refusal(call, None, formats)
 
 
-@bind(jax.jit, static_argnums=(0, 1))
-@with_x64
-def gradients(
-    call: Call, terms: tuple[str, ...], dy: Any, h: Any, scale: Any, bias: Any, mask: Any, gate: Any, dh: Any
-) -> Any:
-    """dx + dh in each dtype of ``terms``, dscale, dbias and dgate, without a forward pass before."""
-    wanted = call.x, _name(scale), _name(bias), _name(gate)
-    operands = Operands(
-        dy=dy, h=h, dh=dh, gate=gate, mask=_with_all_axes(call, mask), scale=scale, bias=_bias_for(call, bias, gate)
-    )
-    is_mixed = {*terms, _name(dh) or call.x} != {call.x}
-    if engine_of(call, context_of(operands, is_mixed=is_mixed))[0] is Engine.KERNELS:
-        dx, *others = filled(_run(_gradients_p.bind, operands, call=call, wanted=wanted), wanted)
-        return [dx for _ in terms], *others
-    dx, *others = _by_formula(call, operands, wanted)
-    others = [None if name is None else convert(d, name) for d, name in zip(others, wanted[1:], strict=True)]
-    return [convert(dx, name) for name in terms], *others
+def is_divided(arrays: Iterable[Any]) -> bool:
+    return any(map(private.is_divided, without_none(arrays)))
 
 
-def _bias_for(call: Call, bias: Any, dgate: Any) -> Any:
-    """The bias, if the gradient or tangent of a gate needs it."""
-    return None if dgate is None or call.is_gated_before else bias
+def _why_not_for(call: Call, formats: Iterable[str | None], platform: str | None) -> str | None:
+    """The same for a program that is compiled for one device; ``platform`` is None for several."""
+    if platform is None:
+        return "an array is not on one device"
+    if platform != "cpu":
+        return "there are no kernels for its device"
+    if (reason := engines.why_not(call, "cpu", formats)) is not None:
+        return reason
+    return None if is_registered() else "this jaxlib does not accept the kernels"
 
 
-def _with_all_axes(call: Call, mask: Any) -> Any:
-    """The mask with as many axes as x."""
-    return mask if mask is None else mask.reshape(with_all_axes(mask.shape, len(call.shape)))
-
-
-def _run(function: Callable[..., Any], operands: Operands, **params: Any) -> Any:
-    """The function, of the operands that are not None; ``present`` tells it which these are."""
-    present = tuple(None if x is None else True for x in operands)
-    return function(*without_none(operands), present=present, **params)
-
-
-def _named(operands: Sequence[Any], present: Present) -> Operands:
-    """The operands of such a function."""
-    return Operands(*filled(operands, present))
-
-
-def _forward(of: Operands, call: Call) -> Any:
-    return plain.forward(call, of.h, of.scale, of.bias, of.mask, of.gate)
-
-
-def _forward_types(of: Operands, call: Call) -> Any:
-    reduced = tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape))
-    return _types(of.h, (call.shape, call.result), (reduced, "float64"))
-
-
-def _forward_kernel(of: Operands, call: Call) -> Any:
+@lru_cache(maxsize=1)
+def is_registered() -> bool:
+    """Whether XLA accepts the handler. A warning says so if it does not, as with another version of the interface."""
     from rmsnorm.cpu import xla
 
-    mask, steps = _masked(call, of.mask)
-    attribute = xla.forward(call, _name(of.scale), _name(of.bias), _name(of.gate), steps)
-    return _call_kernel(attribute, _forward_types(Operands(), call), of.h, of.scale, of.bias, mask, of.gate)
+    try:
+        ffi.register_ffi_target("rmsnorm", xla.handler(), platform="cpu")
+    except jax.errors.JaxRuntimeError as error:
+        warnings.warn(
+            f"rmsnorm: this jaxlib does not accept the CPU kernels; XLA compiles slower code instead ({error}); "
+            "install another version of jaxlib, or set RMSNORM_CPU_KERNELS=0 to hide this warning",
+            stacklevel=2,
+        )
+        return False
+    return True
 
 
-def _tangent(of: Operands, call: Call) -> Any:
-    return plain.tangent(call, normalise, of)
+def norm(call: Call, of: Operands) -> Any:
+    """y. Differentiation keeps the arguments and nothing else."""
+    (y,) = _bind(_forward_p, (of,), call=call)
+    return y
 
 
-def _transpose(cotangents: Sequence[Any], *operands: Any, call: Call, present: Present) -> Any:
-    of = _named(operands, present)
-    wanted = tuple(None if t is None else t.aval.dtype.name for t in (of.dh, of.dscale, of.dbias, of.dgate))
-    of = of._replace(dh=None, dgate=None, dscale=None, dbias=None)
-    dy, dinverse_rms = cotangents
-    if type(dinverse_rms) is not ad.Zero:  # in a second derivative
-        results = _transposed(call, wanted, of, *map(ad.instantiate_zeros, cotangents))
-    else:
-        results = _run(_gradients_p.bind, of._replace(dy=ad.instantiate_zeros(dy)), call=call, wanted=wanted)
-    dx, dscale, dbias, dgate = filled(results, wanted)
-    transposed = zip(Operands(dh=dx, dgate=dgate, dscale=dscale, dbias=dbias), present, strict=True)
-    return [result for result, is_present in transposed if is_present]
+def gradients(call: Call, of: Operands, dy: Any, dh: Any) -> list[Any]:
+    """The gradient of h plus ``dh``, and those of scale, bias and gate; None where there is no such array."""
+    wanted = tuple(name for name, array in of._replace(mask=None)._asdict().items() if array is not None)
+    results = _bind(_gradients_p, (of, dy, dh), call=call, wanted=wanted)
+    found = dict(zip(wanted, results, strict=True))
+    return [found.get(name) for name in Operands._fields[:4]]
 
 
-@with_x64
-def _transposed(call: Call, wanted: Wanted, of: Operands, *cotangents: Any, as_y: bool = False) -> Any:
-    """Those of dx, dscale, dbias and dgate whose dtype is given in ``wanted``, in that dtype."""
+def forward(call: Call, of: Operands, ops: Space = HERE) -> Any:
+    """``norm`` by the recipe. To derivatives a rounding is the identity, and what is under the mask is not there."""
 
-    def push_forward(*tangents: Any) -> Any:
-        dh, dscale, dbias, dgate = filled(tangents, wanted)
-        operands = of._replace(dh=dh, dscale=dscale, dbias=dbias, dgate=dgate)
-        return plain.tangent(call, normalise, operands, as_y=as_y)[: len(cotangents)]
+    def y_of(call: Call, h: Any, gate: Any) -> Any:
+        return recipe.forward(ops, call, h, None, of.scale, of.bias, of.mask, gate)[0]
 
-    types = _gradient_types(Operands(h=private.typeof(of.h)), call, wanted)
-    return jax.linear_transpose(push_forward, *types)(cotangents)
-
-
-def _gradients(of: Operands, call: Call, wanted: Wanted) -> Any:
-    """Where the forward pass left 1 / rho, as JAX differentiates: by the transpose. Without it by ``_by_formula``."""
-    if of.inverse_rms is not None:
-        return _transposed(call, wanted, of, of.dy)
-    results = zip(_by_formula(call, of, wanted), wanted, strict=True)
-    return [convert(result, name) for result, name in results if name is not None]
+    y = y_of(call, of.h, of.gate)
+    if call.norm is None and of.mask is None:
+        return y
+    shown = (a if a is None or of.mask is None else jnp.where(of.mask, a, 0) for a in (of.h, of.gate))
+    return with_derivatives_of(y_of(replace(call, norm=None), *shown), y)
 
 
-def _by_formula(call: Call, of: Operands, wanted: Wanted) -> list[Any]:
-    """dx + dh, dscale, dbias and dgate before they are rounded, None as in ``wanted``. 1 / rho is computed here."""
-    dy, dh, scale, mask = of.dy, of.dh, of.scale, of.mask
-    wide, (_, inverse_rms) = elementwise(call), plain.forward(call, of.h, scale, of.bias, mask, of.gate)
-    of = of._replace(inverse_rms=inverse_rms)
-    types = tuple(name and dtype for name, dtype in zip(wanted, (wide, "float64", "float64", wide), strict=True))
-    is_wide = may_leave_range(call)
-    dy = double(dy) if is_wide else dy
-
-    def transposed(dy: Any) -> list[Any]:
-        of_dy = replace(call, result=dy.dtype.name)
-        return filled(_transposed(of_dy, types, of, dy, as_y=True), wanted)
-
-    dx, dscale, dbias, dgate = transposed(dy)
-    if is_wide:  # dy times the gain may leave the range where dx does not
-        largest = exponent_of(jnp.max(abs(zero_outside(mask, dy)), axis=call.axes, keepdims=True))
-        power = excess(largest if scale is None else largest + exponent_of(jnp.max(abs(gain(call, scale)))), 900)
-        dx, _, _, dgate = transposed(times_two_to(-power, dy))
-        dx, dgate = (None if t is None else times_two_to(power, t) for t in (dx, dgate))
-    return [dx if dh is None else dx + convert(dh, wide), dscale, dbias, dgate]
+def backward(call: Call, of: Operands, dy: Any, dh: Any) -> list[Any]:
+    """``gradients`` by the recipe, the first in the dtype of the arithmetic."""
+    return list(recipe.backward(HERE, call, dy, dh, of.h, None, of.scale, of.bias, of.mask, of.gate))
 
 
-def _gradient_types(of: Operands, call: Call, wanted: Wanted) -> Any:
-    features = tuple(call.shape[axis] for axis in call.feature_axes)
-    shapes = (call.shape, features, features, call.shape)
-    results = [(shape, name) for shape, name in zip(shapes, wanted, strict=True) if name is not None]
-    return _types(of.h, *results)
+def _forward(of: Operands, call: Call) -> list[Any]:
+    return [forward(call, of)]
 
 
-def _gradients_kernel(of: Operands, call: Call, wanted: Wanted) -> Any:
+def _forward_types(of: Operands, call: Call) -> list[Any]:
+    return [private.type_like(of.h, call.shape, jnp.dtype(call.result))]
+
+
+def _forward_kernel(of: Operands, call: Call) -> list[Any]:
     from rmsnorm.cpu import xla
 
-    mask, steps = _masked(call, of.mask)
-    attribute = xla.backward(
-        replace(call, result=of.dy.dtype.name), _name(of.scale), _name(of.bias) or wanted[2], _name(of.gate), steps,
-        tuple(name is not None for name in wanted), has_inverse_rms=of.inverse_rms is not None,
-        has_bias=of.bias is not None, has_dh=of.dh is not None,
-    )  # fmt: skip
-    types = _gradient_types(Operands(), call, wanted)
-    return _call_kernel(attribute, types, of.dy, of.h, of.inverse_rms, of.scale, of.bias, mask, of.dh, of.gate)
+    attribute = xla.forward(call, _name(of.scale), _name(of.bias))
+    return _call_kernel(attribute, _forward_types(of, call), of.h, of.scale, of.bias)
 
 
-def _types(h: Any, *results: tuple[tuple[int, ...], str]) -> Any:
-    return [private.type_like(h, shape, jnp.dtype(name)) for shape, name in results]
+def _tangent(of: Operands, along: Operands, call: Call) -> list[Any]:
+    """The transpose of the gradients, of which no part leaves the range if the tangent does not."""
+    moving = {name: tangent for name, tangent in along._asdict().items() if tangent is not None}
+    pull = bind(_gradients, of, dh=None, call=call, wanted=tuple(moving))
+    return list(jax.linear_transpose(pull, *_forward_types(of, call))(list(moving.values())))
+
+
+def _tangent_types(of: Operands, _: Operands, call: Call) -> list[Any]:
+    return _forward_types(of, call)
+
+
+def _gradients(of: Operands, dy: Any, dh: Any, call: Call, wanted: tuple[str, ...]) -> list[Any]:
+    found = dict(zip(Operands._fields, backward(call, of, dy, dh), strict=False))
+    return [found[name].astype(getattr(of, name).dtype) for name in wanted]
+
+
+def _gradients_types(of: Operands, _: Any, __: Any, call: Call, wanted: tuple[str, ...]) -> list[Any]:
+    arrays = [getattr(of, name) for name in wanted]
+    return [private.type_like(of.h, array.shape, array.dtype) for array in arrays]
+
+
+def _gradients_kernel(of: Operands, dy: Any, dh: Any, call: Call, wanted: tuple[str, ...]) -> list[Any]:
+    from rmsnorm.cpu import xla
+
+    call = replace(call, result=dy.dtype.name)
+    are_wanted = [name in wanted for name in ("h", "scale", "bias")]
+    attribute = xla.backward(call, _name(of.scale), _name(of.bias), are_wanted, has_dh=dh is not None)
+    return _call_kernel(attribute, _gradients_types(of, dy, dh, call, wanted), dy, of.h, of.scale, dh)
+
+
+def _call_kernel(attribute: Any, types: list[Any], *operands: Any) -> list[Any]:
+    plain = [jax.ShapeDtypeStruct(of.shape, of.dtype) for of in types]
+    return list(ffi.ffi_call("rmsnorm", plain)(*without_none(operands), attribute=attribute))
 
 
 def _name(x: Any) -> str | None:
     return None if x is None else x.dtype.name
 
 
-def _masked(call: Call, mask: Any) -> tuple[Any, tuple[int, int] | None]:
-    """The mask without gaps, and its steps to the next row and element."""
-    if mask is None:
-        return None, None
-    shape, row_step, step = mask_steps(mask.shape, call.shape, call.first_of_row)
-    return jnp.broadcast_to(mask, shape), (row_step, step)
-
-
-def _call_kernel(attribute: np.ndarray, types: Any, *operands: Any) -> Any:
-    return ffi.ffi_call("rmsnorm", types)(*without_none(operands), attribute=attribute)
+def _bind(primitive: Primitive, operands: Any, **params: Any) -> list[Any]:
+    """Calls a primitive, which takes the arrays that there are in a list, and as ``tree`` how they are named."""
+    leaves, tree = jax.tree.flatten(operands)
+    results: list[Any] = primitive.bind(*leaves, tree=tree, **params)
+    return results
 
 
 def _primitive(
-    name: str, function: Callable[..., Any], types: Callable[..., Any], kernel: Callable[..., Any] | None = None,
-    summed: Collection[str] = (),
-) -> Primitive:  # fmt: skip
-    """A primitive that computes the function, on a CPU in a kernel, if there is one.
+    name: str, function: Callable[..., Any], types: Callable[..., Any], kernel: Callable[..., Any] | None = None
+) -> Primitive:
+    """A primitive that computes the function, on a CPU by a kernel if there is one. All of these get what ``_bind``
+    got, and return a list."""
 
-    All of these get ``Operands``. ``summed`` are those whose transpose would be a sum over the parts of a vmap by which
-    they are not mapped.
-    """
+    def of_leaves(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *leaves, tree, **params: function(*jax.tree.unflatten(tree, leaves), **params)
 
-    def of_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
-        """As JAX calls a function: with the arrays that there are."""
-        return with_x64(lambda *arrays, present, **params: function(_named(arrays, present), **params))
-
-    plain, primitive = of_arrays(function), Primitive(name)
+    plain, primitive = of_leaves(function), Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(plain)
-    primitive.def_abstract_eval(of_arrays(types))
+    primitive.def_abstract_eval(of_leaves(types))
     mlir.register_lowering(primitive, mlir.lower_fun(plain, multiple_results=True))
     if kernel is not None:
-        mlir.register_lowering(primitive, bind(_lower, plain, of_arrays(kernel)), platform="cpu")
+        mlir.register_lowering(primitive, bind(_lower, plain, of_leaves(kernel)), platform="cpu")
     ad.primitive_jvps[primitive] = bind(_differentiate, plain)
-    batching.primitive_batchers[primitive] = bind(_batch, primitive, plain, summed)
+    batching.primitive_batchers[primitive] = bind(_map, plain)
     private.check_for_nan(primitive)
     return primitive
 
 
-@with_x64  # the lowering itself traces float64, too
-def _lower(plain: Callable[..., Any], kernel: Callable[..., Any], context: Any, *arrays: Any, **params: Any) -> Any:
-    """The program of a primitive for CPUs: a kernel, or else operations, which XLA divides among devices."""
-    where = Context(platform="cpu" if private.is_for_one_device(context.module_context) else "")
-    if engine_of(params["call"], where)[0] is Engine.OPERATIONS:
-        return mlir.lower_fun(plain, multiple_results=True)(context, *arrays, **params)
+def _lower(plain: Callable[..., Any], kernel: Callable[..., Any], context: Any, *leaves: Any, **params: Any) -> Any:
+    """The program of a primitive for CPUs: a kernel, or the recipe, which XLA divides among devices."""
+    of = jax.tree.unflatten(params["tree"], context.avals_in)[0]
+    platform = "cpu" if private.is_for_one_device(context.module_context) else None
+    if _why_not_for(params["call"], (_name(of.scale), _name(of.bias)), platform) is not None:
+        return mlir.lower_fun(plain, multiple_results=True)(context, *leaves, **params)
     plain_types = [jax.core.ShapedArray(x.shape, x.dtype) for x in context.avals_in]
-    return mlir.lower_fun(kernel, multiple_results=True)(context.replace(avals_in=plain_types), *arrays, **params)
+    return mlir.lower_fun(kernel, multiple_results=True)(context.replace(avals_in=plain_types), *leaves, **params)
 
 
-def _differentiate(plain: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+def _differentiate(plain: Callable[..., Any], primals: Any, tangents: Any, **params: Any) -> Any:
     return jax.jvp(bind(plain, **params), tuple(primals), tuple(map(ad.instantiate_zeros, tangents)))
 
 
-def _batch(
-    primitive: Primitive, plain: Callable[..., Any], summed: Collection[str], arrays: Sequence[Any],
-    axes: Sequence[int | None], **params: Any,
-) -> tuple[Any, list[int]]:  # fmt: skip
-    """A vmap of 5 calls on 7 rows is one call on 35 rows; but operations, if the parts have different parameters or a
-    gradient of the parameters each, or if a transpose would be a sum over parts."""
-    call, present = params["call"], params["present"]
-    names = [name for name, is_present in zip(Operands._fields, present, strict=True) if is_present]
-    entries = [*zip(names, arrays, axes, strict=True)]
-    mapped = {name for name, _, axis in entries if axis is not None}
-    if any(params.get("wanted", ())[1:3]) or mapped & _PARAMETERS or not mapped.issuperset({*summed} & {*names}):
-        results = jax.vmap(bind(plain, **params), tuple(axes))(*arrays)
-    else:
-        size = next(x.shape[axis] for x, axis in zip(arrays, axes, strict=True) if axis is not None)
-        rows = [
-            x if name in _PARAMETERS
-            else jnp.broadcast_to(x, (1 if name == "mask" else size, *x.shape)) if axis is None
-            else jnp.moveaxis(x, axis, 0)
-            for name, x, axis in entries
-        ]  # fmt: skip
-        results = primitive.bind(*rows, **{**params, "call": _with_axis(call, size)})
+def _map(plain: Callable[..., Any], leaves: Any, axes: Any, **params: Any) -> Any:
+    results = jax.vmap(bind(plain, **params), tuple(axes))(*leaves)
     return results, [0] * len(results)
 
 
-def _with_axis(call: Call, size: int) -> Call:
-    """The same call on so many arrays at once, along a new first axis."""
-    axes, features = (tuple(axis + 1 for axis in numbers) for numbers in (call.axes, call.feature_axes))
-    return replace(call, shape=(size, *call.shape), axes=axes, feature_axes=features)
+def _differentiate_norm(primals: Any, tangents: Any, *, tree: Any, call: Call) -> Any:
+    (of,) = jax.tree.unflatten(tree, primals)
+    (along,) = jax.tree.unflatten(tree, [None if type(t) is ad.Zero else t for t in tangents])
+    return _forward_p.bind(*primals, tree=tree, call=call), _bind(_tangent_p, (of, along), call=call)
+
+
+def _transpose_tangent(cotangents: Any, *leaves: Any, tree: Any, call: Call) -> list[Any]:
+    of, along = jax.tree.unflatten(tree, leaves)
+    wanted = tuple(name for name, tangent in along._asdict().items() if ad.is_undefined_primal(tangent))
+    results = iter(_bind(_gradients_p, (of, ad.instantiate_zeros(cotangents[0]), None), call=call, wanted=wanted))
+    return [next(results) if ad.is_undefined_primal(leaf) else None for leaf in leaves]
 
 
 _forward_p = _primitive("rms_norm", _forward, _forward_types, _forward_kernel)
-_tangent_p = _primitive("rms_norm_tangent", _tangent, _forward_types, summed={"dh", "dgate"})
-_gradients_p = _primitive("rms_norm_gradients", _gradients, _gradient_types, _gradients_kernel)
-ad.primitive_transposes[_tangent_p] = _transpose
+_tangent_p = _primitive("rms_norm_tangent", _tangent, _tangent_types)
+_gradients_p = _primitive("rms_norm_gradients", _gradients, _gradients_types, _gradients_kernel)
+ad.primitive_jvps[_forward_p] = _differentiate_norm
+ad.primitive_transposes[_tangent_p] = _transpose_tangent

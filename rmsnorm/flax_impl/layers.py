@@ -18,11 +18,11 @@ from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 from jax import numpy as jnp
 from jax.nn import initializers
 
-from rmsnorm.cpu.prepared import Options, prepare
+from rmsnorm.engines import prepare
 from rmsnorm.flax_impl.functional import arrays, forward
-from rmsnorm.flax_impl.operations import Across
+from rmsnorm.flax_impl.space import Space
 from rmsnorm.specification import errors
-from rmsnorm.specification.interface import constructor
+from rmsnorm.specification.interface import Options, constructor
 from rmsnorm.specification.resolve import check_axis
 from rmsnorm.specification.variants import Preset, Variant, derive
 
@@ -37,7 +37,6 @@ class RMSNorm(nnx.RMSNorm):
 
     with the place of eps, the offset o, the counted elements and the roundings of the variant. It is a flax.nnx.RMSNorm
     and takes its arguments. The statistic does not depend on ``dtype``; over several devices it is a weighted mean.
-    Gradients of the parameters are summed over rows in float64, however these are batched or spread over devices.
 
     Args:
         num_features: number of parameters, the product of the sizes of the feature axes.
@@ -243,9 +242,8 @@ def normalise_over(
     if len(sizes) > 1:
         merged = (math.prod(sizes),)
         scale, bias = (p.reshape(sizes) if p is not None and p.shape == merged else p for p in (scale, bias))
-    across = None if axis_name is None else Across(_hashable(axis_name), _hashable(axis_index_groups))
-    _, y, h, _ = forward((*others, feature_axis, out_dtype), x, scale, bias, mask, residual, gate, across)
-    return y if h is None else (y, h)
+    space = Space(_hashable(axis_name), _hashable(axis_index_groups))
+    return forward((*others, feature_axis, out_dtype), False, x, scale, bias, mask, residual, gate, space)
 
 
 def feature_sizes(x: Any, options: Options) -> tuple[int, ...]:

@@ -21,25 +21,11 @@ with imported("flax"):
 
 
 class RMSNorm(nn.RMSNorm):
-    """Root mean square layer normalization.
+    """The layer for flax.nnx, ``rmsnorm.flax_impl.RMSNorm``, as a module of flax.linen.
 
-        y = h / rho * (o + scale) + bias,    h = x + residual,    rho = sqrt(mean(h_i^2) + eps)
-
-    with the place of eps, the offset o, the counted elements and the roundings of the variant. It is a
-    flax.linen.RMSNorm with its attributes, of which ``use_fast_variance`` and ``force_float32_reductions`` have no
-    effect. The statistic does not depend on them and on ``dtype``; over several devices it is a weighted mean.
-
-    Attributes:
-        epsilon: a number >= 0; None for the variant's.
-        scale_init: None for 1 - o, so that the factor is 1 at first.
-        use_bias: whether there is a parameter ``bias``; None as in the variant: only ``equinox`` and ``lasagne`` have
-            one.
-        bias_init: zeros.
-        partial: fraction of the elements (of every device's), from the first, that enter the statistic; None for the
-            variant's.
-        variant: name of a preset or a Variant. By default the layer is ``flax``, as flax.linen.RMSNorm, and the
-            functions are ``standard``: if x has 16 bits and scale has 32, y of the layer has 32 and y of the functions
-            16.
+    It is a flax.linen.RMSNorm with its attributes, of which ``use_fast_variance`` and ``force_float32_reductions`` have
+    no effect. ``epsilon``, ``scale_init``, ``use_bias``, ``bias_init``, ``partial`` and ``variant`` are those of the
+    other layer.
 
     Raises:
         TypeError: epsilon, partial or variant is of the wrong type.
@@ -89,26 +75,7 @@ class RMSNorm(nn.RMSNorm):
         residual: jax.Array | None = None,
         gate: jax.Array | None = None,
     ) -> Any:
-        """Normalize x, or x + residual.
-
-            y = h / rho * (o + scale) + bias,    h = x + residual
-
-        Args:
-            x: floating-point.
-            mask: broadcasting to x, cast to bool as flax.linen.RMSNorm does: True counts in the statistic. Elsewhere y
-                is normalised likewise but constant to every derivative, and a row with nothing counted gives 0.
-            residual: added to x first, in promote(x, residual).
-            gate: z, shaped as x: y is multiplied by f(z), or h is before it is normalised, as ``gate_function`` and
-                ``gate_position`` of the variant say.
-
-        Returns:
-            y, shaped as x; with ``residual`` (y, x + residual).
-
-        Raises:
-            TypeError: x, the residual or the gate is not floating-point.
-            ValueError: the mask, the residual or the gate do not fit x, or an axis does not.
-
-        Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
+        """Normalize x, or x + residual, as the other layer does, but the mask is cast to bool as in flax.linen.RMSNorm.
 
         Example:
             >>> x = jax.numpy.array([1.0, 3.0])

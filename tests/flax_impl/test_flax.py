@@ -148,7 +148,8 @@ def test_exported_with_sizes_to_come(dtype: str, variant: str) -> None:
         rows, width = export.symbolic_shape("rows, width")
         program = exported(norm, *(jax.ShapeDtypeStruct(shape, dtype) for shape in ((rows, width), (width,))))
         x, scale = normal(0, 5, 9, dtype=dtype), normal(1, 9, dtype=dtype)
-        few = 2.0**-51 if dtype == "float64" else 0.0  # each operation rounds
+        # 2^3 roundings, or another one of the result
+        few = {"float64": 2.0**-50, "float32": 2.0**-21, "bfloat16": 2.0**-7}[dtype]
         np.testing.assert_allclose(program.call(x, scale).astype(float), norm(x, scale).astype(float), rtol=few, atol=0)
         dy = normal(2, 5, 9, dtype=dtype)
         found = [jax.jit(lambda x, scale: jax.vjp(f, x, scale)[1](dy))(x, scale) for f in (program.call, norm)]  # noqa: B023
@@ -161,7 +162,7 @@ def test_an_exported_layer() -> None:
     made, x = nnx_layer(WIDTH, use_bias=True), normal(0, 3, WIDTH)
     graph, state = nnx.split(made)
     program = exported(lambda params, x: nnx.merge(graph, nnx.State(params))(x), nnx.to_pure_dict(state), x)
-    np.testing.assert_array_equal(program.call(nnx.to_pure_dict(state), x), made(x))
+    np.testing.assert_allclose(program.call(nnx.to_pure_dict(state), x), made(x), rtol=2.0**-20, atol=2.0**-20)
     platforms = ("cpu", "cuda", "rocm", "tpu")
     assert export.export(jax.jit(rms_norm), platforms=platforms)(x).platforms == platforms
 
@@ -202,7 +203,7 @@ def test_arguments() -> None:
     nnx_one, linen_one = both(8)
     with pytest.raises(TypeError, match=r"mask has dtype int32, expected bool"):
         nnx_one(x, ones)
-    np.testing.assert_array_equal(linen_one(x, ones), linen_one(x))  # as the built-in one
+    np.testing.assert_allclose(linen_one(x, ones), linen_one(x), rtol=2.0**-21)  # as the built-in one
 
 
 def spread(x: Any, parts: int = 4) -> Any:
@@ -219,7 +220,7 @@ OVER = {
 @pytest.mark.parametrize("options", OVER.values(), ids=OVER)
 @pytest.mark.parametrize("masked", [False, True])
 def test_over_a_mapped_axis(options: dict[str, Any], masked: bool) -> None:
-    """float64 sums in another order: the same float32 but near a tie; the gradients add up 4 float32 at most."""
+    """Sums of 16 terms in another order, and products of the gradients: within 2^4 roundings of numbers up to 4."""
     x, v, scale = normal(0, 5, 16), normal(1, 5, 16), normal(2, 16)
     share = np.repeat([0.9, 0.2, 0.5, 0.0], 4)
     mask = jnp.asarray(np.random.default_rng(3).uniform(size=x.shape) < share).at[1].set(False) if masked else None
@@ -247,7 +248,7 @@ def test_over_a_mapped_axis(options: dict[str, Any], masked: bool) -> None:
     )
     for one_, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert bool(jnp.any(other))
-        np.testing.assert_allclose(one_, other, rtol=2.0**-22, atol=2.0**-22)
+        np.testing.assert_allclose(one_, other, rtol=2.0**-20, atol=2.0**-20)
     if masked:
         live = spread(mask).astype(jnp.float32)
         means = jnp.sum(spread(x) ** 2 * live, -1) / jnp.maximum(1.0, jnp.sum(live, -1))
@@ -261,5 +262,5 @@ def test_kept_over_a_mapped_axis() -> None:
     x = normal(0, 4, 3, 8)
     _, pull = jax.vjp(jax.vmap(layer, axis_name="devices"), x)
     assert sorted((leaf.dtype.name, leaf.shape) for leaf in jax.tree.leaves(pull)) == [
-        ("float32", (4, 3, 8)), ("float32", (8,)), ("float64", (3, 1))
+        ("float32", (4, 3, 8)), ("float32", (8,))
     ]  # fmt: skip

@@ -7,6 +7,8 @@
 #include <memory>
 #include <new>
 
+#include "pages.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -76,6 +78,11 @@ void for_each_chunk(const Pool& pool, std::int64_t chunks, const Body& body) {
     share_out(pool, chunks, compute, &body);
 }
 
+// Of a result of the size of x, which the caller has just allocated.
+void advise(const Call& call, const std::byte* result, Format format) {
+    advise_huge_pages(result, call.rows * call.width() * size_of(format));
+}
+
 }  // namespace
 
 const Kernels* kernels() {
@@ -89,6 +96,7 @@ bool forward(const Call& call, const Forward& arrays, const Pool& pool) {
     const auto parameters = numbers(call.parameters());
     if (!parameters) return false;
     own.prepare(call, arrays.scale, arrays.bias, false, parameters.get());
+    advise(call, arrays.y, call.y), advise(call, arrays.h, call.x);
     const bool alone = pool.threads < 2;
     const auto step = alone ? std::max<std::int64_t>(call.rows, 1)
                             : std::max(quotient_up(least_chunk, call.width()), quotient_up(call.rows, 8 * pool.threads));
@@ -107,6 +115,7 @@ bool backward(const Call& call, const Backward& arrays, const Pool& pool) {
     if (!own_parameters || !own_sums) return false;
     double *const parameters = own_parameters.get(), *const sums = own_sums.get();
     own.prepare(call, arrays.scale, nullptr, true, parameters);
+    advise(call, arrays.dx, call.x);
     if (pool.threads > 1 && chunks == 1 && call.rows > 1 && call.rows * call.width() >= few_rows) {
         // A few wide rows are one task, as sums of their own would cost more than the rows. So threads share out the rows
         // for dx, and then the columns for the sums, each of which is added in the same order.

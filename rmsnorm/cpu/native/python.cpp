@@ -6,11 +6,10 @@
 // A program of XLA holds the bytes of `xla_forward` or `xla_backward` as its only attribute, an array of int64, named as the
 // caller likes; see xla.h. Its operands and results are those of the following that there are, in this order:
 //
-//     forward     x, scale, bias -> y, 1 / rho
-//     backward    dy, h, 1 / rho, scale, bias, dh -> dx, dscale, dbias
+//     forward     x, scale, bias -> y
+//     backward    dy, h, scale, dh -> dx, dscale, dbias
 //
-// The plan has a dtype for scale and bias if there is one; the other choices are arguments. The backward pass reads no bias,
-// but a program may hand it over.
+// The plan has a dtype for scale and bias if there is one; the other choices are arguments.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string_view.h>
@@ -24,7 +23,6 @@
 #include <string_view>
 
 #include "call.h"
-#include "pages.h"
 #include "xla.h"
 
 namespace nb = nanobind;
@@ -116,11 +114,6 @@ class Plan {
 
     Word x_step() const { return call.width() * size_of(call.x); }
 
-    // A result of the size of x, which the caller has just allocated.
-    void advise(Address result, Format format) const {
-        advise_huge_pages(at<std::byte>(result), call.rows * call.width() * size_of(format));
-    }
-
 public:
     Plan(Word rows, Word n, Word k, Word groups, Word step, double eps, double offset, std::string_view position, Name x,
          Name y, Name norm, Name product, Name scale, Name bias) {
@@ -144,7 +137,6 @@ public:
             at<Bytes>(x), x_step, at<Bytes>(residual), at<Bytes>(scale), at<Bytes>(bias),
             at<std::byte>(y), at<std::byte>(h), at<double>(inverse_rms),
         };
-        advise(y, call.y), advise(h, call.x);
         check(rmsnorm::forward(call, arrays, pool(threads, gomp_parallel)));
     }
 
@@ -154,7 +146,6 @@ public:
             at<Bytes>(h), h_step, at<Bytes>(scale), at<const double>(inverse_rms), at<Bytes>(dy), at<Bytes>(dh),
             at<std::byte>(dx), at<std::byte>(dscale), at<std::byte>(dbias), nullptr,
         };
-        advise(dx, call.x);
         check(rmsnorm::backward(call, arrays, pool(threads, gomp_parallel)));
     }
 
@@ -165,19 +156,17 @@ public:
             a.x = at<Bytes>(++operands), a.x_step = x_step();
             if (call.scale != Format::none) a.scale = at<Bytes>(++operands);
             if (call.bias != Format::none) a.bias = at<Bytes>(++operands);
-            a.y = at<std::byte>(--results), a.inverse_rms = at<double>(--results);
+            a.y = at<std::byte>(--results);
         });
     }
 
-    nb::bytes xla_backward(Word threads, bool inverse_rms, bool bias, bool dh, bool dx, bool dscale, bool dbias) const {
+    nb::bytes xla_backward(Word threads, bool dh, bool dx, bool dscale, bool dbias) const {
         return attribute(true, threads, [&](xla::Attribute& result) {
             Word operands = 0, results = 0;
             auto& a = result.backward;
             a.dy = at<Bytes>(++operands);
             a.h = at<Bytes>(++operands), a.h_step = x_step();
-            if (inverse_rms) a.inverse_rms = at<const double>(++operands);
             if (call.scale != Format::none) a.scale = at<Bytes>(++operands);
-            if (bias) ++operands;
             if (dh) a.dh = at<Bytes>(++operands);
             if (dx) a.dx = at<std::byte>(--results);
             if (dscale) a.dscale = at<std::byte>(--results);
@@ -201,8 +190,7 @@ NB_MODULE(_native, module) {
         .def("backward", &Plan::backward, unlocked(), "threads"_a, "gomp_parallel"_a, "h"_a, "h_step"_a, "scale"_a.none(),
              "inverse_rms"_a.none(), "dy"_a, "dh"_a.none(), "dx"_a.none(), "dscale"_a.none(), "dbias"_a.none())
         .def("xla_forward", &Plan::xla_forward, "threads"_a)
-        .def("xla_backward", &Plan::xla_backward, "threads"_a, "inverse_rms"_a, "bias"_a, "dh"_a, "dx"_a, "dscale"_a,
-             "dbias"_a);
+        .def("xla_backward", &Plan::xla_backward, "threads"_a, "dh"_a, "dx"_a, "dscale"_a, "dbias"_a);
     module.def("level", [] { return kernels() ? kernels()->level : nullptr; }, "None if there are no kernels.");
     module.def("xla_handler", [] {
         return nb::capsule(reinterpret_cast<void*>(xla::handle), "xla._CUSTOM_CALL_TARGET");
