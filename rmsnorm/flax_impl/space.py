@@ -75,7 +75,7 @@ class Space:
     maximum, ones_like, sqrt = staticmethod(jnp.maximum), staticmethod(jnp.ones_like), staticmethod(jnp.sqrt)
     sigmoid, silu, constant = staticmethod(jax.nn.sigmoid), staticmethod(jax.nn.silu), staticmethod(lax.stop_gradient)
     rounded, rsqrt, reciprocal = staticmethod(rounded), staticmethod(rsqrt), staticmethod(reciprocal)
-    mean_square = staticmethod(recipe.mean_square)
+    mean_square, root, shape = staticmethod(recipe.mean_square), staticmethod(recipe.root), staticmethod(jnp.shape)
 
     @property
     def is_spread(self) -> bool:
