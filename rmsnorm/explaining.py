@@ -49,7 +49,7 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
         with _noted() as names:
             _module(row).rms_norm(x, scale, bias, **options)
     if not names:
-        reason = _module(row).why_not(prepared, (x, scale, bias, *arrays.values()))
+        reason = _why_not(row)(prepared, (x, scale, bias, *map(options.get, ("mask", "residual", "gate"))))
         if reason is None:  # of the kernels for CPUs alone there are names
             return f"{row.title}: kernels for GPUs, in Triton"
         return f"{row.title}: {'the golden' if row.key == 'numpy' else 'the recipe'}, as {reason}"
@@ -78,9 +78,16 @@ def _explained_call(function: Any, arrays: list[Any], options: dict[str, Any]) -
 
 
 def _module(row: Framework) -> Any:
-    """Where the functions of a framework are, and ``why_not``."""
+    """Where the functions of a framework are."""
     module = "numpy_impl.fast" if row.key == "numpy" else f"{row.folder}.functional"
     return import_module(f"rmsnorm.{module}")
+
+
+def _why_not(row: Framework) -> Callable[[Prepared, Any], str | None]:
+    """Why no kernel computes a call with these arrays: the function of a framework that decides it."""
+    module = "numpy_impl.fast" if row.key == "numpy" else f"{row.folder}.kernels"
+    function: Callable[[Prepared, Any], str | None] = import_module(f"rmsnorm.{module}").why_not
+    return function
 
 
 def _key(x: Any) -> str | None:

@@ -26,7 +26,7 @@ BY_NAME = {
     "rmsnorm.nematus.backends": r"rmsnorm\.nematus\.(numpy|torch|tf|flax)",
     "rmsnorm.tf_impl.layers": r"rmsnorm\.(tf|torch|flax)_impl\.functional",
     "rmsnorm.parity.backends": r"rmsnorm\.(torch|tf|flax)_impl",
-    "rmsnorm.explaining": r"rmsnorm\.(numpy_impl\.fast|(torch|tf|flax)_impl\.functional)",
+    "rmsnorm.explaining": r"rmsnorm\.(numpy_impl\.fast|(torch|tf|flax)_impl\.(functional|kernels))",
     "rmsnorm.conversion.layer_norm": r"rmsnorm\.conversion\.layer_norm\.(torch|keras|flax)",
 }
 

@@ -17,9 +17,6 @@ import pytest
 from rmsnorm import PRESETS, cpu, numpy_impl
 from rmsnorm.numpy_impl import fast
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Spec
-from rmsnorm.specification.resolve import resolve
-from rmsnorm.targets.bridges import bridge
 
 needs_kernels = pytest.mark.skipif(not cpu.is_available(), reason="there are no kernels")
 STANDARD, LLAMA, GEMMA = (PRESETS[name] for name in ("standard", "llama", "gemma"))
@@ -220,58 +217,6 @@ def test_a_row_whose_norm_is_the_clamp_has_the_slope_of_its_root(framework, dtyp
     options = {**options, "variant": "x_transformers", "eps": 1.0}
     got, want = (f.rms_norm_vjp(*arrays, **options)[0].astype(float) for f in (framework, numpy_impl))
     assert np.allclose(got, want, rtol=4 * dtypes.unit_roundoff(dtype), atol=8 * dtypes.unit_roundoff(dtype))
-
-
-@pytest.mark.parametrize("dtype", dtypes.FLOATS)
-@pytest.mark.parametrize("name", ["torch", "tf", "flax"])
-def test_plain_operations_have_the_slope_of_the_root_at_the_clamp(name, dtype):
-    """By the formula, and where the framework derives what is inside the function by itself."""
-    dy, x, scale = _at_the_clamp(dtype)
-    variant = PRESETS["x_transformers"].replace(eps=1.0)
-    want = numpy_impl.rms_norm_vjp(dy, x, scale, variant=variant)[0].astype(float)
-    call = resolve("test", Spec(x.shape, dtype), Spec(scale.shape, dtype), variant=variant)
-    got = PLAIN[name](call, dy, x, scale)
-    for dx in map(bridge(name).fetch, got):
-        bound = 4 * dtypes.unit_roundoff(dtype)
-        assert np.allclose(dx.astype(float), want, rtol=bound, atol=2 * bound)
-
-
-def _plain_of_torch(call, dy, x, scale):
-    import torch
-
-    from rmsnorm.torch_impl import operations
-
-    dy, x, scale = map(bridge("torch").send, (dy, x, scale))
-    leaf = x.clone().requires_grad_()
-    y = operations.forward(call, leaf, scale, None, None)[0]
-    dx = operations.gradients(call, dy, x, scale, None, None, None)[0].to(x.dtype)
-    return torch.autograd.grad(y, leaf, dy)[0], dx
-
-
-def _plain_of_tf(call, dy, x, scale):
-    import tensorflow as tf
-
-    from rmsnorm.tf_impl import operations
-
-    dy, x, scale = map(bridge("tf").send, (dy, x, scale))
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = operations.forward(call, x, scale, None, None)[0]
-    return tape.gradient(y, x, dy), operations.gradients(call, dy, x, scale, None, None, None, None)[0]
-
-
-def _plain_of_flax(call, dy, x, scale):
-    import jax
-
-    from rmsnorm.flax_impl import kernels, private
-
-    with private.enable_x64(True):
-        dy, x, scale = map(jax.numpy.asarray, (dy, x, scale))
-        _, pull = jax.vjp(lambda x: kernels.forward(call, kernels.Operands(x, scale)), x)
-        return pull(dy)[0], kernels.backward(call, kernels.Operands(x, scale), dy, None)[0]
-
-
-PLAIN = {"torch": _plain_of_torch, "tf": _plain_of_tf, "flax": _plain_of_flax}
 
 
 def test_rows_that_an_ordinary_test_does_not_draw():

@@ -204,9 +204,7 @@ def solve_rounding(probe: Probe, model: Model, stages: dict[str, Stages | None])
         known = "" if (finding := probe.findings["result_dtype"]) is None else f"{finding.evidence}; "
         probe.findings.add("result_dtype", "promote_first", f"{known}x / rho is rounded to the dtype of y, too")
     if chosen[2] == "x":
-        probe.findings.add(
-            "scale_dtype", "x", "16-bit y has the bits of a gain that is cast to the dtype of x first"
-        )
+        probe.findings.add("scale_dtype", "x", "16-bit y has the bits of a gain that is cast to the dtype of x first")
     return _decided(probe, Numerics(stages, None, chosen[0], results, *chosen[1:]), scored[chosen])
 
 

@@ -28,7 +28,7 @@ import rmsnorm
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
-from rmsnorm.cpu.prepared import why_not
+from rmsnorm.engines import why_not
 from rmsnorm.specification import dtypes
 from rmsnorm.tf_impl import RMSNormalization
 
