@@ -174,11 +174,12 @@ def _statistic(ops: Any, call: Call, h: Any, mask: Any) -> Row:
     # beside an eps that is added to the root, a root of 2^-53 eps counts
     least = {"inside": eps**0.5, "outside": eps * 2.0**-53, "clamp": eps / max(most, 1) ** 0.5}[position]
     q, unit = ops.mean_square(ops, call, _only(ops, counted, h), row, least)
+    q = q if empty is None else ops.where(empty, 1.0, q)
     ratio = None
     if position == "inside":
         inverse = ops.rsqrt(q + eps * unit * unit)
     else:
-        root = ops.where(q > 0, ops.sqrt(ops.where(q > 0, q, 1.0)), q)  # whose slope at 0 is finite
+        root = ops.where(q > 0, ops.sqrt(ops.where(q > 0, q, 1.0)), ops.constant(q))  # whose slope at 0 is 0
         if position == "outside":
             rho = root + eps * unit
             ratio = ops.where(root > 0, rho / ops.where(root > 0, root, 1.0), 0.0)
@@ -187,7 +188,7 @@ def _statistic(ops: Any, call: Call, h: Any, mask: Any) -> Row:
             is_clamped = root < floor * _CLAMPED[dtype]
             rho = ops.where(is_clamped, floor, root + ops.constant(ops.maximum(floor - root, 0.0)))
             ratio = 1 - ops.cast(is_clamped, dtype)
-        inverse = ops.reciprocal(rho if empty is None else ops.where(empty, 1.0, rho))
+        inverse = ops.reciprocal(rho)
     power = None if isinstance(unit, float) else unit
     inverse = inverse * unit if power is None and unit != 1.0 else inverse
     inverse = inverse if empty is None else ops.where(empty, 0.0, inverse)
