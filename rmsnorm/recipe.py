@@ -86,14 +86,15 @@ def backward(
     gradients go through 1 / rho, too.
     """
     dtype = _arithmetic(call, ops.name_of(dy))
-    h = _only(ops, mask, _summed(ops, call, x, residual, dtype)[0])  # else its NaN would be in second derivatives
+    h, _ = _summed(ops, call, x, residual, dtype)
+    live = alive(ops, call, h, mask)
+    h = _only(ops, live, h)  # else a NaN that is not would be in second derivatives
     before, f = call.is_gated_before, None
     if gate is not None:
-        z = _only(ops, mask, ops.cast(gate, dtype))
+        z = _only(ops, live, ops.cast(gate, dtype))
         f = factor(ops, call, z)
     normed = h * f if before else h
     row = _statistic(ops, call, normed, mask) if row is None else row
-    live = None if row.empty is None else ~row.empty if mask is None else mask & ~row.empty
     own = _only(ops, live, ops.cast(dy, dtype))
     v = own if f is None or before else _only(ops, live, own * f)
     unit = _only(ops, live, _normalised(normed, row))
@@ -130,6 +131,12 @@ def around(
         return norm(h * f, None, scale, bias)[0], total
     y, total = norm(x, residual, scale, bias)
     return ops.cast(y * f, call.result), total
+
+
+def alive(ops: Any, call: Call, h: Any, mask: Any) -> Any:
+    """The elements whose y is not constant; None for all."""
+    empty = _counted(ops, call, h, mask)[2]
+    return None if empty is None else ~empty if mask is None else mask & ~empty
 
 
 def inverse_rms(ops: Any, call: Call, row: Row) -> Any:
