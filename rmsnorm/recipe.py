@@ -92,14 +92,15 @@ def backward(
     gradients go through 1 / rho, too.
     """
     dtype = _arithmetic(call, ops.name_of(dy))
-    h = _only(ops, mask, _summed(ops, call, x, residual, dtype)[0])  # else its NaN would be in second derivatives
+    h, _ = _summed(ops, call, x, residual, dtype)
+    live = alive(ops, call, h, mask)
+    h = _only(ops, live, h)  # else a NaN that is not would be in second derivatives
     before, f = call.is_gated_before, None
     if gate is not None:
-        z = _only(ops, mask, ops.cast(gate, dtype))
+        z = _only(ops, live, ops.cast(gate, dtype))
         f = factor(ops, call, z)
     normed = h * f if before else h
     row = _statistic(ops, call, normed, mask) if row is None else row
-    live = None if row.empty is None else ~row.empty if mask is None else mask & ~row.empty
     own = _only(ops, live, ops.cast(dy, dtype))
     v = own if f is None or before else _only(ops, live, own * f)
     unit = _only(ops, live, _normalised(normed, row))
@@ -136,6 +137,12 @@ def around(
         return norm(h * f, None, scale, bias)[0], total
     y, total = norm(x, residual, scale, bias)
     return ops.cast(y * f, call.result), total
+
+
+def alive(ops: Any, call: Call, h: Any, mask: Any) -> Any:
+    """The elements whose y is not constant; None for all."""
+    empty = _counted(ops, call, h, mask)[2]
+    return None if empty is None else ~empty if mask is None else mask & ~empty
 
 
 def inverse_rms(ops: Any, call: Call, row: Row) -> Any:
@@ -175,8 +182,8 @@ def mean_square(ops: Any, call: Call, c: Any, row: Row, least: float) -> tuple[A
 
 
 def root(ops: Any, q: Any) -> Any:
-    """The square root, whose slope at 0 is finite."""
-    return ops.where(q > 0, ops.sqrt(ops.where(q > 0, q, 1.0)), q)
+    """The square root, whose slope at 0 is 0."""
+    return ops.where(q > 0, ops.sqrt(ops.where(q > 0, q, 1.0)), ops.constant(q))
 
 
 def _statistic(ops: Any, call: Call, h: Any, mask: Any) -> Row:
@@ -187,6 +194,7 @@ def _statistic(ops: Any, call: Call, h: Any, mask: Any) -> Row:
     # A root of 2^-24 eps still counts beside eps, but one of 2^-12 sqrt(eps) does not under the root with it.
     least = {"inside": eps**0.5, "outside": eps * 2.0**-12, "clamp": eps / max(most, 1) ** 0.5}[position]
     q, unit = ops.mean_square(ops, call, _only(ops, counted, h), row, least)
+    q = q if empty is None else ops.where(empty, 1.0, q)
     ratio = None
     if position == "inside":
         inverse = ops.rsqrt(q + eps * unit * unit)
@@ -200,7 +208,7 @@ def _statistic(ops: Any, call: Call, h: Any, mask: Any) -> Row:
             above = ops.maximum(root, floor * _CLAMPED[dtype])  # whose slope is that of rho
             rho = above + ops.constant(ops.maximum(floor - above, 0.0))
             ratio = ops.cast(root >= floor * _CLAMPED[dtype], dtype)
-        inverse = ops.reciprocal(rho if empty is None else ops.where(empty, 1.0, rho))
+        inverse = ops.reciprocal(rho)
     power = None if isinstance(unit, float) else unit
     inverse = inverse * unit if power is None and unit != 1.0 else inverse
     inverse = inverse if empty is None else ops.where(empty, 0.0, inverse)

@@ -112,8 +112,9 @@ def forward(call: Call, of: Operands, ops: Space = HERE) -> Any:
     y = y_of(call, of.h, of.gate)
     if call.norm is None and of.mask is None:
         return y
-    shown = (a if a is None or of.mask is None else jnp.where(of.mask, a, 0) for a in (of.h, of.gate))
-    return with_derivatives_of(y_of(replace(call, norm=None), *shown), y)
+    alive = recipe.alive(ops, call, of.h, of.mask)
+    h, gate = (a if a is None or alive is None else jnp.where(alive, a, 0) for a in (of.h, of.gate))
+    return with_derivatives_of(y_of(replace(call, norm=None), h, gate), y)
 
 
 def backward(call: Call, of: Operands, dy: Any, dh: Any) -> list[Any]:
