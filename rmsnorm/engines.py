@@ -82,7 +82,7 @@ class Prepared(NamedTuple):
             if known[1] is None:
                 from rmsnorm.cpu.launch import launch_of
 
-                known = launch_of(self.kernel_call, *self.formats), None
+                known = launch_of(self.kernel_call, *self.formats[:2]), None
             self.kept["launch"] = known
         return known
 

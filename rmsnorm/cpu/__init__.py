@@ -9,12 +9,13 @@
 The kernels are in native/, which the build compiles into the module _native:
 
     call                what they know of a call
-    lanes, formats      eight numbers at a time; the four formats
-    residual, statistic h = x + residual, and rho
+    lanes, formats      eight numbers at a time; the formats
+    statistic           rho of a row
+    parameters          gains and biases in float64, and the sums for their gradients
     forward, backward   the passes; single is the part of both in float32 arithmetic, cancelled what is computed again
-    general, row        rows with masks or float64, or whose squares leave the range
-    gate, gated, tables rows with a gate
+    kernels             the four functions of a level
     driver, threads     rows shared out among threads
+    pages               huge pages for large results
     python, xla         the doors
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -19,7 +20,8 @@ _POOL: Final = 2**21  # elements: likewise for threads that must be woken first
 # How many threads there are, and the address of the function with which OpenMP starts them (see openmp.py), else 0.
 Threads: TypeAlias = Callable[[], tuple[int, int]]
 
-_noted: list[list[str]] = []  # what ``noted`` gave out
+# The lists that ``noted`` gave out. Each thread has its own, and a `noted` within another one adds to those outside it.
+_listening: ContextVar[tuple[list[str], ...]] = ContextVar("_listening", default=())
 
 
 class Launch(NamedTuple):
@@ -27,9 +29,9 @@ class Launch(NamedTuple):
 
     ``native.forward`` and ``native.backward`` take each array by its name: an object with a buffer, as NumPy's arrays
     are, or an address; None or 0 if there is no such array. The caller keeps the memory alive. Rows of all arrays but
-    x, h, mask and gate follow each other without a gap; ``x_step``, ``h_step``, ``mask_step`` and ``gate_step`` are the
-    bytes from a row to the next, and ``mask_stride`` those to the next element. The backward pass computes the
-    gradients that have an address, dscale and dbias in the formats of the parameters.
+    x and h follow each other without a gap; ``x_step`` and ``h_step`` are the bytes from a row to the next. Gain and
+    bias have an element for each of a row. The backward pass computes the gradients that have an address, dscale and
+    dbias in the formats of the parameters.
     """
 
     key: Any  # the arguments of ``launch_of``
@@ -40,7 +42,7 @@ class Launch(NamedTuple):
     row_bytes: int  # of x
     reduced: tuple[int, ...]  # shape of 1 / rho
     small: bool  # one thread computes it
-    chunked: bool  # whether the backward pass has several tasks
+    is_shared: bool  # whether several threads may compute the backward pass
 
     def __reduce__(self) -> Any:
         """A copy of a layer of PyTorch that is parametrised copies what the layer keeps, too."""
@@ -48,15 +50,13 @@ class Launch(NamedTuple):
 
     def forward_threads(self, threads: Threads) -> tuple[int, int]:
         """``threads`` and ``gomp_parallel`` of ``native.forward``, of which ``noted`` hears."""
-        if _noted:
-            note("forward", self)
+        note("forward", self)
         return (1, 0) if self.small else self._threads(threads)
 
     def backward_threads(self, threads: Threads) -> tuple[int, int]:
         """The same for ``native.backward``."""
-        if _noted:
-            note("backward", self)
-        return self._threads(threads) if self.chunked else (1, 0)
+        note("backward", self)
+        return self._threads(threads) if self.is_shared else (1, 0)
 
     def _threads(self, threads: Threads) -> tuple[int, int]:
         count, gomp_parallel = threads()
@@ -65,53 +65,54 @@ class Launch(NamedTuple):
 
 def note(kind: str, launch: Launch) -> None:
     """Says to ``noted`` that a kernel, forward or backward, computes a call."""
-    for names in _noted:
+    for names in _listening.get():
         names.append(f"{kind}-{launch.name}")
 
 
 @contextmanager
 def noted() -> Iterator[list[str]]:
-    """The names of the kernels that run within, of every thread; of XLA those that a program gets."""
+    """The names of the kernels that this thread runs within; of XLA those that a program gets.
+
+    Of another thread it hears only what runs in a copy of this thread's context, as ``asyncio.to_thread`` makes one.
+    """
     names: list[str] = []
-    _noted.append(names)
+    token = _listening.set((*_listening.get(), names))
     try:
         yield names
     finally:
-        _noted.remove(names)
+        _listening.reset(token)
 
 
 @lru_cache(maxsize=1024)
-def launch_of(call: Call, scale: str | None, bias: str | None, gate: str | None = None) -> Launch:
-    """The launch of a call for which there are kernels, with parameters and a gate of these dtypes. It is kept."""
+def launch_of(call: Call, scale: str | None, bias: str | None) -> Launch:
+    """The launch of a call for which there are kernels, with parameters of these dtypes. It is kept.
+
+    Raises:
+        ValueError: the parameters have fewer elements than a row, or the kernels lack a dtype of the call.
+    """
     n = math.prod(call.shape[call.first_of_row :])
     rows = math.prod(call.shape) // n
+    if (scale or bias) and math.prod(call.shape[axis] for axis in call.feature_axes) != n:
+        raise ValueError(f"the kernels need parameters of all {n} elements of a row")  # they would read beyond the end
     # rows of a task depend on the shape alone, and so does the order of the gradients' sums
     task_rows = max(-(-2 * _CHUNK // n), -(-rows // 64), min(rows, 16))
     variant = call.variant
     native = _native.Plan(
-        rows=rows, n=call.n, k=call.k, groups=n // call.n,
-        features=math.prod(call.shape[axis] for axis in call.feature_axes),
-        spread=math.prod(call.shape[call.feature_axes[-1] + 1 :]), step=task_rows, eps=call.eps,
-        offset=variant.scale_offset, position=variant.eps_position, x=call.x, y=call.result,
-        norm=call.norm, product=call.product if call.norm else None, scale=scale, bias=bias, gate=gate,
-        function=variant.gate_function if gate else None, gate_before=gate is not None and call.is_gated_before,
+        rows=rows, n=call.n, k=call.k, groups=n // call.n, step=task_rows, eps=call.eps, offset=variant.scale_offset,
+        position=variant.eps_position, x=call.x, y=call.result, norm=call.norm,
+        product=call.product if call.norm else None, scale=scale, bias=bias,
     )  # fmt: skip
     return Launch(
-        key=(call, scale, bias, gate),
+        key=(call, scale, bias),
         native=native,
-        name=_name_of(call, gate),
+        name=f"{call.x}-{call.result}",
         rows=rows,
         n=n,
         row_bytes=n * np.dtype(call.x if call.x != "bfloat16" else "float16").itemsize,
         reduced=tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape)),
         small=rows * n < _CHUNK,
-        chunked=rows > task_rows,
+        is_shared=rows > task_rows or (rows > 1 and rows * n >= 16 * _CHUNK),  # see driver.cpp
     )
-
-
-def _name_of(call: Call, gate: str | None) -> str:
-    gated = f"-{call.variant.gate_function}-{call.variant.gate_position}" if gate else ""
-    return f"{call.x}-{call.result}{gated}"
 
 
 def level() -> str:

@@ -15,30 +15,25 @@ from rmsnorm.specification.call import Call
 _PARALLEL: Final = 2**17  # elements: below, one thread is as fast as two
 
 
-def forward(
-    call: Call, scale: str | None, bias: str | None, gate: str | None, mask: tuple[int, int] | None
-) -> np.ndarray:
-    """The attribute of a call from x, scale, bias, mask and gate, those that are not None, to y and 1 / rho.
-
-    ``mask`` is the mask's steps to the next row and element.
-    """
-    launch = launch_of(call, scale, bias, gate)
+def forward(call: Call, scale: str | None, bias: str | None) -> np.ndarray:
+    """The attribute of a call from x, scale and bias, those that are not None, to y and 1 / rho."""
+    launch = launch_of(call, scale, bias)
     note("forward", launch)
-    return np.frombuffer(launch.native.xla_forward(_threads(launch), mask), np.int64)
+    return np.frombuffer(launch.native.xla_forward(_threads(launch)), np.int64)
 
 
 def backward(
-    call: Call, scale: str | None, bias: str | None, gate: str | None, mask: tuple[int, int] | None,
-    wanted: Sequence[bool], *, has_inverse_rms: bool = False, has_bias: bool = False, has_dh: bool = False,
+    call: Call, scale: str | None, bias: str | None, wanted: Sequence[bool], *, has_inverse_rms: bool = False,
+    has_bias: bool = False, has_dh: bool = False,
 ) -> np.ndarray:  # fmt: skip
-    """The same for the backward pass: from dy, h, 1 / rho, scale, bias, mask, dh and gate to the gradients.
+    """The same for the backward pass: from dy, h, 1 / rho, scale, bias and dh to the gradients.
 
-    There may be no 1 / rho, scale, bias, mask, dh and gate. ``wanted`` says which of dx, dscale, dbias and dgate there
-    are.
+    There may be no 1 / rho, scale, bias and dh. ``wanted`` says which of dx, dscale and dbias there are. No gradient
+    needs the bias, but a program may have it among its operands.
     """
-    launch = launch_of(call, scale, bias, gate)
+    launch = launch_of(call, scale, bias)
     note("backward", launch)
-    attribute = launch.native.xla_backward(_threads(launch), mask, has_inverse_rms, has_bias, has_dh, *wanted)
+    attribute = launch.native.xla_backward(_threads(launch), has_inverse_rms, has_bias, has_dh, *wanted)
     return np.frombuffer(attribute, np.int64)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -17,7 +16,7 @@ from rmsnorm.cpu.prepared import why_not
 from rmsnorm.numpy_impl import fast, kernels
 from rmsnorm.numpy_impl.double_double import DoubleDouble
 from rmsnorm.parity import judge
-from rmsnorm.parity.cases import CASES, make, select
+from rmsnorm.parity.cases import make, select
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Spec
 from rmsnorm.specification.resolve import resolve
@@ -25,35 +24,53 @@ from rmsnorm.specification.variants import Variant
 
 if not cpu.is_available():
     pytest.skip("there are no kernels here", allow_module_level=True)
-from rmsnorm.cpu import _native
+from rmsnorm.cpu import _native, launch
 
 ROUNDED = ("float16", "bfloat16", "float32")
 EXTREME = {  # sizes of a row: the ends of the range, subnormal numbers, and numbers whose squares are out of range
     "float16": (1.0, 6e4, 1e-4, 6e-6, 1.2e-7, 0.0),
     "bfloat16": (1.0, 1e38, 1e20, 1e-20, 1e-38, 2e-40, 0.0),
     "float32": (1.0, 1e38, 1e20, 1e-20, 1e-38, 2e-40, 0.0),
-    "float64": (1.0, 1e300, 1e200, 1e-200, 1e-300, 0.0),
 }
 
 
-def _moved(source: Any, target: Any) -> Any:
-    """Numbers of one format in another one, by the kernels: the gradient of a bias is dy if there is one row."""
-    x = np.zeros(source.size, np.float32)
-    plan = _native.Plan(
-        rows=1, n=x.size, k=x.size, groups=1, features=x.size, spread=1, step=1, eps=1.0, offset=0.0, position="inside",
-        x="float32", y=source.dtype.name, norm=None, product=None, scale=None, bias=target.dtype.name, gate=None,
-        function=None, gate_before=False,
-    )  # fmt: skip
-    plan.backward(1, 0, x, x.nbytes, 0, 0, 0, 0, 0, source, 0, 0, 0, target)
-    return target
+def _plan(n: int, rows: int = 1, **dtypes_of: str | None) -> Any:
+    options: dict[str, Any] = {"x": "float32", "norm": None, "product": None, "scale": None, "bias": None, **dtypes_of}
+    return _native.Plan(rows=rows, n=n, k=n, groups=1, step=rows, eps=1.0, offset=0.0, position="inside", **options)
 
 
 def _load(stored: Any) -> Any:
-    return _moved(stored, np.full(stored.size, np.nan))
+    """The numbers as float32, by the kernels: the gradient of a bias is dy if there is one row."""
+    x, wide = np.zeros(stored.size, np.float32), np.full(stored.size, np.nan, np.float32)
+    _plan(x.size, y=stored.dtype.name, bias="float32").backward(
+        threads=1, gomp_parallel=0, h=x, h_step=x.nbytes, scale=None, inverse_rms=None, dy=stored, dh=None, dx=None,
+        dscale=None, dbias=wide,
+    )  # fmt: skip
+    return wide
 
 
 def _store(name: str, wide: Any) -> Any:
-    return _moved(wide, np.full(wide.size, np.nan, name))
+    """Numbers of float64 in a format, by the kernels: the gradient of a gain is the sum of dy h / rho over the rows.
+
+    Three rows with three parts of 24 bits add up to a number of float64 exactly. Half of its exponent is in h, as dy
+    alone has too few.
+    """
+    exponent = np.where(np.isfinite(wide) & (wide != 0), np.frexp(wide)[1], 0)
+    dy, left = np.zeros((3, wide.size), np.float32), np.ldexp(wide, -exponent)
+    with np.errstate(invalid="ignore"):
+        for part in dy:
+            part[:] = left
+            left = np.where(np.isfinite(wide), left - part, 0.0)
+    h = np.ldexp(np.ones(dy.shape, np.float32), exponent - exponent // 2)
+    dy = np.ldexp(dy, exponent // 2)
+    with np.errstate(invalid="ignore"):
+        assert np.array_equal((dy.astype(np.float64) * h).sum(0), wide, equal_nan=True)
+    got = np.full(wide.size, np.nan, name)
+    _plan(wide.size, 3, y="float32", scale=name).backward(
+        threads=1, gomp_parallel=0, h=h, h_step=h.strides[0], scale=np.ones(wide.size, name), inverse_rms=np.ones(3),
+        dy=dy, dh=None, dx=None, dscale=got, dbias=None,
+    )  # fmt: skip
+    return got
 
 
 def check_same(got: Any, want: Any, doubtful: int = 0) -> None:
@@ -102,11 +119,11 @@ def test_every_16_bit_number_loads() -> None:
     for name in dtypes.HALF:
         every = np.arange(2**16, dtype=np.uint16).view(name)
         with np.errstate(invalid="ignore"):  # of signalling NaN
-            want = every.astype(np.float64)
+            want = every.astype(np.float32)
         wide = _load(every)
         assert np.array_equal(wide, want, equal_nan=True)
         assert np.array_equal(np.signbit(wide[want != 0]), np.signbit(want[want != 0]))  # a sum has no -0
-        back = _store(name, wide)
+        back = _store(name, wide.astype(np.float64))
         finite = ~np.isnan(want)
         assert np.array_equal(back[finite], every[finite])
         assert np.isnan(back.astype(np.float64)[~finite]).all()
@@ -131,34 +148,57 @@ def test_one_rounding_to_nearest_even(name: str) -> None:
     rng = np.random.default_rng(0)
     inside = rng.normal(size=2**19) * 2.0 ** rng.integers(-26 if name == "float16" else -152, 18, 2**19)
     with np.errstate(over="ignore"):
-        anywhere = rng.normal(size=2**18) * 2.0 ** rng.integers(-1074, 1024, 2**18)
-    special = [0.0, np.inf, np.nan, 5e-324, 65519.99999999999, 65520.0, 65536.0, 3.5e38, 1e300, 1.7e308]
+        anywhere = rng.normal(size=2**18) * 2.0 ** rng.integers(-190, 190, 2**18)
+    special = [0.0, np.inf, np.nan, 1e-60, 65519.99999999999, 65520.0, 65536.0, 3.5e38, 1e60]
     wide = np.concatenate([anywhere, inside, _borders(name), special])
     wide = np.concatenate([wide, -wide])
+    wide = wide[(wide == 0) | ~(np.abs(wide) < 2.0**-190)]  # what `_store` can make
     want = DoubleDouble(wide).round(name)
     got = _store(name, wide).astype(np.float64)
     assert np.array_equal(got, want.astype(np.float64), equal_nan=True)
-    assert np.array_equal(np.signbit(got), np.signbit(wide) & (wide != 0))
-    assert np.array_equal(_store("float64", wide), wide, equal_nan=True)
+    has_sign = ~np.isnan(wide)
+    assert np.array_equal(np.signbit(got[has_sign]), (np.signbit(wide) & (wide != 0))[has_sign])
 
 
-@pytest.mark.parametrize("dtype", dtypes.FLOATS)
-def test_the_whole_table(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """f16, bf16 and f32 equal the golden in every bit; f64 is within 4 ulp in y, and within the kit's bounds."""
+@pytest.mark.parametrize("pair", [("float64", "float32"), ("float32", "float64"), ("float16", "bfloat16")], ids=str)
+def test_formats_without_kernels_are_refused(pair: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match="may not be"):
+        _plan(8, x=pair[0], y=pair[1])
+
+
+def test_parameters_that_are_shared_within_a_row_are_refused() -> None:
+    """The kernels would read beyond the end of such a gain."""
+    call = resolve("rms_norm", Spec((2, 3, 8), "float32"), variant=Variant.get("llama"), axis=(1, 2), feature_axis=2)
+    assert launch.launch_of(call, None, None).n == 24
+    with pytest.raises(ValueError, match="parameters of all 24 elements of a row"):
+        launch.launch_of(call, "float32", None)
+
+
+def _is_for_kernels(data: Any) -> bool:
+    """Whether the kernels have all that the data of a case need: a sum that is not rounded is left to the golden."""
+    call = data.call
+    names = {a.dtype.name for a in (data.x, data.scale, data.bias, data.residual, data.dy, data.dh) if a is not None}
+    return (
+        data.mask is None
+        and data.gate is None
+        and not call.exact_sum
+        and why_not(call) is None
+        and call.feature_axes == tuple(range(call.first_of_row, len(call.shape)))
+        and not names - set(ROUNDED)
+        and {call.x, call.result} != {"float16", "bfloat16"}
+    )
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+def test_the_whole_table(dtype: str) -> None:
+    """Every case equals the golden in every bit."""
     with_kernels = 0
     for case, variant, _ in select(types=(dtype,), brief=dtype != "float32"):
         data = make(case, variant, dtype)
-        if data.call.exact_sum or why_not(data.call) is not None:  # a sum that is not rounded: the golden
+        if not _is_for_kernels(data):
             continue
         with_kernels += 1
         want = judge.golden(data)
-        if dtype == "float64":
-            verdicts = judge.judge(_outcome, data)
-            assert not [verdict for verdict in verdicts if not verdict.passed], (case.name, variant)
-            (y,) = (verdict for verdict in verdicts if verdict.quantity == "y")
-            # a bias may cancel most of the product: then 4 ulp of the terms, of at most 2 unit roundoffs each
-            assert y.max_ulp <= 4 if data.bias is None else y.parity_ratio <= 8, (case.name, variant)
-            continue
         for name, (got,) in _outcome(data).results.items():
             check_same(got, want[name])
     assert with_kernels > (60 if dtype == "float32" else 25)
@@ -185,24 +225,22 @@ def test_the_table_leaves_out_what_is_not_in_rows() -> None:
 
 
 LAYOUTS = [  # the normalised axes, and those of the parameters
-    ((2, 3), 1), ((1, 2, 3), 1), (3, 1), ((2, 3), (1, 2)), ((1, 2, 3), 3), ((1, 2, 3), 2), ((1, 2, 3), (1, 2)),
-    (3, (0, 1)),
+    (3, 3), (3, (2, 3)), (3, (0, 1, 2, 3)), ((2, 3), (1, 2, 3)), ((1, 2, 3), (1, 2, 3)), (1, 1), ((0, 2), (0, 2)),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.parametrize(("axis", "feature_axis"), LAYOUTS, ids=str)
-def test_neighbours_share_parameters(axis: Any, feature_axis: Any, dtype: str) -> None:
-    """As for each channel of an image: every layout in which kernels find the parameters of an element."""
+def test_every_element_of_a_row_has_its_parameters(axis: Any, feature_axis: Any, dtype: str) -> None:
+    """Every layout that kernels compute: a row may have several groups, each with a statistic of its own."""
     rng, shape = np.random.default_rng(0), (3, 6, 5, 9)
     x, z, dy = rng.normal(size=(3, *shape)).astype(dtype)
     scale, bias = rng.normal(size=(2, *(shape[i] for i in np.atleast_1d(feature_axis)))).astype(dtype)
-    mask = rng.random(shape) < 0.7
     layout = {"axis": axis, "feature_axis": feature_axis}
-    for variant, options in itertools.product(
-        ("lasagne", "llama"), ({}, {"mask": mask}, {"gate": z}, {"partial": 0.5}, {"residual": z})
-    ):
+    for variant, options in itertools.product(("lasagne", "llama"), ({}, {"partial": 0.5}, {"residual": z})):
         every: dict[str, Any] = {"variant": variant, **layout, **options}
+        if "partial" in options and isinstance(axis, tuple) and axis == (0, 2):
+            continue  # the first elements are those of x, which is not in rows
         want = golden.rms_norm(x, scale, bias, **every)
         upstream = dy.astype((want if isinstance(want, np.ndarray) else want[0]).dtype)
         check_all_same(fast.rms_norm(x, scale, bias, **every), want)
@@ -239,31 +277,13 @@ def _extreme(dtype: str) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("dtype", ROUNDED)
 def test_rows_at_the_ends_of_the_range(dtype: str) -> None:
     x, scale, dy = _extreme(dtype)
-    mask = np.arange(65) % 3 > 0
     variants = ("standard", "llama", "gemma", "paper", "zhang_torch", "x_transformers", "t5")
-    for variant, eps, used in itertools.product(variants, (2e-6, 0.0), (None, mask)):  # the root of 1e-6 makes ties
-        options = {"variant": variant, "eps": eps, "mask": used}
+    for variant, eps in itertools.product(variants, (2e-6, 0.0)):  # the root of 1e-6 makes ties
+        options: dict[str, Any] = {"variant": variant, "eps": eps}
         want = golden.rms_norm(x, scale, return_inverse_rms=True, **options)
         check_all_same(fast.rms_norm(x, scale, return_inverse_rms=True, **options), want)
         v = dy.astype(want[0].dtype)
         check_all_same(fast.rms_norm_vjp(v, x, scale, **options), golden.rms_norm_vjp(v, x, scale, **options))
-
-
-@pytest.mark.parametrize("variant", ["standard", "zhang_torch", "x_transformers", "llama"])
-def test_float64_rows_at_the_ends_of_the_range(variant: str) -> None:
-    x, scale, dy = _extreme("float64")
-    call = resolve("rms_norm", Spec(x.shape, "float64"), Spec(scale.shape, "float64"), variant=Variant.get(variant))
-    rows = next(case for case in CASES if case.name == "rows")
-    data = replace(
-        make(rows, variant, "float64"), call=call, x=x, scale=scale, dy=dy, bias=None, tangents=(dy, None, None)
-    )
-    for verdict in judge.judge(_outcome, data):
-        assert verdict.passed, verdict
-        assert verdict.max_ulp <= 4 or verdict.quantity != "y", verdict
-    ends = np.concatenate([x[:1] / np.abs(x[:1]).max() * size for size in (1.79e308, 1e-307, 1e-310, 5e-322)])
-    for eps in (1e-300, 0.0):
-        want = golden.rms_norm(ends, scale, variant=variant, eps=eps)
-        assert ulps(fast.rms_norm(ends, scale, variant=variant, eps=eps), want).max() <= 4
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-5, 1e-290])
@@ -274,7 +294,7 @@ def test_what_is_not_finite_and_does_not_count(variant: str, dtype: str, eps: fl
     x = np.random.default_rng(0).normal(size=(6, 70)).astype(dtype)
     x[:3, 50] = np.inf, -np.inf, np.nan
     x[3:5, :40] = 0
-    for gain_dtype in (dtype, "float64"):
+    for gain_dtype in {dtype, "float32"}:
         scale = np.linspace(-2, 2, 70).astype(gain_dtype)
         options: dict[str, Any] = {"variant": variant, "partial": 0.5, "eps": eps}
         with np.errstate(all="ignore"):
@@ -298,7 +318,7 @@ def test_small_factors_beside_large_ones(variant: str) -> None:
         check_same(fast.rms_norm(half, scale, variant=variant), golden.rms_norm(half, scale, variant=variant))
     x = rng.normal(size=(32, 1024))
     for size, factor, up in ((2.0**-59, 2.0**-38, 2.0**-100), (2.0**59, 2.0**20, 2.0**30), (1.0, 2.0**-136, 2.0**116)):
-        for width in ("bfloat16", "float64"):
+        for width in ("bfloat16", "float32"):
             half, scale = (x * size).astype("bfloat16"), (gain * factor).astype(width)
             upstream = (dy * up).astype(golden.rms_norm(half[:1], scale, variant=variant).dtype)
             options = {"variant": variant, "eps": 0.0}
@@ -307,33 +327,6 @@ def test_small_factors_beside_large_ones(variant: str) -> None:
             check_same(got[0], want[0])
             if width == "bfloat16":
                 check_same(got[1], want[1])
-
-
-MASKS: dict[str, tuple[int, ...]] = {
-    "of a row": (5, 4, 1),
-    "of each element": (5, 4, 48),
-    "of a column": (48,),
-    "of a matrix": (4, 48),
-    "of the first axis": (5, 1, 1),
-    "one": (),
-}
-
-
-@pytest.mark.parametrize("dtype", ROUNDED)
-def test_masks_that_broadcast(dtype: str) -> None:
-    rng = np.random.default_rng(0)
-    x, dy = rng.normal(size=(2, 5, 4, 48)).astype(dtype)
-    scale, bias = rng.normal(size=(2, 48)).astype(dtype)
-    options: list[dict[str, Any]] = [{}, {"partial": 0.4}, {"axis": (-2, -1), "feature_axis": None}]
-    for shape, more, variant in itertools.product(MASKS.values(), options, ("standard", "flax", "llama")):
-        mask = np.asarray(rng.random(shape) < 0.6)
-        g, b = (np.tile(parameter, (4, 1)) if "axis" in more else parameter for parameter in (scale, bias))
-        arrays = np.where(mask, x, np.asarray(np.nan, dtype)).astype(dtype), g, b
-        every = {"variant": variant, "mask": mask, **more}
-        y = golden.rms_norm(*arrays, **every)
-        check_same(fast.rms_norm(*arrays, **every), y)
-        upstream = dy.astype(y.dtype)
-        check_all_same(fast.rms_norm_vjp(upstream, *arrays, **every), golden.rms_norm_vjp(upstream, *arrays, **every))
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)

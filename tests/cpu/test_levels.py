@@ -18,13 +18,12 @@ from rmsnorm.cpu import _native
 from rmsnorm.numpy_impl import fast
 
 random, digest = np.random.default_rng(0), hashlib.sha256()
-for x_dtype, g_dtype in itertools.product(("float16", "bfloat16", "float32", "float64"), repeat=2):
+for x_dtype, g_dtype in itertools.product(("float16", "bfloat16", "float32"), repeat=2):
     for n, variant in itertools.product((3, 77, 768), ("standard", "llama", "gemma")):
         x, dy, z = random.normal(size=(3, 9, n)) * 10.0 ** random.integers(-4, 4, (3, 9, 1))
         gain = random.normal(size=n).astype(g_dtype)
         x, dy, z = x.astype(x_dtype), dy.astype("float32"), z.astype(x_dtype)
-        mask = random.random((9, n)) < 0.7
-        for options in ({}, {"mask": mask}, {"gate": z}, {"partial": 0.5}, {"residual": z}):
+        for options in ({}, {"partial": 0.5}, {"residual": z}):
             y = fast.rms_norm(x, gain, variant=variant, return_inverse_rms=True, **options)
             upstream = dy.astype(y[0].dtype)
             for array in (*y, *fast.rms_norm_vjp(upstream, x, gain, variant=variant, **options)):
@@ -35,7 +34,7 @@ print(_native.level(), digest.hexdigest())
 
 @pytest.mark.slow
 def test_every_level_gives_the_same_bits() -> None:
-    """y, h, 1 / rho, dx, dscale and dgate, in every pair of dtypes of x and the gain."""
+    """y, h, 1 / rho, dx and dscale, in every pair of dtypes of x and the gain."""
     digests = {}
     for name in ("v3", "v4", "v4-bf16", "arm64"):
         done = finished("-W", "ignore", "-c", BITS, timeout=200, RMSNORM_CPU_LEVEL=name)

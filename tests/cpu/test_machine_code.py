@@ -13,8 +13,8 @@ from cpu.machine_code import functions, inner_loops, kept_in_memory
 
 ROOT = Path(__file__).parents[2]
 CMAKE = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
-HOT = ["sum_of_squares", "fill", "fill_wide", "row_of_y", "gradients_of_row", "are_zeros"]
-MANY = ["multiply_by_gate", "fill_product", "refine"]  # of whose constants the 16 registers of v3 hold not all
+HOT = ["sum_of_squares", "fill", "row_of_y", "gradients_of_row", "are_zeros", "add_to_dscale"]
+MANY = ["refine"]  # of whose constants the 16 registers of v3 hold not all
 
 
 def _flags(level: str) -> list[str]:

@@ -1,4 +1,4 @@
-// The bits of 3,584 calls forward and backward, as one hash, which is the same for every level, compiler and processor.
+// The bits of 3,024 calls forward and backward, as one hash, which is the same for every level, compiler and processor.
 //
 //     make levels
 //
@@ -10,7 +10,7 @@
 //
 // Inputs come from integers alone, so they are the same everywhere. A NaN is hashed as one number: IEEE 754 leaves its sign
 // and payload to the processor.
-#include "driver.h"
+#include "call.h"
 
 #include <algorithm>
 #include <bit>
@@ -24,8 +24,8 @@ using namespace rmsnorm;
 
 namespace {
 
-constexpr std::uint64_t expected = 0xbd183ab6ee9d42ce;
-constexpr int calls = 64 * 7 * 8;  // formats of x, y and scale, widths, and eight of each with other options
+constexpr std::uint64_t expected = 0xdad609d7fef2415d;
+constexpr int calls = 27 * 7 * 16;  // formats of x, y and scale, widths, and sixteen of each with other options
 
 // splitmix64. Source: Steele, Lea & Flood 2014.
 struct Random {
@@ -172,63 +172,50 @@ Format promoted(Format a, Format b) {
 
 // One call in each direction: the i-th.
 void compute(int i, Hash& hash) {
-    constexpr Format formats[] = {Format::f16, Format::bf16, Format::f32, Format::f64};
+    constexpr Format formats[] = {Format::f16, Format::bf16, Format::f32};
     constexpr std::int64_t widths[] = {1, 3, 7, 8, 77, 768, 1000};
     Random random{static_cast<std::uint64_t>(i) * 0x2545f4914f6cdd1d};
-    auto any_format = [&] { return formats[random.below(4)]; };
+    auto any_format = [&] { return formats[random.below(3)]; };
 
     Call call{};
     call.rows = random.between(1, 11);
-    call.n = widths[i / 64 % 7];
+    call.n = widths[i / 27 % 7];
     call.k = random.one_in(4) ? random.between(1, static_cast<int>(call.n)) : call.n;
     call.groups = random.one_in(4) ? random.between(2, 3) : 1;
-    auto divisor = [&](std::int64_t number) {
-        std::int64_t d = random.between(1, static_cast<int>(std::min<std::int64_t>(number, 40)));
-        while (number % d) --d;
-        return d;
-    };
-    call.spread = random.one_in(4) ? divisor(call.width()) : 1;
-    call.features = call.width() / call.spread;
-    if (random.one_in(8)) call.features = divisor(call.features);
     call.step = random.one_in(2) ? call.rows : random.between(1, static_cast<int>(call.rows));
-    constexpr double epses[] = {1e-6, 1e-5, 0.0, 1e-3, 1e-8};
-    call.eps = epses[random.below(5)];
+    constexpr double epses[] = {1e-6, 1e-5, 0.0, 1e-3, 1e-8, 1e-310, 1e-170};
+    call.eps = epses[random.below(7)];
     constexpr double offsets[] = {0.0, 0.0, 1.0, 0.5};
     call.offset = offsets[random.below(4)];
     call.position = static_cast<Position>(random.below(3));
-    call.x = formats[i & 3], call.y = formats[i >> 2 & 3], call.scale = formats[i >> 4 & 3];
+    call.x = formats[i % 3], call.y = formats[i / 3 % 3], call.scale = formats[i / 9 % 3];
+    if (call.x != Format::f32 && call.y != Format::f32) call.y = call.x;  // there are no kernels for both formats of 16 bits
     if (random.one_in(8)) call.scale = Format::none;
     if (random.one_in(4)) call.bias = any_format();
     if (random.one_in(2)) {
         call.product = promoted(promoted(call.x, call.scale), call.bias);
         call.norm = random.one_in(4) ? call.product : call.x;
     }
-    if (random.one_in(3)) {
-        call.gate = any_format();
-        call.function = random.one_in(2) ? Function::silu : Function::sigmoid;
-        call.gate_before = random.one_in(2);
-    }
-    const bool has_mask = random.one_in(4), has_residual = random.one_in(4);
+    const bool has_residual = random.one_in(4);
     const bool is_along = random.one_in(6);  // whether rows of dy gain are along h
 
     const std::int64_t n = call.n, width = call.width(), rows = call.rows;
-    const std::int64_t gap = random.one_in(4) ? random.between(1, 5) : 0;  // elements between rows of x and of the gate
-    Array x(call.x, rows * (width + gap)), residual, scale, bias, gate, dy(call.y, rows * width), dh;
-    if (call.scale != Format::none) scale = Array(call.scale, call.features);
-    if (call.bias != Format::none) bias = Array(call.bias, call.features);
-    if (call.gate != Format::none) gate = Array(call.gate, rows * (width + gap));
+    const std::int64_t gap = random.one_in(4) ? random.between(1, 5) : 0;  // elements between rows of x
+    Array x(call.x, rows * (width + gap)), residual, scale, bias, dy(call.y, rows * width), dh;
+    if (call.scale != Format::none) scale = Array(call.scale, width);
+    if (call.bias != Format::none) bias = Array(call.bias, width);
     if (has_residual) residual = Array(call.x, rows * width);
     if (random.one_in(4)) dh = Array(call.x, rows * width);
 
-    std::vector<int> powers(call.features);  // of the gain, where rows are along
+    std::vector<int> powers(width);  // of the gain, where rows are along
     if (scale.data()) {
-        fill_row(random, scale, 0, call.features, random.one_in(2) ? Kind::normal : kind_of_row(random));
-        for (std::int64_t j = 0; j < call.features && is_along; ++j) {
+        fill_row(random, scale, 0, width, random.one_in(2) ? Kind::normal : kind_of_row(random));
+        for (std::int64_t j = 0; j < width && is_along; ++j) {
             powers[j] = random.between(-2, 2);
             scale.set(j, Number{false, powers[j], 0}.in(call.scale));
         }
     }
-    if (bias.data()) fill_row(random, bias, 0, call.features, random.one_in(2) ? Kind::normal : kind_of_row(random));
+    if (bias.data()) fill_row(random, bias, 0, width, random.one_in(2) ? Kind::normal : kind_of_row(random));
     for (std::int64_t r = 0; r < rows; ++r) {
         for (std::int64_t g = 0; g < call.groups; ++g) {
             const std::int64_t here = r * width + g * n, apart = r * (width + gap) + g * n;
@@ -236,7 +223,6 @@ void compute(int i, Hash& hash) {
             fill_row(random, dy, here, n, kind_of_row(random));
             if (has_residual) fill_row(random, residual, here, n, kind_of_row(random));
             if (dh.data()) fill_row(random, dh, here, n, kind_of_row(random));
-            if (gate.data()) fill_row(random, gate, apart, n, kind_of_row(random));
             if (!is_along) continue;
             const int power = random.between(-2, 2);
             const bool is_sparse = random.one_in(4), is_exact = !random.one_in(4);
@@ -245,50 +231,37 @@ void compute(int i, Hash& hash) {
                 const bool is_zero = is_sparse && !random.one_in(8);
                 x.set(apart + j, is_zero ? 0 : number.in(call.x));
                 if (has_residual) residual.set(here + j, 0);
-                number.exponent += power - powers[(g * n + j) / call.spread % call.features];
+                number.exponent += power - powers[g * n + j];
                 if (!is_exact && random.one_in(4)) number.fraction ^= std::uint64_t{1} << 45;
                 dy.set(here + j, is_zero ? 0 : number.in(call.y));
             }
         }
     }
 
-    std::vector<std::uint8_t> marks;
-    Mask mask{};
-    if (has_mask) {
-        mask.stride = random.between(1, 2), mask.step = random.one_in(4) ? 0 : width * mask.stride;
-        marks.resize(mask.step ? rows * mask.step : width * mask.stride);
-        const int share = random.between(0, 4);  // of four: how many count
-        for (auto& mark : marks) mark = random.below(4) < share;
-        mask.data = marks.data();
-    }
-
     const Pool pool{random.one_in(8) ? 2 : 1};
     auto check = [](bool has_memory) {
         if (!has_memory) std::exit(3);
     };
-    Array y, h, inverse_rms, dx, dscale, dbias, dgate;
-    if (!random.one_in(16)) y = Array(call.y, rows * width);
+    Array y, h, inverse_rms, dx, dscale, dbias;
+    y = Array(call.y, rows * width);
     if (has_residual) h = Array(call.x, rows * width);
-    if (!y.data() || random.one_in(2)) inverse_rms = Array(Format::f64, rows * call.groups);
-    const std::int64_t x_step = (width + gap) * size_of(call.x), gate_step = (width + gap) * size_of(call.gate);
+    if (random.one_in(2)) inverse_rms = Array(Format::f64, rows * call.groups);
+    const std::int64_t x_step = (width + gap) * size_of(call.x);
     check(rmsnorm::forward(call, Forward{
         .x = x.data(), .x_step = x_step, .residual = residual.data(), .scale = scale.data(), .bias = bias.data(),
-        .mask = mask, .y = y.data(), .h = h.data(), .inverse_rms = reinterpret_cast<double*>(inverse_rms.data()),
-        .gate = gate.data(), .gate_step = gate_step,
+        .y = y.data(), .h = h.data(), .inverse_rms = reinterpret_cast<double*>(inverse_rms.data()),
     }, pool));
     for (const Array* array : {&y, &h, &inverse_rms}) hash.add(*array);
 
     if (!random.one_in(16)) dx = Array(call.x, rows * width);
-    if (scale.data() && !random.one_in(8)) dscale = Array(call.scale, call.features);
-    if (bias.data() && !random.one_in(8)) dbias = Array(call.bias, call.features);
-    if (gate.data() && !random.one_in(8)) dgate = Array(call.gate, rows * width);
+    if (scale.data() && !random.one_in(8)) dscale = Array(call.scale, width);
+    if (bias.data() && !random.one_in(8)) dbias = Array(call.bias, width);
     check(rmsnorm::backward(call, Backward{
         .h = has_residual ? h.data() : x.data(), .h_step = has_residual ? width * size_of(call.x) : x_step,
-        .scale = scale.data(), .bias = bias.data(), .mask = mask,
-        .inverse_rms = reinterpret_cast<double*>(inverse_rms.data()), .dy = dy.data(), .dh = dh.data(), .dx = dx.data(),
-        .dscale = dscale.data(), .dbias = dbias.data(), .dgate = dgate.data(), .gate = gate.data(), .gate_step = gate_step,
+        .scale = scale.data(), .inverse_rms = reinterpret_cast<double*>(inverse_rms.data()), .dy = dy.data(),
+        .dh = dh.data(), .dx = dx.data(), .dscale = dscale.data(), .dbias = dbias.data(),
     }, pool));
-    for (const Array* array : {&dx, &dscale, &dbias, &dgate}) hash.add(*array);
+    for (const Array* array : {&dx, &dscale, &dbias}) hash.add(*array);
 }
 
 }  // namespace

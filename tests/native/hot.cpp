@@ -1,6 +1,7 @@
-// The loops that take the time of most calls, and nothing else: tests/cpu/test_machine_code.py reads what a compiler made of them.
-#include "general.h"
-#include "plain.h"
+// The loops that take the time of most calls, and nothing else: tests/cpu/test_machine_code.py reads what a compiler made of
+// them.
+#include "backward.h"
+#include "forward.h"
 
 namespace rmsnorm::RMSNORM_LEVEL {
 
@@ -14,15 +15,12 @@ template void fill<f32, f32>(
     const Call&, const float*, const double*, const double*, Quotient, float*, std::int64_t, std::int64_t);
 template void row_of_y<bf16, bf16>(const Call&, const Group&, bool, const Short*, double, Short*);
 template void row_of_y<f16, f16>(const Call&, const Group&, bool, const Short*, double, Short*);
-template bool gradients_of_row<f32, f32>(
+template void gradients_of_row<f32, f32>(
     const Call&, const Group&, bool, const float*, const float*, const float*, double, float*);
-template bool gradients_of_row<bf16, bf16>(
+template void gradients_of_row<bf16, bf16>(
     const Call&, const Group&, bool, const Short*, const Short*, const Short*, double, Short*);
-template bool gradients_of_row<f16, f16>(
+template void gradients_of_row<f16, f16>(
     const Call&, const Group&, bool, const Short*, const Short*, const Short*, double, Short*);
-template void multiply_by_gate<f32>(const Call&, const float*, const std::byte*, double*);
-template void multiply_by_gate<bf16>(const Call&, const Short*, const std::byte*, double*);
-template void fill_product<f32>(const Call&, const double*, const std::byte*, float*);
-template void fill_wide<true>(const Call&, const Group&, const double*, Quotient, Short*);
+template void add_to_dscale<bf16, bf16>(const Short*, const Short*, double, double*, std::int64_t);
 
 }  // namespace rmsnorm::RMSNORM_LEVEL

@@ -5,8 +5,6 @@
 // with drho / dh = h / (k s). Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
 #pragma once
 
-#include <algorithm>
-
 #include "cancelled.h"
 #include "parameters.h"
 #include "single.h"
@@ -123,8 +121,7 @@ inline void fill_zeros(const Stored<X>* dh, Stored<X>* dx, std::int64_t n) {
 }
 
 template <Format X, Format Y>
-inline bool is_along(
-    const Stored<X>* h, const Stored<Y>* dy, const double* gain, double step, std::int64_t k) {
+inline bool is_along(const Stored<X>* h, const Stored<Y>* dy, const double* gain, double step, std::int64_t k) {
     if (!(0 < std::fabs(step) && std::fabs(step) < HUGE_VAL)) return false;
     int sampled = 0;
     for (std::int64_t j = 0; j < k && sampled < sample; ++j) {
@@ -135,33 +132,114 @@ inline bool is_along(
     return sampled > 0;
 }
 
-// A row of dx, in pairs. False if memory is short.
+template <Format Y>
+inline void add_to_dbias(const Stored<Y>* dy, double* dbias, std::int64_t n) {
+    by_eights(n, [=](std::int64_t j, auto count) RMSNORM_BODY {
+        store<Format::f64>(dbias + j, load<Format::f64>(dbias + j, count) + load<Y>(dy + j, count), count);
+    });
+}
+
+// A row of dx, which may be null, and what it adds to dscale and dbias of the group, which likewise may. `factor` is 1 / rho.
 template <Format X, Format Y>
-bool settle(
-    const Call& c, const Stored<X>* h, const Stored<Y>* dy, const Stored<X>* dh, const double* gain,
-    const std::uint8_t* counts, Stored<X>* dx) {
-    Rows rows = new_rows(c, 3);
-    if (!rows) return false;
-    double *x = rows.get(), *v = x + c.n, *other = v + c.n;
-    load_row<X>(h, x, c.n);
-    load_row<Y>(dy, v, c.n);
-    cancelled(c, x, v, gain, counts);
-    if (dh) load_row<X>(dh, other, c.n);
-    for (std::int64_t j = 0; j < c.n; ++j) v[j] = (dh ? v[j] + other[j] : v[j]) + 0.0;
-    store_row<X>(dx, v, c.n);
-    return true;
+inline void gradients_of_row(
+    const Call& c, const Group& group, bool are_moderate, const Stored<X>* h, const Stored<Y>* dy, const Stored<X>* dh,
+    double factor, Stored<X>* dx) {
+    std::int64_t n = c.n, k = c.k;
+    const double* gain = group.gain;
+    double *dscale = group.dscale, *dbias = group.dbias;
+    // Then no product is a NaN: a finite 1 / rho shows that h is finite, too. To the sums the row adds nothing.
+    bool may_be_zero = number<Y>(dy[0]) == 0 && are_moderate && k == n && 0 < factor && factor < HUGE_VAL;
+    if (may_be_zero && are_zeros<Y>(dy, n)) {
+        if (dx) fill_zeros<X>(dh, dx, n);
+        return;
+    }
+    if (dbias) add_to_dbias<Y>(dy, dbias, n);
+    if (!dx && !dscale) return;
+    D f = all_lanes(factor);
+    auto sum_of_products = [=](auto adds) RMSNORM_BODY {
+        return sum_over(n, [=](D total, std::int64_t j, auto count) RMSNORM_BODY {
+            D product = exact_product<X, Y>(h + j, dy + j, count);
+            if constexpr (decltype(adds)::value) {
+                store<Format::f64>(dscale + j, fma(product, f, load<Format::f64>(dscale + j, count)), count);
+            }
+            return fma(product, load<Format::f64>(gain + j, count), total);
+        });
+    };
+    double inner = factor * (dscale ? sum_of_products(std::true_type{}) : sum_of_products(std::false_type{}));
+    if (!dx) return;
+    double length = 0;
+    if (needs_length(c, factor)) {
+        length = sum_over(k, [=](D total, std::int64_t j, auto count) RMSNORM_BODY {
+            D v = load<X>(h + j, count) * f;
+            return fma(v, v, total);
+        });
+    }
+    double share = slope_of(c, factor, length) * inner / static_cast<double>(k), step = factor * share;
+    bool along = is_along<X, Y>(h, dy, gain, step, k), again = along;
+    if (along && refine<X, Y>(c, h, dy, dh, gain, factor, inner, dx)) return;
+    bool single = false;
+    if constexpr (is_short(X) && X == Y) {
+        single = are_moderate && !dh && k == n && is_single_gradient<X>(factor, share);
+        if (single) again |= fill_gradient_single<X>(h, dy, gain, group.single, factor, share, step, dx, n);
+    }
+    if (!single) {
+        again |= fill_gradient<X, Y>(h, dy, dh, gain, factor, step, dx, 0, k);
+        if (k < n) fill_gradient<X, Y>(nullptr, dy, dh, gain, factor, 0.0, dx, k, n);
+    }
+    if (again && !along && refine<X, Y>(c, h, dy, dh, gain, factor, inner, dx)) return;
+    if (again) settle<X, Y>(c, h, dy, dh, gain, dx);
+}
+
+template <Format X, Format Y>
+void backward_rows(
+    const Call& c, const Backward& a, const double* parameters, double* sums, std::int64_t first, std::int64_t last) {
+    Parameters own{c, parameters, sums, a.dscale != nullptr, a.dbias != nullptr};
+    std::int64_t n = c.n;
+    for (std::int64_t i = first * c.groups; i < last * c.groups; ++i) {
+        const Stored<X>* h = as<Stored<X>>(a.h + place(c, i, a.h_step, n * size_of(X)));
+        const Stored<X>* dh = a.dh ? as<Stored<X>>(a.dh) + i * n : nullptr;
+        Stored<X>* dx = a.dx ? as<Stored<X>>(a.dx) + i * n : nullptr;
+        double factor = a.inverse_rms ? a.inverse_rms[i]
+                                      : 1 / rho_of(c, sum_of_squares<X>(h, c.k) / static_cast<double>(c.k));
+        if (a.found) a.found[i] = factor;
+        gradients_of_row<X, Y>(c, own.of_group(i), own.are_moderate(), h, as<Stored<Y>>(a.dy) + i * n, dh, factor, dx);
+    }
+}
+
+template <Format X, Format Y>
+[[gnu::noinline]] void add_to_dscale(
+    const Stored<X>* h, const Stored<Y>* dy, double factor, double* dscale, std::int64_t n) {
+    D f = all_lanes(factor);
+    by_eights(n, [=](std::int64_t j, auto count) RMSNORM_BODY {
+        D product = exact_product<X, Y>(h + j, dy + j, count);
+        store<Format::f64>(dscale + j, fma(product, f, load<Format::f64>(dscale + j, count)), count);
+    });
+}
+
+// Adds in the order in which `backward_rows` does, so that the bits are the same.
+template <Format X, Format Y>
+void sum_columns(const Call& c, const Backward& a, double* sums, std::int64_t from, std::int64_t to) {
+    for (std::int64_t i = 0; i < c.rows * c.groups; ++i) {
+        std::int64_t row = i / c.groups, start = group_of(c, i) * c.n, first = std::max(from, start);
+        std::int64_t n = std::min(to, start + c.n) - first;
+        if (n <= 0) continue;
+        const Stored<X>* h = as<Stored<X>>(a.h + row * a.h_step) + first;
+        const Stored<Y>* dy = as<Stored<Y>>(a.dy) + row * c.width() + first;
+        if (a.dscale) add_to_dscale<X, Y>(h, dy, a.inverse_rms[i], sums + first, n);
+        if (a.dbias) add_to_dbias<Y>(dy, sums + c.width() + first, n);
+    }
 }
 
 inline void finish(const Call& c, const Backward& a, double* sums, std::int64_t count) {
     for (int which = 0; which < 2; ++which) {
         std::byte* to = which ? a.dbias : a.dscale;
         if (!to) continue;
-        double* total = sums + which * c.features;
+        double* total = sums + which * c.width();
         for (std::int64_t i = 1; i < count; ++i) {
-            const double* more = total + 2 * i * c.features;
-            for (std::int64_t j = 0; j < c.features; ++j) total[j] += more[j];
+            const double* more = total + 2 * i * c.width();
+            for (std::int64_t j = 0; j < c.width(); ++j) total[j] += more[j];
         }
-        with_format(which ? c.bias : c.scale, [=, &c]<Format F>() { store_row<F>(as<Stored<F>>(to), total, c.features); });
+        with_format(which ? c.bias : c.scale, [=, &c]<Format F>() { store_row<F>(as<Stored<F>>(to), total, c.width()); });
     }
 }
 

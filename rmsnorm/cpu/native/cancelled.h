@@ -6,10 +6,47 @@
 // n = 1, for u along c, and where only one element is not 0. What is below 2^-95 of its terms is 0, as in the golden.
 #pragma once
 
-#include "pairs.h"
 #include "statistic.h"
 
 namespace rmsnorm::RMSNORM_LEVEL {
+
+// Numbers as unevaluated sums of two float64, value + error: 106 bits. Source: Dekker 1971; Knuth 1969.
+struct Pair {
+    double value = 0, error = 0;
+};
+
+inline double finite(double error) { return std::isfinite(error) ? error : 0.0; }
+
+// a + b - total, exactly.
+inline double sum_error(double a, double b, double total) {
+    double t = total - a;
+    return finite((a - (total - t)) + (b - t));
+}
+
+inline double product_error(double a, double b, double product) { return finite(std::fma(a, b, -product)); }
+
+inline Pair normalised(double value, double error) {
+    double total = value + error;
+    return {total, finite(error - (total - value))};
+}
+
+inline Pair sum_of(Pair a, Pair b) {
+    double total = a.value + b.value;
+    return normalised(total, sum_error(a.value, b.value, total) + (a.error + b.error));
+}
+
+inline Pair minus(Pair a, Pair b) { return sum_of(a, {-b.value, -b.error}); }
+
+inline Pair product_of(Pair a, Pair b) {
+    double product = a.value * b.value;
+    return normalised(product, finite(std::fma(a.value, b.value, -product) + (a.value * b.error + a.error * b.value)));
+}
+
+inline Pair over(Pair a, Pair b) {
+    double quotient = a.value / b.value;
+    double rest = std::fma(-quotient, b.value, a.value) + (a.error - quotient * b.error);
+    return {quotient, finite(rest / b.value)};
+}
 
 // The row in float64, if every element is in the statistic. Returns whether its bits are right.
 //
@@ -33,7 +70,7 @@ template <Format X, Format Y>
     } else if (c.position == Position::outside) {
         share = c.eps * factor;
         square = size * (rho - c.eps) * (rho - c.eps);
-    } else if (needs_length(c, n, factor)) {
+    } else if (needs_length(c, factor)) {
         return false;
     }
     double along = inner * rho / square;
@@ -71,21 +108,21 @@ template <Format X, Format Y>
     });
 }
 
-// Writes dx, without dh, in place of dy, `v`. `used` says which elements are in the statistic, `counts` which are under
-// no mask; both are null where all of the first k, and all, are.
-inline void cancelled(
-    const Call& c, const double* h, double* v, const double* gain, const std::uint8_t* counts) {
-    std::int64_t n = c.n, k = 0;
-    for (std::int64_t j = 0; j < c.k; ++j) k += !counts || counts[j];
-    double size = static_cast<double>(k ? k : 1);
+// A row of dx, in pairs.
+template <Format X, Format Y>
+[[gnu::noinline]] void settle(
+    const Call& c, const Stored<X>* h, const Stored<Y>* dy, const Stored<X>* dh, const double* gain, Stored<X>* dx) {
+    auto product = [=](std::int64_t j) {  // u, exactly
+        double v = number<Y>(dy[j]), u = v * gain[j];
+        return Pair{u, product_error(v, gain[j], u)};
+    };
     Pair inner, square;
-    for (std::int64_t j = 0; j < n; ++j) {
-        if (counts && !counts[j]) continue;
-        double u = v[j] * gain[j];
-        inner = sum_of(inner, product_of({u, product_error(v[j], gain[j], u)}, {h[j], 0}));
-        if (j < c.k) square = sum_of(square, product_of({h[j], 0}, {h[j], 0}));
+    for (std::int64_t j = 0; j < c.n; ++j) {
+        Pair own{number<X>(h[j]), 0};
+        inner = sum_of(inner, product_of(product(j), own));
+        if (j < c.k) square = sum_of(square, product_of(own, own));
     }
-    double rho = rho_of(c, square.value / size, k), share = 0;
+    double rho = rho_of(c, square.value / static_cast<double>(c.k)), share = 0;
     if (c.position == Position::inside) {
         share = c.eps / (rho * rho);
     } else if (c.position == Position::outside) {
@@ -95,23 +132,19 @@ inline void cancelled(
     }
     Pair along{std::isfinite(inner.value) ? 0.0 : std::nan(""), 0};
     if (square.value > 0) along = over(inner, square);
-    for (std::int64_t j = 0; j < n; ++j) {
-        if (counts && !counts[j]) {
-            v[j] = 0;
-            continue;
-        }
-        double u = v[j] * gain[j], rest = u;
-        if (j < c.k) {
-            Pair near = product_of({h[j], 0}, along);
-            bool whole = share <= 0.5 && std::isfinite(near.value);
-            if (!whole) near = {near.value * (1 - share), near.error * (1 - share)};
-            rest = minus({u, product_error(v[j], gain[j], u)}, near).value;
-            if (whole) {
-                if (std::fabs(rest) <= 0x1p-95 * std::fabs(near.value)) rest = 0;
-                rest += share * near.value;
-            }
-        }
-        v[j] = rest / rho;
+    auto rest_of = [=](std::int64_t j) {
+        Pair u = product(j);
+        if (j >= c.k) return u.value;
+        Pair near = product_of({number<X>(h[j]), 0}, along);
+        bool whole = share <= 0.5 && std::isfinite(near.value);
+        if (!whole) near = {near.value * (1 - share), near.error * (1 - share)};
+        double rest = minus(u, near).value;
+        if (!whole) return rest;
+        return (std::fabs(rest) <= 0x1p-95 * std::fabs(near.value) ? 0 : rest) + share * near.value;
+    };
+    for (std::int64_t j = 0; j < c.n; ++j) {
+        double gradient = rest_of(j) / rho;
+        store_first<X>(dx + j, all_lanes((dh ? gradient + number<X>(dh[j]) : gradient) + 0.0), 1);
     }
 }
 

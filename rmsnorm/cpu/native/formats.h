@@ -1,31 +1,15 @@
 // The formats of stored numbers: read to float64, rounded once, written. A bfloat16 is the first half of a float32.
 #pragma once
 
+#include <type_traits>
+
 #include "call.h"
 #include "lanes.h"
 
 namespace rmsnorm::RMSNORM_LEVEL {
 
 template <Format F>
-struct StoredAs;
-template <>
-struct StoredAs<Format::f16> {
-    using Type = std::uint16_t;
-};
-template <>
-struct StoredAs<Format::bf16> {
-    using Type = std::uint16_t;
-};
-template <>
-struct StoredAs<Format::f32> {
-    using Type = float;
-};
-template <>
-struct StoredAs<Format::f64> {
-    using Type = double;
-};
-template <Format F>
-using Stored = typename StoredAs<F>::Type;
+using Stored = std::conditional_t<F == Format::f64, double, std::conditional_t<F == Format::f32, float, std::uint16_t>>;
 
 template <class To, class From>
 inline To bits(From from) {
@@ -125,13 +109,7 @@ RMSNORM_INLINE void load_narrow(HalfPart (&single)[parts], const Stored<F>* from
         split(eight, single);
 #else
         float eight[lanes];
-        for (int i = 0; i < lanes; ++i) {
-            if constexpr (F == Format::f16) {
-                eight[i] = static_cast<float>(bits<Half>(from[i]));
-            } else {
-                eight[i] = bits<float>(static_cast<std::uint32_t>(from[i]) << 16);
-            }
-        }
+        for (int i = 0; i < lanes; ++i) eight[i] = static_cast<float>(number<F>(from[i]));
         std::memcpy(single, eight, sizeof single);
 #endif
     }
@@ -359,40 +337,14 @@ RMSNORM_INLINE void store_first(Stored<F>* to, D d, int count) {
     copy_first(to, eight, count);
 }
 
-// One function for a format that is known when it runs: `body` gets it as a constant.
+// One function for a format that is known when it runs, not float64: `body` gets it as a constant.
 template <class Body>
 inline auto with_format(Format format, Body body) {
     switch (format) {
         case Format::f16: return body.template operator()<Format::f16>();
         case Format::bf16: return body.template operator()<Format::bf16>();
-        case Format::f32: return body.template operator()<Format::f32>();
-        default: return body.template operator()<Format::f64>();
-    }
-}
-
-// The same for a format that is not float64.
-template <class Body>
-inline auto with_narrow(Format format, Body body) {
-    switch (format) {
-        case Format::f16: return body.template operator()<Format::f16>();
-        case Format::bf16: return body.template operator()<Format::bf16>();
         default: return body.template operator()<Format::f32>();
     }
-}
-
-// A row to float64, and back.
-template <Format F>
-inline void load_row(const Stored<F>* from, double* to, std::int64_t n) {
-    std::int64_t j = 0;
-    for (; j + lanes <= n; j += lanes) store_plain(to + j, load<F>(from + j));
-    if (j < n) store_first<Format::f64>(to + j, load_first<F>(from + j, static_cast<int>(n - j)), static_cast<int>(n - j));
-}
-
-template <Format F>
-inline void store_row(Stored<F>* to, const double* from, std::int64_t n) {
-    std::int64_t j = 0;
-    for (; j + lanes <= n; j += lanes) store<F>(to + j, load_plain(from + j));
-    if (j < n) store_first<F>(to + j, load_first<Format::f64>(from + j, static_cast<int>(n - j)), static_cast<int>(n - j));
 }
 
 }  // namespace rmsnorm::RMSNORM_LEVEL

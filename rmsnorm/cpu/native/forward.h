@@ -12,14 +12,15 @@
 
 namespace rmsnorm::RMSNORM_LEVEL {
 
-// A division by rho. By 1 / rho = inverse + rest it is as exact, and much faster.
+// A division by rho: by 1 / rho = inverse + rest it is as exact, and much faster.
 struct Quotient {
-    double rho, inverse = 0, rest = 0;
+    double rho, inverse, rest = 0;
 
-    // `rest` is above 0: so it leaves a zero its sign and an infinite number as it is.
-    Quotient(double rho, bool by_reciprocal) : rho(rho) {
-        if (by_reciprocal && 1e-150 < rho && rho < 1e150) {  // so that nothing finite overflows
-            inverse = 1 / rho * (1 - 0x1p-52);
+    // `rest` is above 0: so it leaves a zero its sign and an infinite number as it is. A rho that is next to 0 comes from an
+    // eps alone, and what is not 0 is infinite beside it.
+    explicit Quotient(double rho) : rho(rho), inverse(0 < rho && rho <= 1e-150 ? 1e300 : 1 / rho) {
+        if (1e-150 < rho && rho < 1e150) {  // so that nothing finite overflows
+            inverse *= 1 - 0x1p-52;
             rest = std::fma(-inverse, rho, 1.0) * inverse;
         }
     }
@@ -29,12 +30,12 @@ struct Quotient {
 enum class Rounding { last, single, any };
 
 // Elements `from` to `to` of a row of y.
-template <Format X, Format Y, Rounding R, bool BY_RECIPROCAL>
+template <Format X, Format Y, Rounding R>
 inline void fill_as(
     const Call& c, const Stored<X>* h, const double* gain, const double* bias, Quotient q, Stored<Y>* y,
     std::int64_t from, std::int64_t to) {
-    D rho = all_lanes(q.rho), inverse = all_lanes(q.inverse), rest = all_lanes(q.rest);
-    auto over = [=](D d) { return BY_RECIPROCAL ? fma(d, inverse, d * rest) : d / rho; };
+    D inverse = all_lanes(q.inverse), rest = all_lanes(q.rest);
+    auto over = [=](D d) { return fma(d, inverse, d * rest); };
     by_eights(to - from, [=, &c](std::int64_t j, auto count) RMSNORM_BODY {
         j += from;
         D v = load<X>(h + j, count), g = load<Format::f64>(gain + j, count);
@@ -55,19 +56,12 @@ template <Format X, Format Y>
 [[gnu::noinline]] void fill(
     const Call& c, const Stored<X>* h, const double* gain, const double* bias, Quotient q, Stored<Y>* y,
     std::int64_t from, std::int64_t to) {
-    auto as = [&]<Rounding R>() {
-        if (q.inverse != 0) {
-            fill_as<X, Y, R, true>(c, h, gain, bias, q, y, from, to);
-        } else {
-            fill_as<X, Y, R, false>(c, h, gain, bias, q, y, from, to);
-        }
-    };
     if (c.norm == Format::none) {
-        as.template operator()<Rounding::last>();
+        fill_as<X, Y, Rounding::last>(c, h, gain, bias, q, y, from, to);
     } else if (c.norm == Format::f32 && c.product == Format::f32 && !bias) {
-        as.template operator()<Rounding::single>();
+        fill_as<X, Y, Rounding::single>(c, h, gain, bias, q, y, from, to);
     } else {
-        as.template operator()<Rounding::any>();
+        fill_as<X, Y, Rounding::any>(c, h, gain, bias, q, y, from, to);
     }
 }
 
@@ -130,22 +124,46 @@ inline bool are_small(const Stored<X>* h, std::int64_t first, std::int64_t n) {
 }
 
 template <Format X, Format Y>
-inline void row_of_y(
-    const Call& c, const Group& p, bool are_moderate, const Stored<X>* h, double rho, Stored<Y>* y) {
-    Quotient q(rho, c.scale != Format::f64);
-    if constexpr (may_be_single<X, Y>) {
-        bool is_exact = c.product != Format::f64;  // else 16 bits times the gain are rounded after float64, not float32
-        if (is_exact && !p.bias && are_moderate && 0x1p-20 < rho && rho < 0x1p20 &&
-            (c.k == c.n || are_small<X>(h, c.k, c.n))) {
-            if constexpr (is_short(Y)) {
-                if (c.norm == Format::none) return fill_single<X, Y, Format::none>(c, h, p.gain, p.single, q, y);
-            }
-            if constexpr (is_short(X)) {
-                if (c.norm == X) return fill_single<X, Y, X>(c, h, p.gain, p.single, q, y);
-            }
+inline void row_of_y(const Call& c, const Group& p, bool are_moderate, const Stored<X>* h, double rho, Stored<Y>* y) {
+    Quotient q(rho);
+    if (!p.bias && are_moderate && 0x1p-20 < rho && rho < 0x1p20 && (c.k == c.n || are_small<X>(h, c.k, c.n))) {
+        if constexpr (is_short(Y)) {
+            if (c.norm == Format::none) return fill_single<X, Y, Format::none>(c, h, p.gain, p.single, q, y);
+        }
+        if constexpr (is_short(X)) {
+            if (c.norm == X) return fill_single<X, Y, X>(c, h, p.gain, p.single, q, y);
         }
     }
     fill<X, Y>(c, h, p.gain, p.bias, q, y, 0, c.n);
+}
+
+// Rows are taken by up to eight: so the roots and divisions of some narrow rows are computed at once.
+template <Format X, Format Y>
+void forward_rows(const Call& c, const Forward& a, const double* parameters, std::int64_t first, std::int64_t last) {
+    constexpr std::int64_t most = 8;
+    Parameters own{c, parameters};
+    std::int64_t n = c.n, many = std::clamp<std::int64_t>(2048 / n, 1, most);
+    for (std::int64_t start = first * c.groups; start < last * c.groups; start += many) {
+        std::int64_t count = std::min(many, last * c.groups - start);
+        const Stored<X>* rows[most];
+        double rho[most];
+        for (std::int64_t b = 0; b < count; ++b) {
+            std::int64_t i = start + b;
+            rows[b] = as<Stored<X>>(a.x + place(c, i, a.x_step, n * size_of(X)));
+            if (a.residual) {
+                Stored<X>* h = as<Stored<X>>(a.h) + i * n;
+                add_rows<X>(rows[b], as<Stored<X>>(a.residual) + i * n, h, n);
+                rows[b] = h;
+            }
+            rho[b] = sum_of_squares<X>(rows[b], c.k) / static_cast<double>(c.k);
+        }
+        for (std::int64_t b = 0; b < count; ++b) rho[b] = rho_of(c, rho[b]);
+        for (std::int64_t b = 0; b < count && a.inverse_rms; ++b) a.inverse_rms[start + b] = 1 / rho[b];
+        for (std::int64_t b = 0; b < count; ++b) {
+            std::int64_t i = start + b;
+            row_of_y<X, Y>(c, own.of_group(i), own.are_moderate(), rows[b], rho[b], as<Stored<Y>>(a.y) + i * n);
+        }
+    }
 }
 
 }  // namespace rmsnorm::RMSNORM_LEVEL

@@ -1,32 +1,36 @@
 // The kernels of one level of processors. The build compiles this file once for each, with RMSNORM_LEVEL as its name.
-#include "general.h"
-#include "plain.h"
+#include "backward.h"
+#include "forward.h"
 
 namespace rmsnorm {
 
 namespace RMSNORM_LEVEL {
 
-// Whether a row is read to float64 before anything else.
-bool needs_rows(const Call& c, const Mask& mask) {
-    return mask.data || c.x == Format::f64 || c.y == Format::f64;
-}
-
-bool forward(const Call& c, const Forward& a, const double* parameters, std::int64_t first, std::int64_t last) {
-    if (needs_rows(c, a.mask)) return forward_general(c, a, parameters, first * c.groups, last * c.groups);
-    return with_narrow(c.x, [&]<Format X>() {
-        return with_narrow(c.y, [&]<Format Y>() { return forward_plain<X, Y>(c, a, parameters, first, last); });
+// x and y are not two formats of 16 bits.
+template <class Body>
+void with_formats(const Call& c, Body body) {
+    with_format(c.x, [&]<Format X>() {
+        with_format(c.y, [&]<Format Y>() {
+            if constexpr (X == Y || X == Format::f32 || Y == Format::f32) body.template operator()<X, Y>();
+        });
     });
 }
 
-bool backward(
+void forward(const Call& c, const Forward& a, const double* parameters, std::int64_t first, std::int64_t last) {
+    with_formats(c, [&]<Format X, Format Y>() { forward_rows<X, Y>(c, a, parameters, first, last); });
+}
+
+void backward(
     const Call& c, const Backward& a, const double* parameters, double* sums, std::int64_t first, std::int64_t last) {
-    std::fill_n(sums, a.dbias ? 2 * c.features : c.features, 0.0);
-    if (needs_rows(c, a.mask) || c.scale == Format::f64)
-        return backward_general(c, a, parameters, sums, first * c.groups, last * c.groups);
-    if (a.gate) return backward_gated(c, a, parameters, sums, first, last);
-    return with_narrow(c.x, [&]<Format X>() {
-        return with_narrow(c.y, [&]<Format Y>() { return backward_plain<X, Y>(c, a, parameters, sums, first, last); });
-    });
+    if (a.dscale) std::fill_n(sums, c.width(), 0.0);
+    if (a.dbias) std::fill_n(sums + c.width(), c.width(), 0.0);
+    with_formats(c, [&]<Format X, Format Y>() { backward_rows<X, Y>(c, a, parameters, sums, first, last); });
+}
+
+void sum_columns(const Call& c, const Backward& a, double* sums, std::int64_t from, std::int64_t to) {
+    if (a.dscale) std::fill(sums + from, sums + to, 0.0);
+    if (a.dbias) std::fill(sums + c.width() + from, sums + c.width() + to, 0.0);
+    with_formats(c, [&]<Format X, Format Y>() { sum_columns<X, Y>(c, a, sums, from, to); });
 }
 
 }  // namespace RMSNORM_LEVEL
@@ -39,7 +43,7 @@ bool backward(
 const Kernels* RMSNORM_JOIN(kernels_, RMSNORM_LEVEL)() {
     static constexpr Kernels kernels{
         RMSNORM_TEXT(RMSNORM_LEVEL), RMSNORM_LEVEL::prepare, RMSNORM_LEVEL::forward, RMSNORM_LEVEL::backward,
-        RMSNORM_LEVEL::finish,
+        RMSNORM_LEVEL::sum_columns, RMSNORM_LEVEL::finish,
     };
     return &kernels;
 }

@@ -54,7 +54,6 @@ struct Marked {
 RMSNORM_OPERATOR(+)
 RMSNORM_OPERATOR(-)
 RMSNORM_OPERATOR(*)
-RMSNORM_OPERATOR(/)
 #undef RMSNORM_OPERATOR
 
 RMSNORM_INLINE Part all(double number) { return number - Part{}; }  // also of -0
@@ -70,12 +69,8 @@ RMSNORM_INLINE Part fma(Part a, Part b, Part c) {
     return _mm512_fmadd_pd(a, b, c);
 #elif defined(__AVX2__)
     return _mm256_fmadd_pd(a, b, c);
-#elif defined(__aarch64__)
-    return vfmaq_f64(c, a, b);
 #else
-    Part r;
-    for (int i = 0; i < native; ++i) r[i] = std::fma(a[i], b[i], c[i]);
-    return r;
+    return vfmaq_f64(c, a, b);
 #endif
 }
 
@@ -117,7 +112,7 @@ inline double sum_of_lanes(D d) {
     return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
 }
 
-// A sum of a row: element j is in lane j % 8 of accumulator j / 8 % 4; see `tail` for the last ones.
+// A sum of a row: element j is in lane j % 8 of accumulator j / 8 % 4; see `sum_over`.
 struct Sum {
     D total[4] = {};
 
@@ -138,12 +133,8 @@ RMSNORM_INLINE Float fma(Float a, Float b, Float c) {
     return _mm512_fmadd_ps(a, b, c);
 #elif defined(__AVX2__)
     return _mm256_fmadd_ps(a, b, c);
-#elif defined(__aarch64__)
-    return vfmaq_f32(c, a, b);
 #else
-    Float r;
-    for (int i = 0; i < singles; ++i) r[i] = std::fma(a[i], b[i], c[i]);
-    return r;
+    return vfmaq_f32(c, a, b);
 #endif
 }
 
@@ -152,12 +143,8 @@ RMSNORM_INLINE bool any(Word marks) {
     return _mm512_movepi32_mask((__m512i)marks) != 0;
 #elif defined(__AVX2__)
     return _mm256_movemask_ps((__m256)marks) != 0;
-#elif defined(__aarch64__)
-    return vmaxvq_u32((uint32x4_t)marks) != 0;
 #else
-    std::int32_t all = 0;
-    for (int i = 0; i < singles; ++i) all |= marks[i];
-    return all != 0;
+    return vmaxvq_u32((uint32x4_t)marks) != 0;
 #endif
 }
 

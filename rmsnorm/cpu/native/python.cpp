@@ -6,14 +6,13 @@
 // A program of XLA holds the bytes of `xla_forward` or `xla_backward` as its only attribute, an array of int64, named as the
 // caller likes; see xla.h. Its operands and results are those of the following that there are, in this order:
 //
-//     forward     x, scale, bias, mask, gate -> y, 1 / rho
-//     backward    dy, h, 1 / rho, scale, bias, mask, dh, gate -> dx, dscale, dbias, dgate
+//     forward     x, scale, bias -> y, 1 / rho
+//     backward    dy, h, 1 / rho, scale, bias, dh -> dx, dscale, dbias
 //
-// The plan has a dtype for scale, bias and gate if there is one; the other choices are arguments. The backward pass reads
-// the bias only if there is a gate after the norm.
+// The plan has a dtype for scale and bias if there is one; the other choices are arguments. The backward pass reads no bias,
+// but a program may hand it over.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string_view.h>
 
 #include <array>
@@ -23,9 +22,8 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <utility>
 
-#include "driver.h"
+#include "call.h"
 #include "pages.h"
 #include "xla.h"
 
@@ -67,7 +65,6 @@ struct nanobind::detail::type_caster<Address> {
 namespace {
 
 using Name = std::optional<std::string_view>;
-using Steps = std::optional<std::pair<Word, Word>>;  // of a mask, to the next row and element; none without a mask
 
 template <class Choice, std::size_t count>
 Choice choice(const char* what, const std::array<std::string_view, count>& names, std::string_view name) {
@@ -77,7 +74,7 @@ Choice choice(const char* what, const std::array<std::string_view, count>& names
 }
 
 Format format(Name name) {
-    constexpr std::array<std::string_view, 5> names{"", "float16", "bfloat16", "float32", "float64"};
+    constexpr std::array<std::string_view, 4> names{"", "float16", "bfloat16", "float32"};
     return name ? choice<Format>("a dtype", names, *name) : Format::none;
 }
 
@@ -118,7 +115,6 @@ class Plan {
     }
 
     Word x_step() const { return call.width() * size_of(call.x); }
-    Word gate_step() const { return call.width() * size_of(call.gate); }
 
     // A result of the size of x, which the caller has just allocated.
     void advise(Address result, Format format) const {
@@ -126,64 +122,54 @@ class Plan {
     }
 
 public:
-    Plan(Word rows, Word n, Word k, Word groups, Word features, Word spread, Word step, double eps, double offset, std::string_view position,
-         Name x, Name y, Name norm, Name product, Name scale, Name bias, Name gate, Name function,
-         bool gate_before) {
+    Plan(Word rows, Word n, Word k, Word groups, Word step, double eps, double offset, std::string_view position, Name x,
+         Name y, Name norm, Name product, Name scale, Name bias) {
         if (!kernels()) throw std::runtime_error("rmsnorm: no kernels for this processor");
-        if (rows < 0 || n < 1 || groups < 1 || features < 1 || spread < 1 || step < 1)
-            throw nb::value_error("rows, n, groups, features, spread or step are too few");
+        if (rows < 0 || n < 1 || k < 1 || k > n || groups < 1 || step < 1)
+            throw nb::value_error("rows, n, k, groups or step are too few, or k is above n");
         std::memset(&call, 0, sizeof call);
-        call.rows = rows, call.n = n, call.k = k, call.groups = groups;
-        call.features = features, call.spread = spread, call.step = step;
-        call.eps = eps, call.offset = offset, call.gate_before = gate_before;
+        call.rows = rows, call.n = n, call.k = k, call.groups = groups, call.step = step;
+        call.eps = eps, call.offset = offset;
         const std::array<std::string_view, 3> positions{"inside", "outside", "clamp"};
         call.position = choice<Position>("the position of eps", positions, position);
         call.x = format(x), call.y = format(y), call.norm = format(norm), call.product = format(product);
-        call.scale = format(scale), call.bias = format(bias), call.gate = format(gate);
-        const std::array<std::string_view, 3> functions{"", "silu", "sigmoid"};
-        call.function = function ? choice<Function>("the function of a gate", functions, *function) : Function::none;
+        call.scale = format(scale), call.bias = format(bias);
+        if (call.x != call.y && call.x != Format::f32 && call.y != Format::f32)
+            throw nb::value_error("x and y may not be float16 and bfloat16");
     }
 
     void forward(Word threads, Word gomp_parallel, Address x, Word x_step, Address residual, Address scale, Address bias,
-                 Address mask, Word mask_step, Word mask_stride, Address y, Address h, Address inverse_rms, Address gate,
-                 Word gate_step) const {
+                 Address y, Address h, Address inverse_rms) const {
         const Forward arrays{
             at<Bytes>(x), x_step, at<Bytes>(residual), at<Bytes>(scale), at<Bytes>(bias),
-            {at<const std::uint8_t>(mask), mask_step, mask_stride},
-            at<std::byte>(y), at<std::byte>(h), at<double>(inverse_rms), at<Bytes>(gate), gate_step,
+            at<std::byte>(y), at<std::byte>(h), at<double>(inverse_rms),
         };
         advise(y, call.y), advise(h, call.x);
         check(rmsnorm::forward(call, arrays, pool(threads, gomp_parallel)));
     }
 
-    void backward(Word threads, Word gomp_parallel, Address h, Word h_step, Address scale, Address mask, Word mask_step,
-                  Word mask_stride, Address inverse_rms, Address dy, Address dh, Address dx, Address dscale, Address dbias,
-                  Address gate, Word gate_step, Address dgate, Address bias) const {
+    void backward(Word threads, Word gomp_parallel, Address h, Word h_step, Address scale, Address inverse_rms, Address dy,
+                  Address dh, Address dx, Address dscale, Address dbias) const {
         const Backward arrays{
-            at<Bytes>(h), h_step, at<Bytes>(scale), at<Bytes>(bias),
-            {at<const std::uint8_t>(mask), mask_step, mask_stride},
-            at<const double>(inverse_rms), at<Bytes>(dy), at<Bytes>(dh), at<std::byte>(dx), at<std::byte>(dscale),
-            at<std::byte>(dbias), at<std::byte>(dgate), at<Bytes>(gate), gate_step,
+            at<Bytes>(h), h_step, at<Bytes>(scale), at<const double>(inverse_rms), at<Bytes>(dy), at<Bytes>(dh),
+            at<std::byte>(dx), at<std::byte>(dscale), at<std::byte>(dbias), nullptr,
         };
-        advise(dx, call.x), advise(dgate, call.gate);
+        advise(dx, call.x);
         check(rmsnorm::backward(call, arrays, pool(threads, gomp_parallel)));
     }
 
-    nb::bytes xla_forward(Word threads, Steps mask) const {
+    nb::bytes xla_forward(Word threads) const {
         return attribute(false, threads, [&](xla::Attribute& result) {
             Word operands = 0, results = 0;
             auto& a = result.forward;
             a.x = at<Bytes>(++operands), a.x_step = x_step();
             if (call.scale != Format::none) a.scale = at<Bytes>(++operands);
             if (call.bias != Format::none) a.bias = at<Bytes>(++operands);
-            if (mask) a.mask = {at<const std::uint8_t>(++operands), mask->first, mask->second};
-            if (call.gate != Format::none) a.gate = at<Bytes>(++operands), a.gate_step = gate_step();
             a.y = at<std::byte>(--results), a.inverse_rms = at<double>(--results);
         });
     }
 
-    nb::bytes xla_backward(Word threads, Steps mask, bool inverse_rms, bool bias, bool dh, bool dx, bool dscale, bool dbias,
-                           bool dgate) const {
+    nb::bytes xla_backward(Word threads, bool inverse_rms, bool bias, bool dh, bool dx, bool dscale, bool dbias) const {
         return attribute(true, threads, [&](xla::Attribute& result) {
             Word operands = 0, results = 0;
             auto& a = result.backward;
@@ -191,14 +177,11 @@ public:
             a.h = at<Bytes>(++operands), a.h_step = x_step();
             if (inverse_rms) a.inverse_rms = at<const double>(++operands);
             if (call.scale != Format::none) a.scale = at<Bytes>(++operands);
-            if (bias) a.bias = at<Bytes>(++operands);
-            if (mask) a.mask = {at<const std::uint8_t>(++operands), mask->first, mask->second};
+            if (bias) ++operands;
             if (dh) a.dh = at<Bytes>(++operands);
-            if (call.gate != Format::none) a.gate = at<Bytes>(++operands), a.gate_step = gate_step();
             if (dx) a.dx = at<std::byte>(--results);
             if (dscale) a.dscale = at<std::byte>(--results);
             if (dbias) a.dbias = at<std::byte>(--results);
-            if (dgate) a.dgate = at<std::byte>(--results);
         });
     }
 };
@@ -210,21 +193,16 @@ NB_MODULE(_native, module) {
     kernels();  // chooses them now, as a fork in the middle of the choice would leave it locked
     using unlocked = nb::call_guard<nb::gil_scoped_release>;
     nb::class_<Plan>(module, "Plan", "What the kernels need for a call, apart from its arrays.")
-        .def(nb::init<Word, Word, Word, Word, Word, Word, Word, double, double, std::string_view, Name, Name, Name, Name, Name,
-                      Name, Name, Name, bool>(),
-             nb::kw_only(), "rows"_a, "n"_a, "k"_a, "groups"_a, "features"_a, "spread"_a, "step"_a, "eps"_a, "offset"_a, "position"_a,
-             "x"_a, "y"_a, "norm"_a.none(), "product"_a.none(), "scale"_a.none(), "bias"_a.none(), "gate"_a.none(),
-             "function"_a.none(), "gate_before"_a)
+        .def(nb::init<Word, Word, Word, Word, Word, double, double, std::string_view, Name, Name, Name, Name, Name, Name>(),
+             nb::kw_only(), "rows"_a, "n"_a, "k"_a, "groups"_a, "step"_a, "eps"_a, "offset"_a, "position"_a, "x"_a, "y"_a,
+             "norm"_a.none(), "product"_a.none(), "scale"_a.none(), "bias"_a.none())
         .def("forward", &Plan::forward, unlocked(), "threads"_a, "gomp_parallel"_a, "x"_a, "x_step"_a, "residual"_a.none(),
-             "scale"_a.none(), "bias"_a.none(), "mask"_a.none(), "mask_step"_a, "mask_stride"_a, "y"_a.none(),
-             "h"_a.none(), "inverse_rms"_a.none(), "gate"_a = nb::none(), "gate_step"_a = 0)
-        .def("backward", &Plan::backward, unlocked(), "threads"_a, "gomp_parallel"_a, "h"_a, "h_step"_a,
-             "scale"_a.none(), "mask"_a.none(), "mask_step"_a, "mask_stride"_a, "inverse_rms"_a.none(), "dy"_a,
-             "dh"_a.none(), "dx"_a.none(), "dscale"_a.none(), "dbias"_a.none(), "gate"_a = nb::none(), "gate_step"_a = 0,
-             "dgate"_a = nb::none(), "bias"_a = nb::none())
-        .def("xla_forward", &Plan::xla_forward, "threads"_a, "mask"_a.none())
-        .def("xla_backward", &Plan::xla_backward, "threads"_a, "mask"_a.none(), "inverse_rms"_a, "bias"_a, "dh"_a,
-             "dx"_a, "dscale"_a, "dbias"_a, "dgate"_a);
+             "scale"_a.none(), "bias"_a.none(), "y"_a, "h"_a.none(), "inverse_rms"_a.none())
+        .def("backward", &Plan::backward, unlocked(), "threads"_a, "gomp_parallel"_a, "h"_a, "h_step"_a, "scale"_a.none(),
+             "inverse_rms"_a.none(), "dy"_a, "dh"_a.none(), "dx"_a.none(), "dscale"_a.none(), "dbias"_a.none())
+        .def("xla_forward", &Plan::xla_forward, "threads"_a)
+        .def("xla_backward", &Plan::xla_backward, "threads"_a, "inverse_rms"_a, "bias"_a, "dh"_a, "dx"_a, "dscale"_a,
+             "dbias"_a);
     module.def("level", [] { return kernels() ? kernels()->level : nullptr; }, "None if there are no kernels.");
     module.def("xla_handler", [] {
         return nb::capsule(reinterpret_cast<void*>(xla::handle), "xla._CUSTOM_CALL_TARGET");

@@ -26,8 +26,6 @@ constexpr int forward_units = 5;
 // gain, of its product with h, of the changed 1 / rho and the product with it. Before the gain there are the last two. The
 // tenth is for products of errors.
 constexpr double half_units = 4.1, half_units_before = 2.1;
-// With a gate also five units of f(z) (see gate.h), its product, and one for products of errors.
-constexpr int gated_units = 12;
 
 RMSNORM_INLINE Float of_f16(Words words) {
 #if defined(__AVX512F__)
@@ -122,12 +120,6 @@ struct Ends {
     Words differ() const { return one ^ other; }
 };
 
-// Whether the part that rounding to bfloat16 cuts off is within so many units of one half.
-RMSNORM_INLINE Word is_near(Float x, int units) {
-    Unsigned rest = ((Unsigned)x & 0xffff) - static_cast<std::uint32_t>(0x8000 - units);
-    return (Word)(rest <= static_cast<std::uint32_t>(2 * units));
-}
-
 // A number whose first half is the nearest bfloat16, but for those in the middle between two: they become the larger one.
 RMSNORM_INLINE Unsigned half_up(Float x) { return (Unsigned)x + 0x8000; }
 
@@ -158,9 +150,6 @@ RMSNORM_INLINE Word is_tiny(Float x) {
     return (Word)(below < static_cast<std::uint32_t>((127 - 80) << 23));
 }
 
-// Whether it is below 2^-80, also 0: for where the exact number may have been multiplied by more than 1 after it underflowed.
-RMSNORM_INLINE Word is_tiny_or_zero(Float x) { return magnitude(x) < 0x1p-80f; }
-
 // Whether the two ends of an interval round to different numbers.
 RMSNORM_INLINE Word is_split(Float middle, Float error) {
     Unsigned high = ((Unsigned)(middle + error) + 0x8000) >> 16, low = ((Unsigned)(middle - error) + 0x8000) >> 16;
@@ -185,6 +174,37 @@ template <class Body, class Few>
     if (j == n) return;
     if (n < singles) return call_rarely(few, j, n);
     call_once(body, n - singles);
+}
+
+// The nearest number of a format, to even, of any float32: also subnormal ones, infinity and NaN.
+template <Format F>
+RMSNORM_INLINE void store_nearest(Stored<F>* to, Float x) {
+    if constexpr (F != Format::bf16) {
+        store_singles<F>(to, x);
+    } else {
+        Unsigned word = (Unsigned)x;
+        Word is_nan = x != x;
+        Unsigned near = word + 0x7fff + ((word >> 16) & 1);  // NaN could become a number
+        store_words(to, (((Unsigned)is_nan & (word | 0x400000)) | (~(Unsigned)is_nan & near)) >> 16);
+    }
+}
+
+// h = x + residual, rounded once to the format of x.
+//
+// The sum of two float32 or of two 16-bit numbers is taken in float32. A second rounding, to 16 bits, changes nothing:
+// float32 has 24 bits, and twice the 11 bits of float16 and two more are 24. Source: Figueroa 1995, "When is double
+// rounding innocuous?". Sums that are subnormal numbers are exact. Many sums of 16-bit numbers are in the middle
+// between two of the format; rounding from float64 by way of float32 would take each of them for a doubt.
+template <Format X>
+[[gnu::noinline]] void add_rows(const Stored<X>* x, const Stored<X>* residual, Stored<X>* h, std::int64_t n) {
+    std::int64_t first = 0;
+    for (; first + singles <= n; first += singles) {
+        store_nearest<X>(h + first, load_singles<X>(x + first) + load_singles<X>(residual + first));
+    }
+    by_eights(n - first, [=](std::int64_t j, auto count) RMSNORM_BODY {
+        j += first;
+        store<X>(h + j, load<X>(x + j, count) + load<X>(residual + j, count), count);
+    });
 }
 
 }  // namespace rmsnorm::RMSNORM_LEVEL

@@ -1,21 +1,9 @@
 // A row and its statistic rho.
 #pragma once
 
-#include <memory>
-#include <new>
-#include <type_traits>
-
 #include "formats.h"
 
 namespace rmsnorm::RMSNORM_LEVEL {
-
-// Rows of float64.
-using Rows = std::unique_ptr<double[]>;
-// Null if memory is short.
-inline Rows new_rows(const Call& c, std::int64_t count) {
-    if (c.n > PTRDIFF_MAX / std::int64_t{sizeof(double)} / count) return nullptr;  // too many even to ask for
-    return Rows(new (std::nothrow) double[count * c.n]);
-}
 
 // A count that the compiler knows: eight elements.
 struct Eight {
@@ -111,18 +99,18 @@ template <Format X>
     });
 }
 
-// rho of the mean square of k elements.
-inline double rho_of(const Call& c, double q, std::int64_t k) {
+// rho of the mean square.
+inline double rho_of(const Call& c, double q) {
     if (c.position == Position::inside) return std::sqrt(q + c.eps);
     if (c.position == Position::outside) return std::sqrt(q) + c.eps;
-    double root = std::sqrt(q), floor = c.eps / std::sqrt(static_cast<double>(k ? k : 1));
+    double root = std::sqrt(q), floor = c.eps / std::sqrt(static_cast<double>(c.k));
     return root < floor ? floor : root;
 }
 
 // Whether `slope_of` needs the squared length of h / rho: for eps outside, and in rows next to a clamp.
-inline bool needs_length(const Call& c, std::int64_t k, double inverse_rms) {
+inline bool needs_length(const Call& c, double inverse_rms) {
     if (c.position != Position::clamp) return c.position == Position::outside;
-    return inverse_rms * c.eps > 0.5 * std::sqrt(static_cast<double>(k));
+    return inverse_rms * c.eps > 0.5 * std::sqrt(static_cast<double>(c.k));
 }
 
 // Whether a row of this squared length is clamped. A row whose length is eps, up to rounding, is not (CLAMPED in Python).
@@ -131,10 +119,10 @@ inline bool is_clamped(double square, double eps) { return square < eps * eps * 
 // rho / s, with drho / dh = h / (k s): 1 for eps inside, rho / (rho - eps) outside, 1 or 0 for a clamp.
 //
 // For eps outside it comes from `length`, the squared length of h / rho: rho - eps is the root of the mean square.
-inline double slope_of(const Call& c, std::int64_t k, double inverse_rms, double length) {
-    double size = static_cast<double>(k ? k : 1);
+inline double slope_of(const Call& c, double inverse_rms, double length) {
+    double size = static_cast<double>(c.k);
     if (c.position == Position::outside) return length / size > 0 ? 1 / std::sqrt(length / size) : 0.0;
-    bool is_constant = needs_length(c, k, inverse_rms) && is_clamped(length, inverse_rms * c.eps);
+    bool is_constant = needs_length(c, inverse_rms) && is_clamped(length, inverse_rms * c.eps);
     return is_constant ? 0.0 : 1.0;
 }
 

@@ -24,7 +24,7 @@ void work(Job& job) {
     {
         StandardArithmetic standard;
         for (auto chunk = job.next.fetch_add(1); chunk < job.chunks; chunk = job.next.fetch_add(1))
-            if (!job.compute(job.context, chunk)) job.failed = true;
+            job.compute(job.context, chunk);
     }
     job.busy.fetch_sub(1);
 }
@@ -43,22 +43,23 @@ void work_and_leave(void* job) {
 
 }  // namespace
 
-bool share_out(const Pool& pool, std::int64_t chunks, Compute* compute, const void* context) {
+void share_out(const Pool& pool, std::int64_t chunks, Compute* compute, const void* context) {
     if (pool.gomp_parallel) {  // always as many threads: libgomp ends and starts threads where the number changes
         Job job(compute, context, chunks, 1);
         pool.gomp_parallel(work_for_gomp, &job, static_cast<unsigned>(pool.threads), 0);
-        return !job.failed;
+        return;
     }
-    const auto threads = std::max<std::int64_t>(1, std::min(pool.threads, chunks));
-    Job* job = new (std::nothrow) Job(compute, context, chunks, threads);
-    if (!job) return false;
+    const auto threads = std::min(pool.threads, chunks);
+    Job* job = threads > 1 ? new (std::nothrow) Job(compute, context, chunks, threads) : nullptr;
+    if (!job) {
+        for (std::int64_t chunk = 0; chunk < chunks; ++chunk) compute(context, chunk);
+        return;
+    }
     for (std::int64_t i = 1; i < threads; ++i)
         if (!pool.schedule(pool.context, work_and_leave, job)) leave(job);  // in place of the thread that will not come
     work(*job);
     while (job->busy.load()) sched_yield();
-    const bool succeeded = !job->failed;
     leave(job);
-    return succeeded;
 }
 
 namespace {

@@ -19,7 +19,7 @@ class StandardArithmetic {
 public:
     StandardArithmetic() { _mm_setcsr(0x1f80); }
     ~StandardArithmetic() { _mm_setcsr(former); }
-#elif defined(__aarch64__)
+#else
     std::uint64_t former;
 
 public:
@@ -28,9 +28,6 @@ public:
         asm volatile("msr fpcr, %0" ::"r"(std::uint64_t{0}));
     }
     ~StandardArithmetic() { asm volatile("msr fpcr, %0" ::"r"(former)); }
-#else
-public:
-    StandardArithmetic() {}
 #endif
     StandardArithmetic(const StandardArithmetic&) = delete;
 };
@@ -54,12 +51,12 @@ struct Pool {
     void* context = nullptr;  // of `schedule`; only the caller uses it, before `share_out` returns
 };
 
-// Computes one chunk. False if memory is short.
-using Compute = bool(const void* context, std::int64_t chunk);
+// Computes one chunk.
+using Compute = void(const void* context, std::int64_t chunk);
 
-// Computes the chunks 0 to `chunks` - 1 on the threads of the pool, each once, in any order. Returns when all are done, and
-// false if memory was short. It waits for no thread that has not begun: if all are busy, the caller does all by itself.
-bool share_out(const Pool& pool, std::int64_t chunks, Compute* compute, const void* context);
+// Computes the chunks 0 to `chunks` - 1 on the threads of the pool, each once, in any order. Returns when all are done. It
+// waits for no thread that has not begun: if all are busy, or memory is short, the caller does all by itself.
+void share_out(const Pool& pool, std::int64_t chunks, Compute* compute, const void* context);
 
 // What the threads of one `share_out` have in common. A thread that comes late finds no chunk left. It reads nothing but
 // the job, as the caller has returned by then. The last one to leave frees the job, except with OpenMP, where the job is
@@ -71,7 +68,6 @@ struct Job {
     std::atomic<std::int64_t> owners;   // threads that have not left, and the caller
     std::atomic<std::int64_t> next{0};  // the next chunk that no thread has taken
     std::atomic<std::int64_t> busy{0};  // threads that may be computing a chunk
-    std::atomic<bool> failed{false};
 
     Job(Compute* compute, const void* context, std::int64_t chunks, std::int64_t owners)
         : compute(compute), context(context), chunks(chunks), owners(owners) {}

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "driver.h"
+#include "call.h"
 
 namespace rmsnorm::xla {
 namespace {
@@ -74,12 +74,11 @@ Error* handle(CallFrame* frame) {
     bool is_found, succeeded;
     if (attribute.is_backward) {
         auto& a = attribute.backward;
-        is_found = find(*frame, a.h, a.scale, a.bias, a.mask.data, a.inverse_rms, a.dy, a.dh, a.dx, a.dscale, a.dbias,
-                        a.dgate, a.gate);
+        is_found = find(*frame, a.h, a.scale, a.inverse_rms, a.dy, a.dh, a.dx, a.dscale, a.dbias);
         succeeded = is_found && backward(attribute.call, a, pool);
     } else {
         auto& a = attribute.forward;
-        is_found = find(*frame, a.x, a.residual, a.scale, a.bias, a.mask.data, a.y, a.h, a.inverse_rms, a.gate);
+        is_found = find(*frame, a.x, a.residual, a.scale, a.bias, a.y, a.h, a.inverse_rms);
         succeeded = is_found && forward(attribute.call, a, pool);
     }
     if (!is_found) return error(*frame, "rmsnorm: the call lacks an operand or a result", failed_precondition);

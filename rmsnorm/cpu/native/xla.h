@@ -23,7 +23,7 @@ struct Attribute {
 };
 // A program that was saved, and so its attributes, may be run by a later version of this library. Whoever changes the
 // structures of call.h adds one.
-constexpr std::int64_t attribute_version = 3;
+constexpr std::int64_t attribute_version = 4;
 static_assert(std::is_trivially_copyable_v<Attribute> && sizeof(Attribute) % sizeof(std::int64_t) == 0);
 
 // The first and the last version of the interface that were compared with the structures below, those of jaxlib 0.6.1 and
