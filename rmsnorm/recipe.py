@@ -81,8 +81,8 @@ def backward(
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """dx + dh in the dtype of the arithmetic; dscale, dbias and dgate in those of their arrays, or None.
 
-    x may be the sum h itself, without a residual. ``row`` is that of the forward pass. Without it derivatives of these
-    gradients go through 1 / rho, too.
+    x may be the sum h itself, without a residual. ``row`` is that of the forward pass, of which inverse, power and
+    slope are used. Without it derivatives of these gradients go through 1 / rho, too.
     """
     dtype = _arithmetic(call, ops.name_of(dy))
     h, _ = _summed(ops, call, x, residual, dtype)
@@ -91,7 +91,11 @@ def backward(
         z = ops.cast(gate, dtype)
         f = factor(ops, call, z)
     normed = h * f if before else h
-    row = _statistic(ops, call, normed, mask) if row is None else row
+    if row is None:
+        row = _statistic(ops, call, normed, mask)
+    else:
+        counted, k, empty = _counted(ops, call, normed, mask)
+        row = row._replace(counted=counted, k=k, empty=empty)
     live = None if row.empty is None else ~row.empty if mask is None else mask & ~row.empty
     own = _only(ops, live, ops.cast(dy, dtype))
     v = own if f is None or before else _only(ops, live, own * f)

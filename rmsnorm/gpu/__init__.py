@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -80,21 +79,11 @@ def _warn(why: str, fix: str) -> None:
     )
 
 
-def refusal(call: Call, formats: Iterable[str | None]) -> str | None:
-    """Why the kernels could not compute a call with more arrays of these dtypes; plain operations compute it.
-
-    The parameters are along the last axes. The kernels have no gate, and no float64 but for their sums.
-    """
-    formats = (call.x, call.result, call.product, *formats)
-    rank = len(call.shape)
-    is_computed = (
-        call.gate is None
-        and call.feature_axes == tuple(range(rank - len(call.feature_axes), rank))
-        and len(call.axes) <= len(call.feature_axes)
-        and all(name in (None, "float16", "bfloat16", "float32") for name in formats)
-        and (call.n is None or call.n <= _WIDEST)
-    )
-    return None if is_computed else "the kernels for GPUs do not compute such a call"
+def refusal(call: Call) -> str | None:
+    """Why the kernels could not compute a call of ``Call.in_rows``: plain operations compute it then."""
+    if call.k != call.n:
+        return "only the first elements count, for which there are no kernels for GPUs"
+    return None if call.n <= _WIDEST else "a row is too wide for the kernels for GPUs"
 
 
 def missing(card: int | str | None) -> str | None:
