@@ -1,4 +1,4 @@
-"""RMSNorm with its derivatives, by a kernel or by recipe.py: one function of PyTorch's autograd.
+"""RMSNorm with its derivatives, by a kernel or by recipe.py, for PyTorch's autograd.
 
     dx = R^T u,    u = (o + scale) * dy,    dscale = sum over rows of dy * h / rho,    dbias = sum over rows of dy
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from rmsnorm import recipe
-from rmsnorm.engines import Prepared
 from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl import space
 from rmsnorm.torch_impl.kernels import Kept, Results
@@ -35,67 +34,98 @@ Known: TypeAlias = tuple[tuple[Any, Kept], ...]  # calls that a layer made, each
 
 
 class Norm(torch.autograd.Function):
-    """y, x + residual (None without one), and what the backward pass needs of every row.
-
-    ``run`` is a Call, which recipe.py computes, or a Kept, which kernels compute, without a mask and a gate.
-    """
+    """y, x + residual (None without one), and what the backward pass needs of every row, by recipe.py."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(run: Kept | Call, x: Any, residual: Any, scale: Any, bias: Any, mask: Any, gate: Any) -> Any:
-        if isinstance(run, Kept):
-            return *run.forward(True, x, residual, scale, bias), None, None
-        y, total, row = recipe.forward(space, run, x, residual, scale, bias, mask, gate)
+    def forward(call: Call, *tensors: Any) -> Any:
+        y, total, row = recipe.forward(space, call, *tensors)
         return y, total, row.inverse, row.power, row.slope
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        run, x, residual, *others = inputs
+        call, x, residual, *others = inputs
         _, total, *row = output
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(t for t in row if t is not None))
-        ctx.known = run, None if residual is None else (x.dtype, residual.dtype)
-        call = run.call if isinstance(run, Kept) else run
+        ctx.known = call, x.dtype, None if residual is None else residual.dtype
         h = (x, residual) if residual is None or call.exact_sum else (total, None)
         ctx.save_for_backward(*map(_savable, (*h, *others)), *row)
 
     @staticmethod
     def backward(ctx: Any, dy: Any, dh: Any, *_: Any) -> tuple[Any, ...]:
-        run, dtypes = ctx.known
-        x, residual, scale, bias, mask, gate, *row = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        dx, dscale, dbias, dgate = dh, None, None, None
-        if dy is not None:
-            is_differentiable = torch.is_grad_enabled() or has_tangents()
-            if isinstance(run, Kept) and not is_differentiable and run.is_readable(dy, dh):
-                needed = needs[1] or needs[2], needs[3], needs[4]
-                dx, dscale, dbias = run.backward(needed, dy, dh, x, scale, bias, row[0])
-            else:
-                is_kept = not is_differentiable and not isinstance(run, Kept)
-                known = recipe.Row(*row, None, None, None) if is_kept else None
-                call = run.call if isinstance(run, Kept) else run
-                tensors = x, residual, scale, bias, mask, gate
-                dx, dscale, dbias, dgate = recipe.backward(space, call, dy, dh, *tensors, known)
-            dx = laid_out(dx, x)
-        of_x, of_residual = dtypes or (x.dtype, None)
-        dresidual = dx.to(of_residual) if needs[2] and dx is not None else None
-        dx = dx.to(of_x) if needs[1] and dx is not None else None
-        return None, dx, dresidual, dscale, dbias, None, dgate
+        call, x_dtype, residual_dtype = ctx.known
+        *tensors, inverse, power, slope = ctx.saved_tensors
+        is_differentiable = torch.is_grad_enabled() or has_tangents()
+        row = None if is_differentiable else recipe.Row(inverse, power, slope, None, None, None)
+        dx, dscale, dbias, dgate = _gradients(call, dy, dh, *tensors, row)
+        _, needs_x, needs_residual, *_ = ctx.needs_input_grad
+        dresidual = _to(dx, residual_dtype) if needs_residual else None
+        return None, _to(dx, x_dtype) if needs_x else None, dresidual, dscale, dbias, None, dgate
 
 
-_apply = apply_of(Norm)
+class KernelNorm(torch.autograd.Function):
+    """The same by kernels: y of x, scale and bias; with ``others`` also x + residual and 1 / rho, or None.
+
+    Written for speed: every argument and result costs time, and so does ``setup_context``.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, kept: Kept, x: Tensor, scale: Tensor | None, bias: Tensor | None, *others: Any) -> Any:
+        residual, with_inverse_rms = others or (None, False)
+        y, h, inverse_rms = kept.forward(True, x, residual, scale, bias)
+        ctx.known = kept, bias, x.dtype, None if residual is None else residual.dtype
+        ctx.save_for_backward(_savable(x) if h is None else h, scale, inverse_rms)
+        if not others:
+            return y
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(inverse_rms)
+        return y, h, inverse_rms if with_inverse_rms else None
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any, dh: Any = None, _: Any = None) -> tuple[Any, ...]:
+        kept, bias, x_dtype, residual_dtype = ctx.known
+        h, scale, inverse_rms = ctx.saved_tensors
+        _, needs_x, needs_scale, needs_bias, *others = ctx.needs_input_grad
+        if dy is None or torch.is_grad_enabled() or has_tangents() or not kept.is_readable(dy, dh):
+            dx, dscale, dbias, _ = _gradients(kept.call, dy, dh, h, None, scale, bias, None, None, None)
+        else:
+            needed = needs_x or (bool(others) and others[0]), needs_scale, needs_bias
+            dx, dscale, dbias = kept.backward(needed, dy, dh, h, scale, bias, inverse_rms)
+            dx = dx if h.is_contiguous() else laid_out(dx, h)
+        results = None, _to(dx, x_dtype) if needs_x else None, dscale, dbias
+        return (*results, _to(dx, residual_dtype) if others[0] else None, None) if others else results
 
 
-def by_kernel(kept: Kept, with_inverse_rms: bool, *tensors: Any) -> Results:
-    """y, x + residual and 1 / rho of x, residual, scale and bias, with derivatives if there may be any.
+_by_kernel = apply_of(KernelNorm)
+
+
+def _gradients(call: Call, dy: Any, dh: Any, x: Any, *others: Any) -> tuple[Any, Any, Any, Any]:
+    """dx + dh, dscale, dbias and dgate by recipe.py; ``others`` are those of recipe.backward. dy is None for 0."""
+    if dy is None:
+        return dh, None, None, None
+    dx, *gradients = recipe.backward(space, call, dy, dh, x, *others)
+    return laid_out(dx, x), *gradients
+
+
+def _to(gradient: Tensor | None, dtype: Any) -> Tensor | None:
+    return gradient if gradient is None or gradient.dtype is dtype else space.cast(gradient, space.dtype_name(dtype))
+
+
+def by_kernel(
+    kept: Kept, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None
+) -> Results:
+    """y, x + residual and 1 / rho, with derivatives if there may be any.
 
     The second and the third may be None where they are not there or not asked for.
     """
-    if not is_differentiated(*tensors):
-        return kept.forward(with_inverse_rms, *tensors)
-    y, h, inverse_rms, *_ = _apply(kept, *tensors, None, None)
-    return y, h, inverse_rms
+    if not is_differentiated(x, residual, scale, bias):
+        return kept.forward(with_inverse_rms, x, residual, scale, bias)
+    if residual is None and not with_inverse_rms:
+        return _by_kernel(kept, x, scale, bias), None, None
+    results: Results = _by_kernel(kept, x, scale, bias, residual, with_inverse_rms)
+    return results
 
 
 def by_recipe(call: Call, *tensors: Any) -> Results:
@@ -110,24 +140,28 @@ def by_recipe(call: Call, *tensors: Any) -> Results:
 
 
 @untraced
-def repeat(known: Known, attributes: Any, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """y of a call that a layer made before, where nothing watches it; None if it is another one."""
+def repeat(
+    known: Known, attributes: Any, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None
+) -> Any:
+    """y, or y and x + residual, of a call that a layer made before, where nothing watches it; None if it is another."""
     for then, kept in known:
-        if kept.matches(x, scale, bias) and then == attributes:
-            if is_differentiated(x, scale, bias):  # as in ``by_kernel``; here a microsecond counts
-                y: Tensor = _apply(kept, x, None, scale, bias, None, None)[0]
-                return y
-            return kept.forward(False, x, None, scale, bias)[0]
+        if kept.matches(x, residual, scale, bias) and then == attributes:
+            if residual is None and is_differentiated(x, scale, bias):  # as in ``by_kernel``; here a microsecond counts
+                return _by_kernel(kept, x, scale, bias)
+            y, h, _ = by_kernel(kept, False, x, residual, scale, bias)
+            return y if residual is None else (y, h)
     return None
 
 
 def keep(
-    layer: Any, attributes: Any, kept: Kept, prepared: Prepared, x: Tensor, scale: Tensor | None, bias: Tensor | None
-) -> None:
+    layer: Any, attributes: Any, kept: Kept, x: Tensor, residual: Tensor | None, scale: Tensor | None,
+    bias: Tensor | None,
+) -> None:  # fmt: skip
     """Let a layer keep a call, so that ``repeat`` finds it. Threads may do so at once: a new tuple replaces the old."""
-    arrays = tuple(None if t is None else (t.shape, t.dtype) for t in (x, scale, bias))
+    arrays = tuple(None if t is None else (t.shape, t.dtype) for t in (x, residual, scale, bias))
     known: Known = layer.__dict__.get("_kept", ())
-    if x.is_contiguous() and all(call.arrays != arrays or then != attributes for then, call in known):
+    is_simple = kept.call.x == kept.call.sum and x.is_contiguous()
+    if is_simple and all(call.arrays != arrays or then != attributes for then, call in known):
         layer.__dict__["_kept"] = ((attributes, kept._replace(arrays=arrays)), *known[: _FEW - 1])
 
 

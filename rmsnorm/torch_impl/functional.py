@@ -68,13 +68,13 @@ def compute(
         prepared = _checked("rms_norm", options, x, scale, bias, mask, residual, gate)
     call, inverse_rms = prepared.call, None
     if kept is not None:
-        if layer is not None:
-            keep(layer, attributes, kept, prepared, x, scale, bias)
+        if layer is not None and gate is None:
+            keep(layer, attributes, kept, x, residual, scale, bias)
 
         def norm(*tensors: Any) -> tuple[Tensor, Tensor | None]:
             nonlocal inverse_rms
             y, h, inverse_rms = by_kernel(kept, return_inverse_rms, *tensors)
-            return y, h
+            return y, h if h is None or call.x == call.sum else space.cast(h, call.sum)
 
         y, h = recipe.around(space, call, norm, x, residual, scale, bias, gate)
     elif is_exported() and exported.has_operator(call) and not return_inverse_rms:
@@ -113,9 +113,7 @@ def compute_vjp(
         dx, dscale, dbias = kept.backward((True, True, True), dy, dh, h, scale, bias, None)
         dresidual, dgate = None if residual is None else dx.clone(), None
     else:
-        dh_of_both, dscale, dbias, dgate = recipe.backward(
-            space, call, dy, dh, x, residual, scale, bias, mask, gate
-        )
+        dh_of_both, dscale, dbias, dgate = recipe.backward(space, call, dy, dh, x, residual, scale, bias, mask, gate)
         dx, dresidual = (None if t is None else space.cast(dh_of_both, space.name_of(t)) for t in (x, residual))
     others = (laid_out(result, t) for result, t in ((dresidual, residual), (dgate, gate)) if t is not None)
     return laid_out(dx, x), dscale, dbias, *others

@@ -48,15 +48,16 @@ class Kept(NamedTuple):
     is_readable: Callable[..., bool]  # whether the kernels can read the numbers of tensors
     autocast: str | None  # the kind of device whose autocast gives y of a layer another dtype
     sizes: tuple[Any, ...] = ()  # of the rows of x on a GPU
-    arrays: tuple[Any, ...] = ()  # of a layer's call: shape and dtype, or None, of x, scale and bias
+    arrays: tuple[Any, ...] = ()  # of a layer's call: shape and dtype, or None, of x, residual, scale and bias
 
-    def matches(self, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> bool:
-        """Whether a call of a layer with x alone is this one."""
-        (shape, dtype), g, b = self.arrays
+    def matches(self, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None) -> bool:
+        """Whether a call of a layer is this one."""
+        (shape, dtype), h, g, b = self.arrays
         return (
             x.shape == shape and x.dtype is dtype
             and self.is_readable(x, scale, bias) and x.is_contiguous()  # which sparse tensors do not have
             and (g is scale or _is_like(scale, g)) and (b is bias or _is_like(bias, b))
+            and (h is residual or (_is_like(residual, h) and self.is_readable(residual)))
             and (self.autocast is None or not is_autocast_on(self.autocast))
         )  # fmt: skip
 

@@ -155,12 +155,12 @@ class RMSNorm(torch.nn.RMSNorm):
         weight = parameters["weight"] if "weight" in parameters else self.weight  # noqa: SIM401  (get would look it up)
         bias = parameters["bias"] if "bias" in parameters else self.bias  # noqa: SIM401
         alone = (
-            not is_dynamo_compiling() and mask is residual is gate is None and type(x) is Tensor and not x.is_nested
+            not is_dynamo_compiling() and mask is None and type(x) is Tensor and not x.is_nested
             and not is_transformed() and not has_tangents()
         )  # fmt: skip
         if alone:
             attributes = self.eps, self.variant, self.normalized_shape
-            if (y := repeat(self._kept, attributes, x, weight, bias)) is not None:
+            if gate is None and (y := repeat(self._kept, attributes, x, residual, weight, bias)) is not None:
                 return y
         out_dtype, axes = None, tuple(range(-len(self.normalized_shape), 0))
         if not isinstance(x, Tensor):
@@ -177,7 +177,7 @@ class RMSNorm(torch.nn.RMSNorm):
             out_dtype = built_in_dtype(self.variant.name, x, weight, residual)
         if alone and out_dtype is None:
             call = self.variant, self.eps, None, axes, None, None
-            return compute(call, False, x, weight, bias, None, None, None, layer=self, attributes=attributes)
+            return compute(call, False, x, weight, bias, None, residual, gate, layer=self, attributes=attributes)
         return rms_norm(
             x,
             weight,
