@@ -90,7 +90,7 @@ sanitize: $(VENV)/ready
 	$(call BITS_BUILD,$(SANITIZED)/plain)
 	valgrind -q --error-exitcode=9 $(SANITIZED)/plain/bits || test $$? = 1 # it adds products in its own way: another hash
 
-# The bits of 3,584 calls by the kernels of each level that this processor has, compiled by CXX, and of arm64 in an emulator if
+# The bits of 3,024 calls by the kernels of each level that this processor has, compiled by CXX, and of arm64 in an emulator if
 # there are a compiler for it and the emulator: each must have the hash that stands in tests/native/bits.cpp. Two minutes.
 LEVELS := build/levels
 ARM64_CXX ?= aarch64-linux-gnu-g++

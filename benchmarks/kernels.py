@@ -32,9 +32,9 @@ from timing.machine import environment
 LEVELS = ("v3", "v4", "v4-bf16", "arm64")
 WIDTH = {"L1": 512, "L2": 768, "memory": 4096}
 ROWS = {"L1": 4, "L2": 32, "memory": 2048}
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Arrays of the size of x that a pass reads and writes.
-KERNELS = {"forward": 2, "with a residual": 4, "with a gate": 3, "backward": 3, "backward with a gate": 5}
+KERNELS = {"forward": 2, "with a residual": 4, "backward": 3}
 # The C library keeps what is freed: else LayerNorm alone would pay for new pages in each call.
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "RMSNORM_HUGE_PAGES": "0"}
 
@@ -123,15 +123,11 @@ def _candidates(kernel: str, dtype: str, rows: int, width: int) -> dict[str, Cal
 
     torch.manual_seed(0)
     kind = getattr(torch, dtype)
-    is_gated = "gate" in kernel
     has_residual = "residual" in kernel
     variant = derive("rms_norm", "torch", 1e-6, None)
-    if is_gated:
-        variant = variant.replace(gate_function="silu", gate_position="after")
     spec, row = Spec((rows, width), dtype), Spec((width,), dtype)
-    more = {"residual": spec if has_residual else None, "gate": spec if is_gated else None}
-    call = resolve("rms_norm", spec, row, None, variant=variant, **more)
-    native = launch.launch_of(call, dtype, None, dtype if is_gated else None).native
+    call = resolve("rms_norm", spec, row, None, variant=variant, residual=spec if has_residual else None)
+    native = launch.launch_of(call, dtype, None).native
     arrays = [torch.randn(rows, width).to(kind) for _ in range(KERNELS[kernel])]
     x, results = arrays[0], [torch.empty_like(x) for x in arrays]
     weight, bias = torch.rand(width).to(kind) + 0.5, torch.zeros(width, dtype=kind)
@@ -141,8 +137,7 @@ def _candidates(kernel: str, dtype: str, rows: int, width: int) -> dict[str, Cal
     at, to = ([array.data_ptr() for array in of] for of in (arrays, results))
     step = width * BYTES[dtype]
     alike: dict[str, Any] = {
-        "threads": 1, "gomp_parallel": 0, "scale": weight.data_ptr(), "mask": None, "mask_step": 0, "mask_stride": 0,
-        "inverse_rms": inverse_rms.data_ptr(), **({"gate": at[2], "gate_step": step} if is_gated else {}),
+        "threads": 1, "gomp_parallel": 0, "scale": weight.data_ptr(), "inverse_rms": inverse_rms.data_ptr(),
     }  # fmt: skip
     forward: dict[str, Any] = alike | {
         "x": at[0], "x_step": step, "residual": at[1] if has_residual else None, "bias": None, "y": to[0],
@@ -152,7 +147,7 @@ def _candidates(kernel: str, dtype: str, rows: int, width: int) -> dict[str, Cal
     if kernel.startswith("backward"):
         backward: dict[str, Any] = alike | {
             "h": at[0], "h_step": step, "dy": at[1], "dh": None, "dx": to[0], "dscale": dscale.data_ptr(),
-            "dbias": None, **({"dgate": to[1]} if is_gated else {}),
+            "dbias": None,
         }  # fmt: skip
         ours = lambda: (native.backward(**backward), keep)  # noqa: E731
     else:

@@ -8,19 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from rmsnorm import cpu, gpu
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call, Spec
+from rmsnorm.specification.interface import Options
 from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import derive
 
-# The options of a call: variant, eps, partial, axis, feature_axis and out_dtype.
-Options: TypeAlias = tuple[Any, Any, Any, Any, Any, Any]
-
-# By the platform of the arrays. Each has ``refusal`` of a call and ``missing``: why there are none.
-KERNELS: Final[dict[str, Any]] = {"cpu": cpu, "cuda": gpu}
+KERNELS: Final[dict[str, Any]] = {"cpu": cpu, "cuda": gpu}  # by the platform of the arrays
 _FORMATS: Final = (None, "float16", "bfloat16", "float32")
 
 
@@ -51,12 +48,9 @@ def refusal(call: Call, platform: str | None, formats: Iterable[str | None] = ()
         return "an array is float64"
     if {call.x, call.result} == set(dtypes.HALF):
         return "x and y have different formats of 16 bits"
-    if platform is None:
-        return None
-    if platform not in KERNELS:
+    if platform not in (None, *KERNELS):
         return "there are no kernels for its device"
-    reason: str | None = KERNELS[platform].refusal(call)
-    return reason
+    return gpu.refusal(call) if platform == "cuda" else None
 
 
 class Prepared(NamedTuple):
@@ -82,7 +76,7 @@ class Prepared(NamedTuple):
             if known[1] is None:
                 from rmsnorm.cpu.launch import launch_of
 
-                known = launch_of(self.kernel_call, *self.formats[:2]), None
+                known = launch_of(self.kernel_call, *self.formats), None
             self.kept["launch"] = known
         return known
 

@@ -1,4 +1,4 @@
-"""Which code computes a call, and why no kernel does. The call itself is made once, and its kernels are noted."""
+"""Which code computes a call, a kernel or the recipe, and why. The call is made once, and its kernels are noted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from rmsnorm import cpu
-from rmsnorm.cpu.prepared import Prepared, prepare
+from rmsnorm.engines import Prepared, prepare
 from rmsnorm.specification import errors
 from rmsnorm.specification.frameworks import FRAMEWORKS, Framework
 
@@ -17,10 +17,10 @@ _ARRAYS: Final = {"torch": "torch.Tensor", "tf": "a tf.Tensor", "flax": "a jax.A
 
 
 def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
-    """What a call of ``rms_norm`` or of a layer runs: a kernel, or plain operations and why.
+    """What a call of ``rms_norm`` or of a layer runs: a kernel, or the recipe in the framework's operations, and why.
 
     The call is made once, as the framework makes it outside of a compiler, of JAX as it compiles it; of NumPy ``fast``
-    is called. The name of a kernel has the dtypes of x and y, and the gate.
+    is called. The name of a kernel has the dtypes of x and y.
 
     Args:
         x, scale, bias, options: those of ``rms_norm`` of the framework of x. Or x is a layer, a model or any other
@@ -34,7 +34,7 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
     Example:
         >>> import numpy as np
         >>> explain(np.ones((0, 8), "float32"))
-        'NumPy: plain operations, as x has no elements'
+        'NumPy: the golden, as x has no elements'
     """
     if callable(x) and _key(x) is None:
         return _explained_call(x, [array for array in (scale, bias) if array is not None], options)
@@ -43,22 +43,17 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
     arrays = {name: value for name, value in options.items() if name in ("mask", "residual", "gate")}
     if row.key == "flax":
         others = {name: value for name, value in options.items() if name not in arrays}
-        rms_norm = _rms_norm(row)
+        rms_norm = _module(row).rms_norm
         names = _traced(lambda first, named: rms_norm(*first, **named, **others), (x, scale, bias), arrays)
     else:
         with _noted() as names:
-            _rms_norm(row)(x, scale, bias, **options)
+            _module(row).rms_norm(x, scale, bias, **options)
     if not names:
-        if row.key == "numpy":  # see numpy_impl/fast.py
-            reason = prepared.in_memory()[1] or "the sum of x and the residual is not rounded before the norm"
-        else:
-            engines = import_module(f"rmsnorm.{row.folder}.engines")
-            reason = engines.why_not(prepared, (x, scale, bias, *arrays.values()))
-            if reason is None:  # of the kernels for CPUs alone there are names
-                return f"{row.title}: kernels for GPUs, in Triton"
-        return f"{row.title}: plain operations, as {reason}"
-    is_apart = options.get("gate") is not None and prepared.call.variant.gate_function not in names[0]
-    rest = ", and plain operations for the gate" if is_apart else ""
+        reason = _module(row).why_not(prepared, (x, scale, bias, *arrays.values()))
+        if reason is None:  # of the kernels for CPUs alone there are names
+            return f"{row.title}: kernels for GPUs, in Triton"
+        return f"{row.title}: {'the golden' if row.key == 'numpy' else 'the recipe'}, as {reason}"
+    rest = "" if options.get("gate") is None else ", and operations for the gate"
     return f"{row.title}: kernel {' and '.join(dict.fromkeys(names))}{rest} (compiled for {_level()})"
 
 
@@ -82,10 +77,9 @@ def _explained_call(function: Any, arrays: list[Any], options: dict[str, Any]) -
     return f"{row.title}: kernel {' and '.join(kernels)} (compiled for {_level()})"
 
 
-def _rms_norm(row: Framework) -> Callable[..., Any]:
-    module = "numpy_impl.fast" if row.key == "numpy" else f"{row.folder}.functional"
-    function: Callable[..., Any] = import_module(f"rmsnorm.{module}").rms_norm
-    return function
+def _module(row: Framework) -> Any:
+    """Where the functions of a framework are, and ``why_not``."""
+    return import_module("rmsnorm.numpy_impl.fast" if row.key == "numpy" else f"rmsnorm.{row.folder}.functional")
 
 
 def _key(x: Any) -> str | None:

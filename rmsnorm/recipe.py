@@ -233,6 +233,7 @@ def _affine(ops: Any, call: Call, y: Any, scale: Any, bias: Any) -> Any:
 def _gain(ops: Any, call: Call, scale: Any, dtype: str) -> Any:
     """o + g. An o of 0 is not added: it would make +0 of a gain that is -0."""
     g = _features(ops, call, scale, dtype)
+    g = g if call.gain is None else ops.rounded(g, call.gain)
     return call.variant.scale_offset + g if call.variant.scale_offset else g
 
 

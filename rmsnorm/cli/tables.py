@@ -90,7 +90,8 @@ def _in_full(variant: Variant) -> list[str]:
         "dtype of y": {"x": "that of x", "scale": "that of the gain", "promote": "of x and the gain, promoted",
                        "promote_first": "of x and the gain, promoted, to which h / rho is rounded, too",
                        "half_scale": "that of the gain if it has 16 bits, else at least float32"}[variant.result_dtype],
-        "gain": f"the factor is {gain}; checkpoints call the parameter g {variant.scale_name}",
+        "gain": f"the factor is {gain}; checkpoints call the parameter g {variant.scale_name}"
+        + ("; it is cast to the dtype of x first" if variant.scale_dtype == "x" else ""),
         "bias": "yes" if variant.bias else "no",
         "partial": f"with partial=p the first {variant.partial_rounding}(n p) elements count; by default all",
         "gate": f"where a call has one: f is {variant.gate_function}, {variant.gate_position} the norm",

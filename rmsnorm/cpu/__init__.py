@@ -1,7 +1,5 @@
 """RMSNorm on the CPU by kernels in C++, for rows in the memory of any framework.
 
-    rows                the order of axes, and steps through a mask, for every framework
-    prepared            a call that is checked once, for every framework, and why no kernel computes one
     launch              what the kernels need for a checked call
     openmp, threads     how many threads, and who starts them
     xla                 a launch as XLA makes it
@@ -58,10 +56,6 @@ def what_is_missing() -> str | None:
         )
         fix = "they need x86-64 with AVX2 and FMA, or arm64" + (", or unset RMSNORM_CPU_LEVEL" if wanted else "")
     return f"{why}; {fix}, or set RMSNORM_CPU_KERNELS=0 to hide this warning"
-
-
-def refusal(*_: Any) -> None:
-    """Why the kernels could not compute a call with the axes of rows: they compute each."""
 
 
 def missing(_: Any = None) -> str | None:

@@ -20,7 +20,7 @@ _POOL: Final = 2**21  # elements: likewise for threads that must be woken first
 # How many threads there are, and the address of the function with which OpenMP starts them (see openmp.py), else 0.
 Threads: TypeAlias = Callable[[], tuple[int, int]]
 
-# The lists that ``noted`` gave out. Each thread has its own, and a `noted` within another one adds to those outside it.
+# The lists that ``noted`` gave out in this thread, the outermost first.
 _listening: ContextVar[tuple[list[str], ...]] = ContextVar("_listening", default=())
 
 
@@ -50,12 +50,14 @@ class Launch(NamedTuple):
 
     def forward_threads(self, threads: Threads) -> tuple[int, int]:
         """``threads`` and ``gomp_parallel`` of ``native.forward``, of which ``noted`` hears."""
-        note("forward", self)
+        if _listening.get():
+            note("forward", self)
         return (1, 0) if self.small else self._threads(threads)
 
     def backward_threads(self, threads: Threads) -> tuple[int, int]:
         """The same for ``native.backward``."""
-        note("backward", self)
+        if _listening.get():
+            note("backward", self)
         return self._threads(threads) if self.is_shared else (1, 0)
 
     def _threads(self, threads: Threads) -> tuple[int, int]:

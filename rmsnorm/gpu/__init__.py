@@ -80,10 +80,10 @@ def _warn(why: str, fix: str) -> None:
 
 
 def refusal(call: Call) -> str | None:
-    """Why the kernels could not compute a call of ``Call.in_rows``: plain operations compute it then."""
+    """Why the kernels could not compute a call ``in_rows`` that those for CPUs could."""
     if call.k != call.n:
-        return "only the first elements count, for which there are no kernels for GPUs"
-    return None if call.n <= _WIDEST else "a row is too wide for the kernels for GPUs"
+        return "the kernels for GPUs count all elements of a row"
+    return "the kernels for GPUs do not compute such long rows" if call.n > _WIDEST else None
 
 
 def missing(card: int | str | None) -> str | None:

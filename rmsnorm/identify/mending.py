@@ -37,6 +37,8 @@ _FIELDS: Final[Mapping[tuple[str, Any], tuple[str, str]]] = {
     ("gate_position", "before"): ("it multiplies x by f(gate)", "multiply x by f(gate), then normalise"),
     ("residual_rounding", "before"): ("", "round x + residual to the dtype of x, then normalise it"),
     ("residual_rounding", "after"): ("", "normalise x + residual before it is rounded"),
+    ("scale_dtype", "own"): ("", "take the gain as it is"),
+    ("scale_dtype", "x"): ("it casts the gain to the dtype of x first", "cast the gain to the dtype of x first"),
 }  # fmt: skip
 # by words of a defect, or a kind
 _DEFECTS: Final = (

@@ -175,7 +175,7 @@ class Model:
         if activation is not None and before:
             h = h * activation
         if gain is not None:
-            gain = self.variant.scale_offset + gain
+            gain = self.variant.scale_offset + (gain if call.gain is None else rounded(gain, call.gain))
             gain = rounded(gain, at.scale.dtype.name) if self.gain_rounded and at.scale is not None else gain
             if self.gain_first:
                 h, gain = rounded(h * gain, call.x), None

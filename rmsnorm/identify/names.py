@@ -56,7 +56,9 @@ def described(variant: Variant, values: Mapping[str, Any], library: str = "") ->
 
 
 def _observed(values: Mapping[str, Any]) -> set[str]:
-    return {name for name, value in values.items() if value is not None}
+    """The fields that were seen; beside a rounding a gain is taken as it is, unless it was seen that it is not."""
+    seen = {name for name, value in values.items() if value is not None}
+    return seen | {"scale_dtype"} if "rounding" in seen else seen
 
 
 def _listed(variant: Variant, fields: Iterable[str]) -> str:

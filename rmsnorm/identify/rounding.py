@@ -15,7 +15,7 @@ from rmsnorm.identify.probe import Answer, Probe
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Spec
 from rmsnorm.specification.resolve import resolve
-from rmsnorm.specification.variants import ResultDtype, Rounding, Variant
+from rmsnorm.specification.variants import ResultDtype, Rounding, ScaleDtype, Variant
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 
@@ -40,6 +40,7 @@ class Numerics:
         rounding, result: as in a Variant; None where they are not observable.
         results: dtype of y for each pair of dtypes of x and gain that it takes.
         gain_rounded: o + gain is rounded to the dtype of the gain.
+        scale_dtype: as in a Variant.
     """
 
     stages: dict[str, Stages | None]
@@ -47,6 +48,7 @@ class Numerics:
     result: ResultDtype | None
     results: dict[Pair, str]
     gain_rounded: bool = False
+    scale_dtype: ScaleDtype = "own"
 
 
 def solve_stages(probe: Probe, model: Model) -> dict[str, Stages | None]:
@@ -172,10 +174,10 @@ def solve_rounding(probe: Probe, model: Model, stages: dict[str, Stages | None])
         probe.findings.add("rounding", "input_dtype", "every operation is rounded to the dtype of x")
         return Numerics(stages, "input_dtype", rule, results)
 
-    def score(rule: ResultDtype | None, *, gain_rounded: bool) -> Scores:
+    def score(rule: ResultDtype | None, gain_rounded: bool, scale_dtype: ScaleDtype) -> Scores:
         scores: Scores = {}
         for rounding in ("before_scale", "after_scale"):
-            variant = model.variant.replace(rounding=rounding, result_dtype=rule or "x")
+            variant = model.variant.replace(rounding=rounding, result_dtype=rule or "x", scale_dtype=scale_dtype)
             trial = replace(model, variant=variant, gain_rounded=gain_rounded)
             scores[rounding] = {
                 pair: _identical(trial, stages.get(pair[0]), answer)
@@ -185,12 +187,13 @@ def solve_rounding(probe: Probe, model: Model, stages: dict[str, Stages | None])
         return scores
 
     # the usual one first, which is kept where none explains the bits
-    tried: list[tuple[ResultDtype | None, bool]] = [(rule, False)]
-    tried += [(rule, True)] if model.variant.scale_offset else []
-    tried += [("promote_first", False)] if rule == "promote" else []
+    tried: list[tuple[ResultDtype | None, bool, ScaleDtype]] = [(rule, False, "own")]
+    tried += [(rule, True, "own")] if model.variant.scale_offset else []
+    tried += [("promote_first", False, "own")] if rule == "promote" else []
+    tried += [(rule, False, "x")] if probe.takes("scale") else []
     scored = {}
     for chosen in tried:
-        scored[chosen] = score(chosen[0], gain_rounded=chosen[1])
+        scored[chosen] = score(*chosen)
         if max(min(shares.values(), default=1.0) for shares in scored[chosen].values()) >= SAME_BITS:
             break
     else:
@@ -200,7 +203,11 @@ def solve_rounding(probe: Probe, model: Model, stages: dict[str, Stages | None])
     if chosen[0] != rule:
         known = "" if (finding := probe.findings["result_dtype"]) is None else f"{finding.evidence}; "
         probe.findings.add("result_dtype", "promote_first", f"{known}x / rho is rounded to the dtype of y, too")
-    return _decided(probe, Numerics(stages, None, chosen[0], results, chosen[1]), scored[chosen])
+    if chosen[2] == "x":
+        probe.findings.add(
+            "scale_dtype", "x", "16-bit y has the bits of a gain that is cast to the dtype of x first"
+        )
+    return _decided(probe, Numerics(stages, None, chosen[0], results, *chosen[1:]), scored[chosen])
 
 
 def _answers(probe: Probe) -> dict[Pair, Answer]:

@@ -243,6 +243,10 @@ def _ask_optional_gate(probe: Probe, model: Model, numerics: Numerics, keeps_flo
 
 def _variant(probe: Probe, model: Model, numerics: Numerics) -> Variant:
     """The solved variant, by its name."""
-    variant = model.variant.replace(rounding=numerics.rounding or "after_scale", result_dtype=numerics.result or "x")
+    variant = model.variant.replace(
+        rounding=numerics.rounding or "after_scale",
+        result_dtype=numerics.result or "x",
+        scale_dtype=numerics.scale_dtype,
+    )
     values = {finding.name: finding.value for finding in probe.findings.answers}
     return named(variant, values, probe.target.library)

@@ -2,10 +2,11 @@
 
     from rmsnorm.numpy_impl.fast import rms_norm, rms_norm_vjp
 
-The arithmetic has the 53 bits of float64, that of the golden 106. So f16, bf16 and f32 equal the golden's results
-unless the exact result is within a few 2^-53 of the middle between two numbers, and y in f64 is within an ulp:
-docs/numbers.md. For a residual whose sum is rounded after the norm, for gradients where residual or dh have
-another dtype than x, and without kernels, these functions call the golden.
+The arithmetic has the 53 bits of float64, that of the golden 106. So the results equal the golden's unless the exact
+result is within a few 2^-53 of the middle between two numbers: docs/numbers.md. Where no kernel computes a call, these
+functions call the golden: with float64, a mask or a gate, for other axes than the last ones, for a gain that elements
+of a row share, for a residual whose sum is rounded after the norm, and for gradients where residual or dh have another
+dtype than x.
 
 dscale and dbias are summed in float64 over chunks of rows, from the first row to the last, and then over the chunks,
 from the first to the last. The size of a chunk depends on the number and the length of the rows alone: not on how they
@@ -15,120 +16,113 @@ are batched, and not on the number of threads.
 from __future__ import annotations
 
 import warnings
-from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 
 from rmsnorm import cpu
-from rmsnorm.cpu.prepared import Prepared, prepare
+from rmsnorm.cpu.threads import own_threads
+from rmsnorm.engines import Prepared, prepare
 from rmsnorm.numpy_impl import functional as golden
-from rmsnorm.numpy_impl import kernels
-from rmsnorm.numpy_impl.functional import ArrayLike, arrays
-from rmsnorm.specification.call import Axis
-from rmsnorm.specification.interface import dy_and_dh, forward_of, gradients_of, unknown_argument
-from rmsnorm.specification.variants import Preset, Variant
+from rmsnorm.numpy_impl.functional import Array, ArrayLike, arrays, narrowed
+from rmsnorm.specification.call import Call
+from rmsnorm.specification.interface import Forward, Gradients, Options, declared
 
 
-@forward_of(np.ndarray)
-def rms_norm(
-    x: ArrayLike,
-    scale: ArrayLike | None = None,
-    bias: ArrayLike | None = None,
-    *,
-    variant: Preset | Variant = "standard",
-    eps: float | None = None,
-    partial: float | Fraction | None = None,
-    axis: Axis = -1,
-    feature_axis: Axis | None = None,
-    mask: ArrayLike | None = None,
-    residual: ArrayLike | None = None,
-    gate: ArrayLike | None = None,
-    out_dtype: Any = None,
-    return_inverse_rms: bool = False,
-    **unknown: Never,
-) -> Any:
-    """Root mean square layer normalization: numpy_impl.rms_norm, its arguments, results, errors and bits.
-
-    Example:
-        >>> import numpy as np
-        >>> rms_norm(np.array([[3.0, 4.0]]), np.array([1.0, 2.0]), variant="paper").round(4)
-        array([[0.8485, 2.2627]])
-    """
-    if unknown:
-        raise unknown_argument("rms_norm", rms_norm, unknown)
-    x, scale, bias, mask, residual, gate = arrays(
-        "rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate
-    )
-    options = (variant, eps, partial, axis, feature_axis, out_dtype)
+def _rms_norm(options: Options, return_inverse_rms: bool, *values: Any) -> Any:
+    names = ("x", "scale", "bias", "mask", "residual", "gate")
+    x, scale, bias, mask, residual, gate = arrays("rms_norm", **dict(zip(names, values, strict=True)))
     prepared = prepare("rms_norm", options, x, scale, bias, mask, residual, gate)
-    call = prepared.call
-    if call.exact_sum or not _has_kernels(prepared):  # the kernels normalise a rounded sum
-        return golden.rms_norm(
-            x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis, mask=mask, residual=residual,
-            gate=gate, out_dtype=out_dtype, return_inverse_rms=return_inverse_rms,
-        )  # fmt: skip
-    y, h, inverse_rms = kernels.forward(prepared, x, scale, bias, mask, residual, gate, return_inverse_rms)
-    outputs = [y]
-    if h is not None:
-        outputs.append(h)
+    call, launch = prepared.call, _launch(prepared)
+    if launch is None:
+        return golden.compute(options, return_inverse_rms, x, scale, bias, mask, residual, gate)
+    y, h, inverse_rms = run_kernel(launch, call, return_inverse_rms, x, residual, narrowed(call, scale), bias)
+    outputs = [y] if h is None else [y, h]
     if inverse_rms is not None:
         with np.errstate(over="ignore"):  # in rows whose norm is subnormal
             outputs.append(inverse_rms.astype(call.inverse_rms, copy=False))
     return tuple(outputs) if len(outputs) > 1 else y
 
 
-@gradients_of(np.ndarray)
-def rms_norm_vjp(
-    dy: Any,
-    x: ArrayLike,
-    scale: ArrayLike | None = None,
-    bias: ArrayLike | None = None,
-    *,
-    variant: Preset | Variant = "standard",
-    eps: float | None = None,
-    partial: float | Fraction | None = None,
-    axis: Axis = -1,
-    feature_axis: Axis | None = None,
-    mask: ArrayLike | None = None,
-    residual: ArrayLike | None = None,
-    gate: ArrayLike | None = None,
-    out_dtype: Any = None,
-    **unknown: Never,
-) -> Any:
-    """Gradients of rms_norm: numpy_impl.rms_norm_vjp, its arguments, results, errors and bits.
+def run_kernel(
+    launch: Any, call: Call, with_inverse_rms: bool, x: Array, residual: Array | None, scale: Array | None,
+    bias: Array | None,
+) -> tuple[Array, Array | None, Array | None]:  # fmt: skip
+    """y, x + residual (None without one) and, if asked for, 1 / rho in float64."""
+    h, inverse_rms = None, np.empty(launch.reduced) if with_inverse_rms else None
+    if residual is not None:
+        x, residual = x.astype(call.x, copy=False), np.ascontiguousarray(residual, call.x)
+        h = np.empty(call.shape, call.x)
+    y = np.empty(call.shape, call.result)
+    x, x_step = _rows(launch.n, x)
+    threads, gomp_parallel = launch.forward_threads(own_threads)
+    launch.native.forward(
+        threads=threads, gomp_parallel=gomp_parallel, x=x, x_step=x_step, residual=residual, scale=_gapless(scale),
+        bias=_gapless(bias), y=y, h=h, inverse_rms=inverse_rms,
+    )  # fmt: skip
+    return y, h, inverse_rms
 
-    Example:
-        >>> import numpy as np
-        >>> dx, dscale, _ = rms_norm_vjp(np.ones(2), np.array([3.0, 4.0]), np.ones(2), variant="paper")
-        >>> dx.round(4), dscale.round(4)
-        (array([ 0.0453, -0.0339]), array([0.8485, 1.1314]))
-    """
-    if unknown:
-        raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
-    dy, dh = dy_and_dh(dy, residual)
-    x, scale, bias, mask, residual, gate, dy, dh = arrays(
-        "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dy=dy, dh=dh
-    )
-    options = (variant, eps, partial, axis, feature_axis, out_dtype)
+
+def _rms_norm_vjp(options: Options, *values: Any) -> Any:
+    names = ("dy", "dh", "x", "scale", "bias", "mask", "residual", "gate")
+    dy, dh, x, scale, bias, mask, residual, gate = arrays("rms_norm_vjp", **dict(zip(names, values, strict=True)))
     prepared = prepare("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy, dh)
-    call = prepared.call
+    call, launch = prepared.call, _launch(prepared)
     one_dtype = {array.dtype.name for array in (x, residual, dh) if array is not None} == {call.x}
-    if call.exact_sum or not one_dtype or not _has_kernels(prepared):
-        return golden.rms_norm_vjp(
-            dy if dh is None else (dy, dh), x, scale, bias, variant=call.variant, axis=axis, feature_axis=feature_axis,
-            mask=mask, residual=residual, gate=gate, out_dtype=out_dtype,
-        )  # fmt: skip
+    if launch is None or not one_dtype:
+        return golden.differentiate(options, dy, dh, x, scale, bias, mask, residual, gate)
     with np.errstate(all="ignore"):
         h = x if residual is None else x + residual  # all have one dtype: each sum is rounded once
-    dx, dscale, dbias, dgate = kernels.backward(prepared, dy, h, scale, bias, mask, dh, gate)
-    return dx, dscale, dbias, *(() if residual is None else (dx.copy(),)), *(() if gate is None else (dgate,))
+    dx, scale = np.empty(call.shape, call.x), _gapless(narrowed(call, scale))
+    dscale, dbias = (None if p is None else np.empty(p.shape, p.dtype.newbyteorder("=")) for p in (scale, bias))
+    h, h_step = _rows(launch.n, h)
+    threads, gomp_parallel = launch.backward_threads(own_threads)
+    launch.native.backward(
+        threads=threads, gomp_parallel=gomp_parallel, h=h, h_step=h_step, scale=scale, inverse_rms=None,
+        dy=_gapless(dy), dh=_gapless(dh), dx=dx, dscale=dscale, dbias=dbias,
+    )  # fmt: skip
+    return dx, dscale, dbias, *(() if residual is None else (dx.copy(),))
 
 
-def _has_kernels(prepared: Prepared) -> bool:
-    """Whether kernels compute a call. Without any, the one warning is that of this module."""
-    return _say_what_is_missing() is None and prepared.in_memory()[1] is None
+rms_norm: Forward[ArrayLike, Array]
+rms_norm_vjp: Gradients[ArrayLike, Array]
+rms_norm, rms_norm_vjp = declared(__name__, "numpy.array", _rms_norm, _rms_norm_vjp)
+
+
+def _launch(prepared: Prepared) -> Any:
+    """What the kernels need for a call; None if they do not compute it."""
+    call = prepared.call
+    if call.exact_sum or call.in_rows is not call or _say_what_is_missing() is not None:
+        return None
+    return prepared.in_memory()[0]
+
+
+def why_not(prepared: Prepared, _: Any) -> str | None:
+    """Why no kernel computes a call; None if one does."""
+    call = prepared.call
+    if call.exact_sum:
+        return "the sum of x and the residual is not rounded before the norm"
+    if call.in_rows is not call:
+        return "it has a gate" if call.gate is not None else "elements of a row share a parameter"
+    return prepared.in_memory()[1]
+
+
+def _gapless(array: Array | None) -> Any:
+    """The array without gaps, in the byte order of this machine."""
+    if array is None or (array.flags.c_contiguous and array.dtype.isnative):
+        return array
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+def _rows(n: int, x: Array) -> tuple[Array, int]:
+    """A matrix of rows of n, each without a gap, and the bytes from one to the next: x, a view of it, or a copy."""
+    if not x.flags.c_contiguous or not x.dtype.isnative:
+        x = x.reshape(-1, n)
+        if (x.strides[1] == x.itemsize or n == 1) and x.dtype.isnative:
+            return x, x.strides[0]
+        x = np.ascontiguousarray(x, x.dtype.newbyteorder("="))
+    return x, n * x.itemsize
 
 
 @lru_cache(maxsize=1)

@@ -36,72 +36,17 @@ from rmsnorm.numpy_impl.double_double import Array, DoubleDouble
 from rmsnorm.numpy_impl.gate import factor, slope
 from rmsnorm.specification import errors
 from rmsnorm.specification.call import Axis, Call, Spec
-from rmsnorm.specification.interface import dy_and_dh, forward_of, gradients_of, unknown_argument
+from rmsnorm.specification.interface import Forward, Gradients, Options, declared, unknown_argument
 from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Preset, Variant, derive
 
 ArrayLike: TypeAlias = Any  # what np.asarray takes
 
 
-@forward_of(np.ndarray)
-def rms_norm(
-    x: ArrayLike,
-    scale: ArrayLike | None = None,
-    bias: ArrayLike | None = None,
-    *,
-    variant: Preset | Variant = "standard",
-    eps: float | None = None,
-    partial: float | Fraction | None = None,
-    axis: Axis = -1,
-    feature_axis: Axis | None = None,
-    mask: ArrayLike | None = None,
-    residual: ArrayLike | None = None,
-    gate: ArrayLike | None = None,
-    out_dtype: Any = None,
-    return_inverse_rms: bool = False,
-    **unknown: Never,
+def compute(
+    options: Options, return_inverse_rms: bool, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any
 ) -> Any:
-    """Root mean square layer normalization.
-
-        y = h / rho * (o + scale) + bias,    h = x + residual,    rho = sqrt(mean(h_i^2) + eps)
-
-    with the place of eps, the offset o, the counted elements and the roundings of the variant.
-
-    Args:
-        x: floating-point, any shape of at least one axis: f16, bf16, f32 or f64.
-        scale: gain g, of the sizes of x along the feature axes; None multiplies by 1, without the offset.
-        bias: b, of the same sizes; None adds nothing.
-        variant: name of a preset or a Variant.
-        eps: replaces the variant's eps.
-        partial: fraction of the elements, counted from the first, that the statistic uses; replaces the variant's.
-        axis: normalised axis or axes.
-        feature_axis: axis or axes of the parameters; None for the normalised ones.
-        mask: bool, broadcasts to x: True counts in the statistic. Elsewhere y is normalised, too, but every derivative
-            takes it as a constant, so values under the mask reach no gradient. A row without counted elements gives 0.
-        residual: added to x first, in promote(x, residual); the sum h is returned beside y. ``residual_rounding`` of
-            the variant says whether y is that of h before or after it is rounded.
-        gate: z, floating-point, shaped as x: y is multiplied by f(z), or h is before it is normalised, as
-            ``gate_function`` and ``gate_position`` of the variant say.
-        out_dtype: dtype of y; None for the variant's rule.
-        return_inverse_rms: also return 1 / rho, 0 in rows without counted elements; derivatives take it as a constant.
-
-    Returns:
-        y, shaped as x; with ``residual`` (y, h). With ``return_inverse_rms`` 1 / rho follows: its normalised axes have
-        size 1, its dtype is float32, or float64 for f64.
-
-    Raises:
-        TypeError: x, a parameter, the residual or the gate is not floating-point, the mask is not bool.
-        ValueError: a shape does not fit, an axis is out of range or repeated, eps, partial or variant is not valid.
-
-    Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
-
-    Example:
-        >>> import numpy as np
-        >>> rms_norm(np.array([[3.0, 4.0]]), np.array([1.0, 2.0]), variant="paper").round(4)
-        array([[0.8485, 2.2627]])
-    """
-    if unknown:
-        raise unknown_argument("rms_norm", rms_norm, unknown)
+    variant, eps, partial, axis, feature_axis, out_dtype = options
     x, scale, bias, mask, residual, gate = arrays(
         "rms_norm", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate
     )
@@ -109,7 +54,7 @@ def rms_norm(
         "rms_norm", x, scale, bias, mask, residual, gate, out_dtype,
         variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
     )  # fmt: skip
-    rows = Rows(call)
+    rows, scale = Rows(call), narrowed(call, scale)
     y = np.empty((rows.count, rows.n), call.result)
     inverse_rms = np.zeros((rows.count, 1), call.inverse_rms)
     with np.errstate(all="ignore"):
@@ -125,52 +70,10 @@ def rms_norm(
     return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
 
-@gradients_of(np.ndarray)
-def rms_norm_vjp(
-    dy: Any,
-    x: ArrayLike,
-    scale: ArrayLike | None = None,
-    bias: ArrayLike | None = None,
-    *,
-    variant: Preset | Variant = "standard",
-    eps: float | None = None,
-    partial: float | Fraction | None = None,
-    axis: Axis = -1,
-    feature_axis: Axis | None = None,
-    mask: ArrayLike | None = None,
-    residual: ArrayLike | None = None,
-    gate: ArrayLike | None = None,
-    out_dtype: Any = None,
-    **unknown: Never,
-) -> Any:
-    """Gradients of rms_norm: the product of dy with its Jacobian.
-
-        dx = R^T u,    u = (o + scale) * dy,    dscale = sum over rows of dy * h / rho,    dbias = sum over rows of dy
-
-    A rounding counts as the identity, as in automatic differentiation.
-
-    Args:
-        dy: gradient of the loss with respect to y, shaped as x; with ``residual`` it may be a pair (dy, dh).
-        x, scale, bias and options: as for rms_norm; ``out_dtype`` has no effect.
-
-    Returns:
-        (dx, dscale, dbias), each in the dtype of its argument, None where that is None. With ``residual`` dresidual
-        follows, and with ``gate`` dgate.
-
-    Raises:
-        TypeError, ValueError: as rms_norm; also when dy has another shape than x.
-
-    Source: Zhang & Sennrich 2019, section 4.2 (the R matrix).
-
-    Example:
-        >>> import numpy as np
-        >>> dx, dscale, _ = rms_norm_vjp(np.ones(2), np.array([3.0, 4.0]), np.ones(2), variant="paper")
-        >>> dx.round(4), dscale.round(4)
-        (array([ 0.0453, -0.0339]), array([0.8485, 1.1314]))
-    """
-    if unknown:
-        raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
-    dy, dh = dy_and_dh(dy, residual)
+def differentiate(
+    options: Options, dy: Any, dh: Any, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any
+) -> tuple[Any, ...]:
+    variant, eps, partial, axis, feature_axis, out_dtype = options
     x, scale, bias, mask, residual, gate, dy, dh = arrays(
         "rms_norm_vjp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dy=dy, dh=dh
     )
@@ -179,7 +82,7 @@ def rms_norm_vjp(
         variant=derive("rms_norm_vjp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
         dy=_spec(dy), dh=_spec(dh),
     )  # fmt: skip
-    rows = Rows(call)
+    rows, scale = Rows(call), narrowed(call, scale)
     with np.errstate(all="ignore"):
         ungated = _sum(call, x, residual)
         h, after = _gated(call, ungated, gate, rows)
@@ -215,6 +118,11 @@ def rms_norm_vjp(
         return _rounded(dx, x.dtype.name), *results, *dresidual, *dgate
 
 
+rms_norm: Forward[ArrayLike, Array]
+rms_norm_vjp: Gradients[ArrayLike, Array]
+rms_norm, rms_norm_vjp = declared(__name__, "numpy.array", compute, differentiate)
+
+
 def rms_norm_jvp(
     primals: Sequence[Any],
     tangents: Sequence[Any],
@@ -238,8 +146,8 @@ def rms_norm_jvp(
 
     Args:
         primals: (x, scale, bias); the last ones may be None or left out.
-        tangents: (dx, dscale, dbias), each shaped as its primal; None is zero.
-        options: as for rms_norm; the residual and the gate are constants.
+        tangents: (dx, dscale, dbias, dresidual, dgate), each shaped as its array; None or left out is zero.
+        options: as for rms_norm.
 
     Returns:
         dy, shaped as x, in the dtype of y.
@@ -256,23 +164,33 @@ def rms_norm_jvp(
     """
     if unknown:
         raise unknown_argument("rms_norm_jvp", rms_norm_jvp, unknown)
-    x, scale, bias = _three_of("primals", primals)
-    dx, dscale, dbias = _three_of("tangents", tangents)
-    x, scale, bias, mask, residual, gate, dx, dscale, dbias = arrays(
-        "rms_norm_jvp",
-        x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, dx=dx, dscale=dscale, dbias=dbias,
-    )  # fmt: skip
+    x, scale, bias = _filled("primals", primals, ("x", "scale", "bias"))
+    names = ("dx", "dscale", "dbias", "dresidual", "dgate")
+    along = dict(zip(names, _filled("tangents", tangents, names), strict=True))
+    x, scale, bias, mask, residual, gate, *values = arrays(
+        "rms_norm_jvp", x=x, scale=scale, bias=bias, mask=mask, residual=residual, gate=gate, **along
+    )
+    dx, dscale, dbias, dresidual, dgate = values
+    for name, tangent_of_it, primal in (("dresidual", dresidual, residual), ("dgate", dgate, gate)):
+        if tangent_of_it is not None and primal is None:
+            raise errors.missing_primal("rms_norm_jvp", name)
     call = resolved(
         "rms_norm_jvp", x, scale, bias, mask, residual, gate, out_dtype,
         variant=derive("rms_norm_jvp", variant, eps, partial), axis=axis, feature_axis=feature_axis,
-        dx=_spec(dx), dscale=_spec(dscale), dbias=_spec(dbias),
+        **{name: _spec(value) for name, value in zip(names, values, strict=True)},
     )  # fmt: skip
-    rows = Rows(call)
+    rows, scale = Rows(call), narrowed(call, scale)
     zero = np.zeros(())
     with np.errstate(all="ignore"):
-        h, after = _gated(call, _sum(call, x, residual), gate, rows)
-        dh = scaled(zero if dx is None else dx)
-        dh = apply(rows.of, product_of(dh, factor(call, gate)) if call.is_gated_before else dh)
+        total = _sum(call, x, residual)
+        h, after = _gated(call, total, gate, rows)
+        dh = sum_of(*(scaled(zero if d is None else d) for d in (dx, dresidual)))
+        df = None if dgate is None else product_of(scaled(dgate), slope(call, gate))
+        if call.is_gated_before:
+            dh = product_of(dh, factor(call, gate))
+            dh = dh if df is None else sum_of(dh, product_of(total, df))
+        dh = apply(rows.of, dh)
+        df = None if df is None or call.is_gated_before else apply(rows.of, df)
     dg = rows.of(zero if dscale is None else dscale.reshape(call.feature_shape))
     db = rows.of(zero if dbias is None else dbias.reshape(call.feature_shape))
     dy = np.empty((rows.count, rows.n), call.result)
@@ -282,6 +200,7 @@ def rms_norm_jvp(
             along = sum_of(along, product_of(data.quotient(), scaled(dg[block])))
             along = sum_of(along, scaled(db[block]))
             along = along if after is None else product_of(along, part(after, block))
+            along = along if df is None else sum_of(along, product_of(affine(call, data), part(df, block)))
             dy[block] = _rounded((along[0].where(data.has_gradient, 0.0), along[1]), call.result)
     return rows.back(dy)
 
@@ -315,11 +234,12 @@ def _empty(rows: Rows) -> Scaled:
     return DoubleDouble(hi, lo), np.zeros((rows.count, rows.n), np.int64)
 
 
-def _three_of(name: str, values: Sequence[Any]) -> list[Any]:
-    """The primals or tangents of rms_norm_jvp: x, scale and bias, or their tangents; None for what is left out."""
-    if not isinstance(values, Sequence) or not 1 <= len(values) <= 3:
-        raise errors.wrong_type("rms_norm_jvp", name, values, "(x, scale, bias)", "leave trailing ones out or None")
-    return [*values, None, None][:3]
+def _filled(name: str, values: Sequence[Any], names: tuple[str, ...]) -> list[Any]:
+    """The primals or tangents of rms_norm_jvp, None for what is left out at the end."""
+    if not isinstance(values, Sequence) or not 1 <= len(values) <= len(names):
+        want, fix = f"({', '.join(names)})", "leave trailing ones out or None"
+        raise errors.wrong_type("rms_norm_jvp", name, values, want, fix)
+    return [*values, *[None] * (len(names) - len(values))]
 
 
 def arrays(op: str, **values: Any) -> list[Any]:
@@ -331,6 +251,13 @@ def arrays(op: str, **values: Any) -> list[Any]:
             fix = "pass its data, and as mask what is not masked"
             raise errors.wrong_type(op, name, type(value), "an array without a mask of its own", fix)
     return [None if value is None else np.asarray(value) for value in values.values()]
+
+
+def narrowed(call: Call, scale: Array | None) -> Array | None:
+    """The gain, in its dtype, rounded to that of x where the variant says so."""
+    if scale is None or call.gain is None:
+        return scale
+    return DoubleDouble(scale).round(call.gain).astype(scale.dtype)
 
 
 def _spec(array: Array | None) -> Spec | None:

@@ -133,7 +133,8 @@ def _drawn(count: int) -> Iterator[Case]:
         return choices[random.integers(len(choices))]
 
     for number in range(1, count + 1):
-        fields = {name: one_of(*choices) for name, choices in CHOICES.items()}
+        fields = {name: one_of(*choices) for name, choices in CHOICES.items() if name != "scale_dtype"}
+        fields["scale_dtype"] = CHOICES["scale_dtype"][number % 2]
         fields |= {"scale_offset": one_of(0.0, 1.0, -0.75), "eps": one_of(None, 0.0, 1e-5, 0.3)}
         layout = one_of({}, {"axis": (-2, -1)}, {"axis": -1, "feature_axis": (-2, -1)}, {"axis": 1})
         gate = one_of(None, (fields["gate_function"], fields["gate_position"]))

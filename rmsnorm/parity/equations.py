@@ -98,7 +98,9 @@ EQUATIONS: Final[dict[str, Callable[[Steps], Any]]] = {
     "inverse": lambda s: np.where(s.shown, 1 / s.rho, 0.0),
     "normalised": lambda s: np.where(s.shown, s.h * s.inverse, 0.0),
     # y: gain, bias and the gate after. ``norm`` is the dtype to which h / rho is rounded, None where only y is.
-    "gain": lambda s: s.parameter("scale", 1.0),
+    "gain": lambda s: (
+        s.parameter("scale", 1.0) if s.call.gain is None else rounded(s.parameter("scale", 1.0), s.call.gain)
+    ),
     "bias": lambda s: s.parameter("bias", -0.0),
     "offset": lambda s: -0.0 if s.data.scale is None else s.call.offset,
     "norm": lambda s: s.call.norm,

@@ -42,6 +42,7 @@ class Call:
         gate: dtype of the product with the gate; None without one.
         exact_sum: whether x + residual is normalised before it is rounded to T.
         masked: whether a mask says which elements count.
+        gain: dtype to which the gain is rounded first; None if it is taken as it is.
     """
 
     variant: Variant
@@ -58,6 +59,7 @@ class Call:
     gate: str | None = None
     exact_sum: bool = False
     masked: bool = False
+    gain: str | None = None
 
     def __hash__(self) -> int:
         return hash((self.variant, self.shape, self.x))  # fewer fields, to be fast: plans are looked up by it

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import wraps
-from typing import Any, Final, Literal, Never, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Final, Literal, Never, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from rmsnorm.specification import errors
 from rmsnorm.specification.call import Axis
@@ -21,7 +21,11 @@ _INPUT: Final = "leave it out, as the layer takes the size from its input"
 SIZES: Final = dict.fromkeys(("dim", "hidden_size", "d_model", "features", "num_features", "units"), _INPUT)
 
 
-class Options(TypedDict, total=False):
+# The options of a call: variant, eps, partial, axis, feature_axis and out_dtype.
+Options: TypeAlias = tuple[Any, Any, Any, Any, Any, Any]
+
+
+class Keywords(TypedDict, total=False):
     """The options that do not change what is returned."""
 
     variant: Preset | Variant
@@ -40,31 +44,31 @@ class Forward(Protocol[In_contra, Out_co]):
     def __call__(
         self, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
         residual: None = None, gate: In_contra | None = None, return_inverse_rms: Literal[False] = False,
-        **options: Unpack[Options],
+        **options: Unpack[Keywords],
     ) -> Out_co: ...  # fmt: skip
     @overload
     def __call__(
         self, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
         residual: In_contra, gate: In_contra | None = None, return_inverse_rms: Literal[False] = False,
-        **options: Unpack[Options],
+        **options: Unpack[Keywords],
     ) -> tuple[Out_co, Out_co]: ...  # fmt: skip
     @overload
     def __call__(
         self, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
         residual: None = None, gate: In_contra | None = None, return_inverse_rms: Literal[True],
-        **options: Unpack[Options],
+        **options: Unpack[Keywords],
     ) -> tuple[Out_co, Out_co]: ...  # fmt: skip
     @overload
     def __call__(
         self, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
         residual: In_contra, gate: In_contra | None = None, return_inverse_rms: Literal[True],
-        **options: Unpack[Options],
+        **options: Unpack[Keywords],
     ) -> tuple[Out_co, Out_co, Out_co]: ...  # fmt: skip
     @overload
     def __call__(
         self, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
         residual: In_contra | None = None, gate: In_contra | None = None, return_inverse_rms: bool = False,
-        **options: Unpack[Options],
+        **options: Unpack[Keywords],
     ) -> Any: ...  # fmt: skip
 
 
@@ -77,27 +81,27 @@ class Gradients(Protocol[In_contra, Out_co]):
     @overload
     def __call__(
         self, dy: Any, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
-        residual: None = None, gate: None = None, **options: Unpack[Options],
+        residual: None = None, gate: None = None, **options: Unpack[Keywords],
     ) -> tuple[Out_co, Any, Any]: ...  # fmt: skip
     @overload
     def __call__(
         self, dy: Any, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
-        residual: In_contra, gate: None = None, **options: Unpack[Options],
+        residual: In_contra, gate: None = None, **options: Unpack[Keywords],
     ) -> tuple[Out_co, Any, Any, Out_co]: ...  # fmt: skip
     @overload
     def __call__(
         self, dy: Any, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
-        residual: None = None, gate: In_contra, **options: Unpack[Options],
+        residual: None = None, gate: In_contra, **options: Unpack[Keywords],
     ) -> tuple[Out_co, Any, Any, Out_co]: ...  # fmt: skip
     @overload
     def __call__(
         self, dy: Any, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
-        residual: In_contra, gate: In_contra, **options: Unpack[Options],
+        residual: In_contra, gate: In_contra, **options: Unpack[Keywords],
     ) -> tuple[Out_co, Any, Any, Out_co, Out_co]: ...  # fmt: skip
     @overload
     def __call__(
         self, dy: Any, x: In_contra, scale: In_contra | None = None, bias: In_contra | None = None, *,
-        residual: In_contra | None = None, gate: In_contra | None = None, **options: Unpack[Options],
+        residual: In_contra | None = None, gate: In_contra | None = None, **options: Unpack[Keywords],
     ) -> Any: ...  # fmt: skip
 
 
@@ -107,7 +111,7 @@ def declared(module: str, make: str, forward: Callable[..., Any], gradients: Cal
     Args:
         module: its name.
         make: the function that makes an array in the examples, such as "torch.tensor".
-        forward: computes the results from the options (``engines.Options``), return_inverse_rms, x, scale, bias, mask,
+        forward: computes the results from the options (``Options``), return_inverse_rms, x, scale, bias, mask,
             residual and gate.
         gradients: computes the gradients from the options, dy, dh, x, scale, bias, mask, residual and gate.
     """

@@ -73,6 +73,9 @@ def resolve(
 
     t = dtypes.promote(x.dtype, residual.dtype if residual else None)
     exact_sum = residual is not None and variant.residual_rounding == "after"
+    narrow_gain = None
+    if scale is not None and variant.scale_dtype == "x" and dtypes.promote(t, scale.dtype) != t:
+        narrow_gain, scale = t, Spec(scale.shape, t)
     parameters = [parameter.dtype for parameter in (scale, bias) if parameter is not None]
     g = dtypes.promote(*parameters) if parameters else None
     norm, product, result = _roundings(variant, t, g)
@@ -92,6 +95,7 @@ def resolve(
         gate=None if gate is None else dtypes.arithmetic(dtypes.promote(t, gate.dtype, product)),
         exact_sum=exact_sum,
         masked=mask is not None,
+        gain=narrow_gain,
     )
 
 

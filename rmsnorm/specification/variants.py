@@ -42,6 +42,7 @@ Preset = Literal[
     "apex",
     "transformer_engine",
     "mlx",
+    "t5x",
     "x_transformers",
 ]
 EpsPosition = Literal["inside", "outside", "clamp"]
@@ -51,6 +52,7 @@ ResultDtype = Literal["x", "scale", "promote", "promote_first", "half_scale"]
 GateFunction = Literal["silu", "sigmoid"]
 GatePosition = Literal["after", "before"]
 ResidualRounding = Literal["before", "after"]
+ScaleDtype = Literal["own", "x"]
 # Below so much of eps / sqrt(k) a root is clamped, and rho has no derivative. A row of norm eps that was computed, such
 # as one that was normalised before, has a root within a few 2^-53 of eps / sqrt(k): on one side for everybody.
 CLAMPED: Final = 1 - 2.0**-48
@@ -62,6 +64,7 @@ CHOICES: Final = {
     "gate_function": get_args(GateFunction),
     "gate_position": get_args(GatePosition),
     "residual_rounding": get_args(ResidualRounding),
+    "scale_dtype": get_args(ScaleDtype),
 }
 
 
@@ -95,6 +98,8 @@ class Variant:
         residual_rounding: when x + residual is rounded to T, where a call has a residual: ``before`` it is normalised;
             or ``after``, so that the sum itself is normalised, which is taken in float32 at least, and only the
             returned sum is rounded.
+        scale_dtype: ``own`` takes the gain as it is; ``x`` rounds it to T first, so that G is no wider than T. Its
+            gradient keeps the dtype of the gain.
         scale_name: the name of the gain in this variant's checkpoints.
         source: where it is defined.
 
@@ -118,6 +123,7 @@ class Variant:
     gate_function: GateFunction = "silu"
     gate_position: GatePosition = "after"
     residual_rounding: ResidualRounding = "before"
+    scale_dtype: ScaleDtype = "own"
     scale_name: str = "scale"
     source: str = ""
 
@@ -346,6 +352,12 @@ _PRESETS: Final = (
         result_dtype="promote_first",
         scale_name="weight",
         source="MLX 0.32, mlx/fast.cpp: mx.fast.rms_norm",
+    ),
+    Variant(
+        name="t5x",
+        rounding="before_scale",
+        scale_dtype="x",
+        source="T5X, MaxText, EasyLM and Praxis: the gain is cast to the dtype of x first",
     ),
     Variant(
         name="x_transformers",

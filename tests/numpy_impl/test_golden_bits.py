@@ -17,7 +17,7 @@ from rmsnorm import PRESETS
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
 from rmsnorm.specification import dtypes
 
-DIGEST = "88a65088b0c89a1b204e6344037495c2d99e840b492092f889d429c0e38daf72"
+DIGEST = "a00977a6ddfb0a8251e53287e30cdb00cb9e82664bec83f7e4583a6b7f67df69"
 SOME = ("standard", "zhang_torch", "x_transformers")  # one for each eps_position
 OPTIONS: tuple[dict[str, Any], ...] = ({}, {"partial": 0.3}, {"axis": (0, -1), "feature_axis": -1}, {"eps": 0.0})
 

@@ -42,6 +42,7 @@ TABLE = {
     "apex": (1e-5, "inside", "before_scale", 0, False, "ceil", "x", "weight"),
     "transformer_engine": (1e-5, "inside", "after_scale", 0, False, "ceil", "x", "weight"),
     "mlx": (1e-5, "inside", "before_scale", 0, False, "ceil", "promote_first", "weight"),
+    "t5x": (1e-6, "inside", "before_scale", 0, False, "ceil", "x", "scale"),
     "x_transformers": (1e-12, "clamp", "input_dtype", 0, False, "ceil", "promote", "g"),
 }
 FIELDS = ("eps", "eps_position", "rounding", "scale_offset", "bias", "partial_rounding", "result_dtype", "scale_name")
@@ -58,7 +59,8 @@ def test_a_preset_is_what_the_table_says(name):
 
 def test_the_table_has_every_preset_and_a_field_more_is_seen():
     assert list(PRESETS) == list(TABLE)
-    known = {*FIELDS, "name", "partial", "source", "gate_function", "gate_position", "residual_rounding"}
+    known = {*FIELDS, "name", "partial", "source", "gate_function", "gate_position", "residual_rounding", "scale_dtype"}
+    assert {name for name in PRESETS if PRESETS[name].scale_dtype == "x"} == {"t5x"}
     assert {field.name for field in dataclasses.fields(Variant)} == known
 
 

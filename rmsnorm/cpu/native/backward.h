@@ -209,9 +209,8 @@ void backward_rows(
 template <Format X, Format Y>
 [[gnu::noinline]] void add_to_dscale(
     const Stored<X>* h, const Stored<Y>* dy, double factor, double* dscale, std::int64_t n) {
-    D f = all_lanes(factor);
     by_eights(n, [=](std::int64_t j, auto count) RMSNORM_BODY {
-        D product = exact_product<X, Y>(h + j, dy + j, count);
+        D product = exact_product<X, Y>(h + j, dy + j, count), f = all_lanes(factor);
         store<Format::f64>(dscale + j, fma(product, f, load<Format::f64>(dscale + j, count)), count);
     });
 }

@@ -5,8 +5,6 @@
 // Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
 #pragma once
 
-#include <algorithm>
-
 #include "parameters.h"
 #include "single.h"
 

@@ -2,6 +2,7 @@
 // sums are added in one order everywhere. Elements of float32 alone have as many lanes as a register holds.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
