@@ -10,6 +10,7 @@ It computes wherever no kernel does. ``ops`` is what a framework has of NumPy, b
     constant(a)             a, which has no derivative
     sum, mean, max(a, axes) over these axes, which are kept
     over(a, axes)           the sum over these axes, which are not kept
+    index(a, entries)       a[entries], each a full slice or None
     arange(n, like)         0 to n - 1 on the device of another array
     silu(z)                 z sigmoid(z)
     mean_square             that of this module, or one that the framework needs in its place
@@ -238,16 +239,16 @@ def _gain(ops: Any, call: Call, scale: Any, dtype: str) -> Any:
 
 
 def _features(ops: Any, call: Call, parameter: Any, dtype: str) -> Any:
-    axes = range(len(call.shape))
-    return ops.cast(parameter, dtype)[tuple(slice(None) if axis in call.feature_axes else None for axis in axes)]
+    entries = tuple(slice(None) if axis in call.feature_axes else None for axis in range(len(call.shape)))
+    return ops.index(ops.cast(parameter, dtype), entries)
 
 
 def _written_out(ops: Any, call: Call, parameter: Any) -> Any:
     """A parameter with a number for each element of a row, in the arithmetic of its dtype."""
     wide = ops.cast(parameter, dtypes.arithmetic(ops.name_of(parameter)))
     first, rank = call.first_of_row, len(call.shape)
-    index = tuple(slice(None) if axis in call.feature_axes else None for axis in range(first, rank))
-    return ops.broadcast_to(wide[index], call.shape[first:])
+    entries = tuple(slice(None) if axis in call.feature_axes else None for axis in range(first, rank))
+    return ops.broadcast_to(ops.index(wide, entries), call.shape[first:])
 
 
 def _summed(ops: Any, call: Call, x: Any, residual: Any, dtype: str) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ computes the call. Source: Zhang & Sennrich 2019, section 4.2.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -130,9 +131,14 @@ def by_kernel(
 
 def by_recipe(call: Call, *tensors: Any) -> Results:
     """The same of x, residual, scale, bias, mask and gate."""
-    is_plain = has_tangents() or is_exported() or is_exporting()  # operations, which something else differentiates
-    if is_plain or not (is_in_transform() or is_differentiated(*tensors)):
+    if has_tangents() or is_exported() or is_exporting():  # operations, which something else differentiates
         y, h, row = recipe.forward(space, call, *tensors)
+        if has_tangents() and (call.norm or call.gain):  # whose roundings tangents do not have, not of factors either
+            smooth, *_ = recipe.forward(space, replace(call, norm=None, gain=None), *tensors)
+            y = space.with_derivatives_of(smooth, y)
+    elif not (is_in_transform() or is_differentiated(*tensors)):
+        with torch.no_grad():
+            y, h, row = recipe.forward(space, call, *tensors)
     else:
         y, h, *numbers = Norm.apply(call, *tensors)
         row = recipe.Row(*numbers, None, None, None)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from rmsnorm import recipe
-from rmsnorm.engines import Options, Prepared, prepare
+from rmsnorm.engines import Prepared, prepare
 from rmsnorm.specification import errors
-from rmsnorm.specification.interface import Forward, Gradients, declared
+from rmsnorm.specification.interface import Forward, Gradients, Options, declared
 from rmsnorm.torch_impl import exported, kernels, space
 from rmsnorm.torch_impl.autograd import by_kernel, by_recipe, keep
 from rmsnorm.torch_impl.memory import check_storage, laid_out

@@ -11,13 +11,13 @@ from torch.nn import functional
 from rmsnorm import recipe
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call
-from rmsnorm.torch_impl.private import has_tangents, is_exported
+from rmsnorm.torch_impl.private import has_tangents, is_exported, is_exporting
 
 is_spread: Final = False  # a DTensor's own operations add up over its devices
 NAMES: Final = {getattr(torch, name): name for name in (*dtypes.FLOATS, "bool")}
 
 where, reshape, broadcast_to, ones_like = torch.where, torch.reshape, torch.broadcast_to, torch.ones_like
-sqrt, rsqrt = torch.sqrt, torch.rsqrt
+sqrt = torch.sqrt
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -45,16 +45,30 @@ def constant(a: Tensor) -> Tensor:
     return a.detach()
 
 
+def _are_differentiated() -> bool:
+    """Whether something may differentiate these operations, which in an exported program does so by its own means."""
+    return has_tangents() or (torch.is_grad_enabled() and not is_exported() and not is_exporting())
+
+
+def rsqrt(a: Tensor) -> Tensor:
+    """PyTorch's own has the third power of it in its derivative, which leaves the range."""
+    return 1 / torch.sqrt(a)
+
+
 def rounded(a: Tensor, name: str) -> Tensor:
     """The digits of a dtype. Where something may differentiate it, the identity to every derivative."""
-    if is_exported():
-        return cast(cast(a, name), name_of(a))
     is_written_out = torch.compiler.is_compiling() and a.dtype == torch.float32 and name in dtypes.HALF
-    value = _rounded_by_sums(a, name) if is_written_out else cast(cast(a, name), name_of(a))
-    if not (torch.is_grad_enabled() or has_tangents()):
-        return value
-    zero = a.detach() - a  # +0, so that less it a zero keeps its sign
-    return torch.where(a.isfinite(), value.detach() - zero, a)
+    if is_written_out and not is_exported():
+        value = _rounded_by_sums(a, name)
+    else:
+        value = cast(cast(a, name), name_of(a))
+    return with_derivatives_of(a, value) if _are_differentiated() else value
+
+
+def with_derivatives_of(smooth: Tensor, value: Tensor) -> Tensor:
+    """The value, with the derivatives of another one, which is the same where it is not finite."""
+    zero = smooth.detach() - smooth  # +0, so that less it a zero keeps its sign
+    return torch.where(smooth.isfinite(), value.detach() - zero, smooth)
 
 
 def _rounded_by_sums(a: Tensor, name: str) -> Tensor:
@@ -92,6 +106,13 @@ def maximum(a: Tensor, b: Any) -> Tensor:
     return torch.where(a < b, b, a)
 
 
+def index(a: Tensor, entries: tuple[Any, ...]) -> Tensor:
+    """By unsqueeze: an index of a fake tensor asks for the device itself."""
+    for axis, entry in enumerate(entries):
+        a = a.unsqueeze(axis) if entry is None else a
+    return a
+
+
 def arange(n: int, like: Tensor) -> Tensor:
     indices = torch.arange(n, device=like.device)
     if not hasattr(like, "placements"):
@@ -113,16 +134,22 @@ def silu(z: Tensor) -> Tensor:
 
 
 def mean_square(ops: Any, call: Call, c: Tensor, row: recipe.Row, least: float) -> tuple[Tensor, Any]:
-    """For other runtimes without a unit for every row: few operations, and an eps that their optimisers do not drop.
+    """For derivatives in a unit that makes each row about 1, so that powers of 1 / rho stay in range.
 
-    onnxscript's takes an addend below 2e-8 for 0: github.com/microsoft/onnxscript, rewriter/_matcher.py, abs_tol.
+    For other runtimes in one unit: few operations, and an eps that their optimisers do not drop. onnxscript's takes an
+    addend below 2e-8 for 0: github.com/microsoft/onnxscript, rewriter/_matcher.py, abs_tol.
     """
-    if not is_exported():
+    if _are_differentiated():
+        largest = maximum(max(c.detach().abs(), call.axes), least)
+        exponent = largest.log2().floor().clamp(*((-1000, 1000) if c.dtype == torch.float64 else (-120, 120)))
+        unit: Any = torch.where((largest > 0) & largest.isfinite(), (-exponent).exp2(), 1.0)
+    elif is_exported():
+        unit = 2.0**15 if vanishes(call.eps) else 1.0
+    else:
         return recipe.mean_square(ops, call, c, row, least)
-    unit = 2.0**15 if vanishes(call.eps) else 1.0
-    squares = c * c
-    q = mean(squares, call.axes) if row.counted is None else sum(squares, call.axes) / row.k
-    return (q if unit == 1.0 else q * unit**2), unit
+    scaled = c * unit
+    squares = scaled * scaled
+    return mean(squares, call.axes) if row.counted is None else sum(squares, call.axes) / row.k, unit
 
 
 def vanishes(eps: float) -> bool:
