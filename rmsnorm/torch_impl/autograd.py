@@ -133,8 +133,8 @@ def by_recipe(call: Call, *tensors: Any) -> Results:
     """The same of x, residual, scale, bias, mask and gate."""
     if has_tangents() or is_exported() or is_exporting():  # operations, which something else differentiates
         y, h, row = recipe.forward(space, call, *tensors)
-        if has_tangents() and (call.norm or call.gain):  # whose roundings tangents do not have, not of factors either
-            smooth, *_ = recipe.forward(space, replace(call, norm=None, gain=None), *tensors)
+        if has_tangents() and call.norm:  # roundings that tangents do not have, not of a factor either
+            smooth, *_ = recipe.forward(space, replace(call, norm=None), *tensors)
             y = space.with_derivatives_of(smooth, y)
     elif not (is_in_transform() or is_differentiated(*tensors)):
         with torch.no_grad():
