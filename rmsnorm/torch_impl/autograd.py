@@ -107,7 +107,7 @@ def _gradients(call: Call, dy: Any, dh: Any, x: Any, *others: Any) -> tuple[Any,
     if dy is None:
         return dh, None, None, None
     dx, *gradients = recipe.backward(space, call, dy, dh, x, *others)
-    return laid_out(dx, x), *gradients
+    return dx if is_in_transform() else laid_out(dx, x), *gradients
 
 
 def _to(gradient: Tensor | None, dtype: Any) -> Tensor | None:

@@ -79,6 +79,8 @@ def is_differentiated(*tensors: Tensor | None) -> bool:
 
 def is_exported() -> bool:
     """Whether torch.onnx.export or torch.jit.trace writes the operations down, for other runtimes."""
+    if is_dynamo_compiling():  # it reads a backward pass, and cannot read the questions
+        return False
     return _is_traced() or (is_exporting() and torch.onnx.is_in_onnx_export())
 
 
