@@ -210,7 +210,7 @@ def _counted(ops: Any, call: Call, h: Any, mask: Any) -> tuple[Any, Any, Any]:
             return first, call.k, None
         counted = first if mask is None else first & mask
     k = ops.sum(ops.where(counted, ops.ones_like(h), 0.0), call.axes)
-    empty = k == 0
+    empty = k < 1
     return counted, ops.where(empty, 1.0, k), empty
 
 

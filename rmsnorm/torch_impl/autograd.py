@@ -18,6 +18,7 @@ from torch import Tensor
 from rmsnorm import recipe
 from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl import space
+from rmsnorm.torch_impl.exported import with_exact_eps
 from rmsnorm.torch_impl.kernels import Kept, Results
 from rmsnorm.torch_impl.memory import laid_out
 from rmsnorm.torch_impl.private import (
@@ -132,7 +133,7 @@ def by_kernel(
 def by_recipe(call: Call, *tensors: Any) -> Results:
     """The same of x, residual, scale, bias, mask and gate."""
     if has_tangents() or is_exported() or is_exporting():  # operations, which something else differentiates
-        y, h, row = recipe.forward(space, call, *tensors)
+        y, h, row = recipe.forward(space, with_exact_eps(call) if is_exported() else call, *tensors)
         if has_tangents() and call.norm:  # roundings that tangents do not have, not of a factor either
             smooth, *_ = recipe.forward(space, replace(call, norm=None), *tensors)
             y = space.with_derivatives_of(smooth, y)

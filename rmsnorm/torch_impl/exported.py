@@ -8,6 +8,7 @@ It can where the statistic is that of all elements of the last axes, with eps in
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,10 +21,9 @@ from rmsnorm.torch_impl.space import cast, vanishes
 
 def has_operator(call: Call) -> bool:
     """Whether the operator computes the norm of a call, in a program for ONNX."""
-    is_wide = "float64" in (call.x, call.sum, call.product, call.result, call.gate)
     counts_all = not call.masked and call.variant.partial is None and call.n != 0
     is_inside = call.variant.eps_position == "inside" and not vanishes(call.eps)
-    return counts_all and is_inside and call.has_last_axes and not is_wide and not torch.jit.is_tracing()
+    return counts_all and is_inside and call.has_last_axes and not _is_wide(call) and not torch.jit.is_tracing()
 
 
 def norm_of(whole: Call) -> Callable[..., tuple[Tensor, Any]]:
@@ -50,3 +50,12 @@ def norm_of(whole: Call) -> Callable[..., tuple[Tensor, Any]]:
         return cast(y, call.result), None if total is None else cast(total, call.sum)
 
     return compute
+
+
+def with_exact_eps(call: Call) -> Call:
+    """The call with eps as a tensor where arithmetic is float64: a program for ONNX keeps numbers in float32."""
+    return replace(call, eps=torch.tensor(call.eps, dtype=torch.float64)) if _is_wide(call) else call  # type: ignore[arg-type]
+
+
+def _is_wide(call: Call) -> bool:
+    return "float64" in (call.x, call.sum, call.product, call.result, call.gate)
