@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import torch
@@ -90,7 +91,9 @@ def sum(a: Tensor, axes: Any) -> Tensor:  # noqa: A001
 
 
 def mean(a: Tensor, axes: Any) -> Tensor:
-    return complete(a.mean(axes, keepdim=True))
+    if hasattr(a, "placements"):  # whose mean over a spread axis gathers all of it
+        return sum(a, axes) / math.prod(a.shape[axis] for axis in axes)
+    return a.mean(axes, keepdim=True)
 
 
 def max(a: Tensor, axes: Any) -> Tensor:  # noqa: A001
