@@ -36,13 +36,9 @@ def group_of_program(groups):
 
 
 @triton.jit
-def is_counted(mask, index, columns, mask_step, mask_stride, inside):
-    """Which elements the mask leaves: all that are inside if it is None."""
-    if mask is None:
-        return inside
-    else:
-        position = index * mask_step + columns.to(tl.int64) * mask_stride
-        return inside & (tl.load(mask + position, mask=inside, other=0) != 0)
+def offset_of_group(group, n):
+    """Where a group begins in a row, whose elements may be more than 32 bits can count."""
+    return tl.cast(group, tl.int64) * n
 
 
 @triton.jit
@@ -162,15 +158,6 @@ def is_outside(product, a, b):
     """Whether the error of the product a b may be inexact, or it is not finite."""
     size = tl.abs(product)
     return ((size <= MOST) == 0) | ((size < LEAST) & (a != 0) & (b != 0))
-
-
-@triton.jit
-def is_in_statistic(columns, k, inside):
-    """Which elements of those inside count: the first k, or all if k is None."""
-    if k is None:
-        return inside
-    else:
-        return inside & (columns < k)
 
 
 @triton.jit
