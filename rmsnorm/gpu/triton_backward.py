@@ -27,7 +27,6 @@ from rmsnorm.gpu.triton_gradient import (
 from rmsnorm.gpu.triton_pairs import (
     group_of_program,
     lowered,
-    offset_of_group,
     rounded_wide,
     single,
     split,
@@ -48,15 +47,15 @@ def sum_parts(
     row, group, _ = group_of_program(groups)
     columns = chunk * BLOCK + tl.arange(0, BLOCK)
     cotangent = tl.load(dy + index * n + columns, mask=columns < n, other=0.0)
-    here = row.to(tl.int64) * h_step + offset_of_group(group, n) + columns
+    here = row.to(tl.int64) * h_step + group * n + columns
     v = tl.load(h + here, mask=columns < n, other=0.0)
     if FLOAT64:
         u = single(cotangent).to(tl.float64)
         if scale is not None:
-            u *= wide_gains(scale + offset_of_group(group, n), columns, columns < n, OFFSET)
+            u *= wide_gains(scale + group * n, columns, columns < n, OFFSET)
         total = tl.sum(u * single(v).to(tl.float64), 0)
     else:
-        gain, rest = gains_in_pairs(scale if scale is None else scale + offset_of_group(group, n), columns, n, OFFSET)
+        gain, rest = gains_in_pairs(scale if scale is None else scale + group * n, columns, n, OFFSET)
         gain_error = None
         if scale is not None:  # noqa: SIM102  (the compiler would read the dtype of None)
             if OFFSET != 0 or scale.dtype.element_ty == tl.float32 or dy.dtype.element_ty == tl.float32:
@@ -76,7 +75,7 @@ def _read(
     inside = (row < rows) & (columns < n)
     r = tl.load(inverse_rms + index, mask=row < rows, other=1.0)
     size, part = tl.zeros(r.shape, tl.float64) + n, tl.zeros(r.shape, tl.float64) + share
-    v = tl.load(h + row * h_step + offset_of_group(group, n) + columns, mask=inside, other=0.0)
+    v = tl.load(h + row * h_step + group * n + columns, mask=inside, other=0.0)
     cotangent = tl.load(dy + index * n + columns, mask=inside, other=0.0)
     return v, cotangent, r, row < rows, inside, size, part, index
 
@@ -139,7 +138,7 @@ def backward(
     program, group, count = group_of_program(groups)
     chunk = tl.program_id(1)
     if scale is not None:
-        scale += offset_of_group(group, n)
+        scale += group * n
     columns = chunk * BLOCK + tl.arange(0, BLOCK)[None, :]
     first = tl.full((ROWS, BLOCK // (4 if FORMAT == "float32" else 8), 1), 2**31 - 1, tl.int32)
     last, has_special = tl.zeros(first.shape, tl.int32) - 1, tl.zeros((ROWS, 1), tl.int32)
@@ -212,7 +211,7 @@ def backward(
                 tl.debug_barrier()
                 row = tile * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)
                 recompute(
-                    h, dy, dh, scale, dx, row * h_step + offset_of_group(group, n), index * n, row < rows,
+                    h, dy, dh, scale, dx, row * h_step + group * n, index * n, row < rows,
                     chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), n, r, size, eps, POSITION, OFFSET, FORMAT, ROWS,
                 )  # fmt: skip
     sums = (program.to(tl.int64) * count + group) * n + chunk * BLOCK + tl.arange(0, BLOCK)

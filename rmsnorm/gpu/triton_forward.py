@@ -30,7 +30,6 @@ from rmsnorm.gpu.triton_pairs import (
     inverse_rho,
     inverse_rho_in_pairs,
     is_outside,
-    offset_of_group,
     over_rho,
     rho_of,
     rounded,
@@ -143,7 +142,7 @@ def sum_parts(
     index, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, group, _ = group_of_program(groups)
     columns = chunk * BLOCK + tl.arange(0, BLOCK)
-    here = row.to(tl.int64) * x_step + offset_of_group(group, n) + columns
+    here = row.to(tl.int64) * x_step + group * n + columns
     h = load_sum(x, residual, here, index * n + columns, columns < n, FORMAT)
     if FLOAT64:
         h = single(h).to(tl.float64)
@@ -171,11 +170,11 @@ def forward(
     tile, group, count = group_of_program(groups)
     row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     index = row * count + group
-    x_row, own_row = row * x_step + offset_of_group(group, n), index * n
+    x_row, own_row = row * x_step + group * n, index * n
     if scale is not None:
-        scale += offset_of_group(group, n)
+        scale += group * n
     if bias is not None:
-        bias += offset_of_group(group, n)
+        bias += group * n
     chunk = tl.program_id(1)
     columns = chunk * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (columns < n)

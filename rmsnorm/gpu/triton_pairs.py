@@ -28,17 +28,14 @@ NEAR: Final = tl.constexpr(2.0**-43)  # of a number of 24 bits: beyond the error
 
 @triton.jit
 def group_of_program(groups):
-    """The number of a program in its group, the group, and how many there are. None is one group."""
+    """The number of a program in its group, the group, and how many there are. None is one group.
+
+    Where a group begins in a row may be more than 32 bits can count.
+    """
     if groups is None:
         return tl.program_id(0), 0, 1
     else:
-        return tl.program_id(0) // groups, tl.program_id(0) % groups, groups
-
-
-@triton.jit
-def offset_of_group(group, n):
-    """Where a group begins in a row, whose elements may be more than 32 bits can count."""
-    return tl.cast(group, tl.int64) * n
+        return tl.program_id(0) // groups, (tl.program_id(0) % groups).to(tl.int64), groups
 
 
 @triton.jit
