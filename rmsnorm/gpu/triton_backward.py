@@ -84,7 +84,8 @@ def _read(
 def _finish(
     v, cotangent, gain, gain_error, inner, inner_error, r, alive, size, share, part, index, dh, dx,
     dscale_sum, dscale_error, dbias_sum, dbias_error, first, last, has_special, tile, rows, count, n, columns, eps,
-    POSITION: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, FLOAT64: tl.constexpr,
+    POSITION: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, FLOAT64: tl.constexpr,
 ):  # fmt: skip
     """Writes a tile of dx. Returns the sums, the first and last tile that is inexact, and whether a row is special."""
     offsets, inside, other = index * n + columns, (index < tl.cast(rows, tl.int64) * count) & (columns < n), None
@@ -92,9 +93,7 @@ def _finish(
         other = tl.load(dh + offsets, mask=inside, other=0.0)
     if FLOAT64:
         step, special = step_of(inner, r, alive, size, part, eps, POSITION, True)
-        result, total, margin = gradient_of(
-            anew(v), anew(cotangent), gain, step, r, other, dscale_sum, FORMAT, False
-        )
+        result, total, margin = gradient_of(anew(v), anew(cotangent), gain, step, r, other, dscale_sum, FORMAT, False)
         error = dscale_error
     else:
         near, near_error = split(r)
@@ -122,7 +121,8 @@ def _finish(
 
 @triton.jit
 def backward(
-    h, dy, dh, scale, parts, inverse_rms, dx, dscale, dbias, rows, n, groups, h_step, PROGRAMS, CHUNKS, eps: tl.float64, share: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr,
+    h, dy, dh, scale, parts, inverse_rms, dx, dscale, dbias, rows, n, groups, h_step, PROGRAMS, CHUNKS, eps: tl.float64,
+    share: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr,
     FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     FLOAT64: tl.constexpr, EIGHTS: tl.constexpr,
 ):  # fmt: skip
@@ -202,9 +202,7 @@ def backward(
             else:
                 inner = sum_of_parts(parts, index, CHUNKS, BLOCK)
             step, special = step_of(inner, r, alive, size, part, eps, POSITION, FLOAT64)
-            _, total, margin = gradient_of(
-                v, cotangent, wide_gain, step, r, None, dscale_sum, FORMAT, True, FLOAT64
-            )
+            _, total, margin = gradient_of(v, cotangent, wide_gain, step, r, None, dscale_sum, FORMAT, True, FLOAT64)
             dscale_sum = tl.where(inside & again, total, dscale_sum)
             is_inexact = are_inexact(margin, v, step, FORMAT, ROWS, BLOCK)
             if (tl.max(is_inexact.to(tl.int32)) > 0) | (tl.max(special.to(tl.int32)) > 0):

@@ -155,7 +155,8 @@ def sum_parts(
 
 @triton.jit
 def forward(
-    x, residual, scale, bias, parts, y, h_out, inverse_rms, rows, n, groups, x_step, CHUNKS, eps: tl.float64, share: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
+    x, residual, scale, bias, parts, y, h_out, inverse_rms, rows, n, groups, x_step, CHUNKS, eps: tl.float64, share:
+    tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
     NORM: tl.constexpr, PRODUCT: tl.constexpr, RESULT: tl.constexpr, WAY: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, FLOAT64: tl.constexpr, EIGHTS: tl.constexpr,
 ):  # fmt: skip

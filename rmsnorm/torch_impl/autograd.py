@@ -141,8 +141,8 @@ def by_recipe(call: Call, *tensors: Any) -> Results:
         with torch.no_grad():
             y, h, row = recipe.forward(space, call, *tensors)
     else:
-        y, h, *numbers = Norm.apply(call, *tensors)
-        row = recipe.Row(*numbers, None, None, None)
+        y, h, inverse, power, slope = Norm.apply(call, *tensors)
+        row = recipe.Row(inverse, power, slope, None, None, None)
     return y, h, recipe.inverse_rms(space, call, row)
 
 

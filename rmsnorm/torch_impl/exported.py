@@ -54,7 +54,7 @@ def norm_of(whole: Call) -> Callable[..., tuple[Tensor, Any]]:
 
 def with_exact_eps(call: Call) -> Call:
     """The call with eps as a tensor where arithmetic is float64: a program for ONNX keeps numbers in float32."""
-    return replace(call, eps=torch.tensor(call.eps, dtype=torch.float64)) if _is_wide(call) else call  # type: ignore[arg-type]
+    return replace(call, eps=torch.tensor(call.eps, dtype=torch.float64)) if _is_wide(call) else call
 
 
 def _is_wide(call: Call) -> bool:

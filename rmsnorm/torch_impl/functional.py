@@ -18,6 +18,7 @@ from rmsnorm.specification import errors
 from rmsnorm.specification.interface import Forward, Gradients, Options, declared
 from rmsnorm.torch_impl import exported, kernels, space
 from rmsnorm.torch_impl.autograd import by_kernel, by_recipe, keep
+from rmsnorm.torch_impl.kernels import why_not
 from rmsnorm.torch_impl.memory import check_storage, laid_out
 from rmsnorm.torch_impl.private import (
     has_tangents,
@@ -27,6 +28,8 @@ from rmsnorm.torch_impl.private import (
     is_watched,
     untraced,
 )
+
+__all__ = ["rms_norm", "rms_norm_vjp", "why_not"]
 
 rms_norm: Forward[Tensor, Tensor]
 rms_norm_vjp: Gradients[Tensor, Tensor]

@@ -205,7 +205,7 @@ def kept_on(device: torch.device, call: Call, launch: Any, scale: str | None = N
                             (features, scale), (features, bias))
     )  # fmt: skip
     autocast = device.type if is_widened(device.type) else None
-    kept = Kept(call, launch, *layouts, is_plain, autocast)
+    kept = Kept(call, launch, *layouts, is_plain, autocast)  # type: ignore[call-arg]
     if type(launch) is not gpu.Launch:
         return kept
     on_gpu = KeptOnGPU(*kept)._replace(sizes=gpu.sizes_of(launch, launch.n * launch.groups))

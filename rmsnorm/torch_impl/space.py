@@ -86,7 +86,7 @@ def _rounded_by_sums(a: Tensor, name: str) -> Tensor:
     return torch.where(a.abs() < 65520, near, a * torch.inf)
 
 
-def sum(a: Tensor, axes: Any) -> Tensor:  # noqa: A001
+def sum(a: Tensor, axes: Any) -> Tensor:
     return complete(a.sum(axes, keepdim=True))
 
 
@@ -96,7 +96,7 @@ def mean(a: Tensor, axes: Any) -> Tensor:
     return a.mean(axes, keepdim=True)
 
 
-def max(a: Tensor, axes: Any) -> Tensor:  # noqa: A001
+def max(a: Tensor, axes: Any) -> Tensor:
     """Of numbers >= 0: 0 over axes without elements."""
     return complete(a.amax(axes, keepdim=True) if all(a.shape[axis] for axis in axes) else a.sum(axes, keepdim=True))
 

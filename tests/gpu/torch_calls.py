@@ -188,7 +188,8 @@ def test_each_card_starts_its_own_function(monkeypatch):
     started = []
     make = lambda launch, kind, name, sizes, tensors: lambda *_: started.append(tensors[0].card)  # noqa: E731
     monkeypatch.setattr(gpu, "_compiled", make)
-    launch = gpu.launch_of(prepare("rms_norm", ("llama", None, None, -1, None, None), torch.ones(4, 8)).call, None, None)
+    call = prepare("rms_norm", ("llama", None, None, -1, None, None), torch.ones(4, 8)).call
+    launch = gpu.launch_of(call, None, None)
     for card in (0, 1, 0, 1):
         gpu._start(launch, "forward", "forward", (8, None, 8), On(card), None)
     assert started == [0, 1]

@@ -194,9 +194,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
 
 @pytest.mark.parametrize("shared", [False, True], ids=["", "a parameter for several elements"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_kernels_compute_only_gradients_that_somebody_needs(
-    dtype: Any, shared: bool, computed: list[set[str]]
-) -> None:
+def test_kernels_compute_only_gradients_that_somebody_needs(dtype: Any, shared: bool, computed: list[set[str]]) -> None:
     """Of frozen gains, and of x in a first layer, they get no address. The other gradients keep their bits."""
     shape, size = ((200, 8, 64), 8) if shared else ((200, 512), 512)  # two tasks of threads
     tensors = {"x": randn(*shape, dtype=dtype), "scale": randn(size, seed=1), "bias": randn(size, seed=2)}
