@@ -33,7 +33,8 @@ def gain_and_cotangent(dy, scale, offsets, columns, n, inside, OFFSET: tl.conste
 
 @triton.jit
 def recompute(
-    h, dy, dh, scale, dx, h_row, own_row, inside_rows, first, last, n, r, size, eps, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr,
+    h, dy, dh, scale, dx, h_row, own_row, inside_rows, first, last, n, r, size, eps, POSITION: tl.constexpr,
+    OFFSET: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Elements ``first`` to ``last`` of rows of dx, in pairs of float64. Rows begin at ``own_row`` and ``h_row``."""
     WIDTH: tl.constexpr = STEP // ROWS

@@ -1,8 +1,8 @@
 """The functions as torch.compile and torch.fx have them: each one node of a graph, in which Dynamo traces nothing.
 
 Dynamo would trace every check of the arguments, and compare each value that it had read in every later call.
-AOTAutograd traces the recipe inside of a node. This is imported while Dynamo reads a program, and not before: the import of Dynamo
-takes a second.
+AOTAutograd traces the recipe inside of a node. This is imported while Dynamo reads a program, and not before: the
+import of Dynamo takes a second.
 """
 
 from __future__ import annotations
