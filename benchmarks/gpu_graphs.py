@@ -43,7 +43,7 @@ def ours(variant: str, x: Tensor, gain: Tensor, residual: Tensor | None) -> tupl
     chosen = derive("rms_norm", variant, EPS, None)
     call = resolve("rms_norm", Spec(tuple(x.shape), dtype), Spec(tuple(gain.shape), dtype), None, variant=chosen)
     kept = kernels.kept_on(x.device, call, gpu.launch_of(call, dtype, None), dtype)
-    return kept, lambda x: kept.forward(True, x, residual, gain, None, None, None)
+    return kept, lambda x: kept.forward(True, x, residual, gain, None)
 
 
 def candidates(x: Tensor, gain: Tensor) -> Iterator[tuple[str, str, Callable[[Tensor], Any]]]:
@@ -53,7 +53,7 @@ def candidates(x: Tensor, gain: Tensor) -> Iterator[tuple[str, str, Callable[[Te
     kept, forward = ours("torch", x, gain, None)
     inverse_rms = forward(x)[2]
     yield "ours", "forward", forward
-    yield "ours", "backward", lambda dy: kept.backward(kernels.ALL, dy, None, x, gain, None, None, None, inverse_rms)
+    yield "ours", "backward", lambda dy: kept.backward((True, True, True), dy, None, x, gain, None, inverse_rms)
     for variant in OTHERS:
         is_sum = variant == "with a residual"
         yield variant, "forward", ours("torch" if is_sum else variant, x, gain, x if is_sum else None)[1]

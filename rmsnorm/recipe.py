@@ -10,6 +10,7 @@ It computes wherever no kernel does. ``ops`` is what a framework has of NumPy, b
     constant(a)             a, which has no derivative
     sum, mean, max(a, axes) over these axes, which are kept
     over(a, axes)           the sum over these axes, which are not kept
+    index(a, entries)       a[entries], each a full slice or None
     arange(n, like)         0 to n - 1 on the device of another array
     shape(a)                its sizes; one that a graph does not know yet is an array
     counted(variant, n)     ``Variant.counted`` of such a size
@@ -88,19 +89,22 @@ def backward(
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """dx + dh in the dtype of the arithmetic; dscale, dbias and dgate in those of their arrays, or None.
 
-    x may be the sum h itself, without a residual. ``row`` is that of the forward pass. Without it derivatives of these
-    gradients go through 1 / rho, too.
+    x may be the sum h itself, without a residual. ``row`` is that of the forward pass, of which inverse, power and
+    slope are used. Without it derivatives of these gradients go through 1 / rho, too.
     """
     dtype = _arithmetic(call, ops.name_of(dy))
     h, _ = _summed(ops, call, x, residual, dtype)
-    live = alive(ops, call, h, mask)
-    h = _only(ops, live, h)  # else a NaN that is not would be in second derivatives
+    counted, k, empty = _counted(ops, call, h, mask)
+    live = None if empty is None else ~empty if mask is None else mask & ~empty
+    h = _only(ops, live, h)  # else a NaN under the mask would be in second derivatives
     before, f = call.is_gated_before, None
     if gate is not None:
         z = _only(ops, live, ops.cast(gate, dtype))
         f = factor(ops, call, z)
     normed = h * f if before else h
-    row = _statistic(ops, call, normed, mask) if row is None else row
+    if row is None:
+        row = _statistic(ops, call, normed, mask)
+    row = row._replace(counted=counted, k=k, empty=empty)
     own = _only(ops, live, ops.cast(dy, dtype))
     v = own if f is None or before else _only(ops, live, own * f)
     unit = _only(ops, live, _normalised(normed, row))
@@ -267,15 +271,15 @@ def _features(ops: Any, call: Call, parameter: Any, dtype: str) -> Any:
     axes, values = range(call.feature_axes[0], len(call.shape)), ops.cast(parameter, dtype)
     if call.feature_axes == tuple(axes):
         return values
-    return values[tuple(slice(None) if axis in call.feature_axes else None for axis in axes)]
+    return ops.index(values, tuple(slice(None) if axis in call.feature_axes else None for axis in axes))
 
 
 def _written_out(ops: Any, call: Call, parameter: Any) -> Any:
     """A parameter with a number for each element of a row, in the arithmetic of its dtype."""
     wide = ops.cast(parameter, dtypes.arithmetic(ops.name_of(parameter)))
     first, rank = call.first_of_row, len(call.shape)
-    index = tuple(slice(None) if axis in call.feature_axes else None for axis in range(first, rank))
-    return ops.broadcast_to(wide[index], call.shape[first:])
+    entries = tuple(slice(None) if axis in call.feature_axes else None for axis in range(first, rank))
+    return ops.broadcast_to(ops.index(wide, entries), call.shape[first:])
 
 
 def _summed(ops: Any, call: Call, x: Any, residual: Any, dtype: str) -> tuple[Any, Any]:

@@ -36,6 +36,7 @@ NUMPY = SimpleNamespace(
     max=lambda a, axes: np.max(a, axis=axes, keepdims=True, initial=0),
     over=lambda a, axes: np.sum(a, axis=axes) if axes else a,
     arange=lambda n, _: np.arange(n),
+    index=lambda a, entries: a[entries],
     where=where,
     maximum=lambda a, b: np.maximum(a, np.asarray(b, a.dtype)),
     sigmoid=lambda z: (1 / (1 + np.exp(-z))).astype(z.dtype),

@@ -90,6 +90,10 @@ class Space:
         return a.astype(name)
 
     @staticmethod
+    def index(a: jax.Array, entries: tuple[Any, ...]) -> jax.Array:
+        return a[entries]
+
+    @staticmethod
     def arange(n: int, _: jax.Array) -> jax.Array:
         return jnp.arange(n)
 

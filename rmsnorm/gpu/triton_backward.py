@@ -25,10 +25,7 @@ from rmsnorm.gpu.triton_gradient import (
     step_of,
 )
 from rmsnorm.gpu.triton_pairs import (
-    divide_pairs,
     group_of_program,
-    is_counted,
-    is_in_statistic,
     lowered,
     rounded_wide,
     single,
@@ -42,16 +39,16 @@ from rmsnorm.gpu.triton_pairs import (
 
 @triton.jit
 def sum_parts(
-    dy, h, scale, mask, parts, n, k, groups, h_step, mask_step, mask_stride, CHUNKS,
+    dy, h, scale, parts, n, groups, h_step, CHUNKS,
     OFFSET: tl.constexpr, BLOCK: tl.constexpr, FLOAT64: tl.constexpr,
 ):  # fmt: skip
-    """Into ``parts``, of rows by CHUNKS: <u, h> in a chunk of a row; behind them, with a mask, how many count."""
+    """Into ``parts``, of rows by CHUNKS: <u, h> in a chunk of a row."""
     index, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, group, _ = group_of_program(groups)
     columns = chunk * BLOCK + tl.arange(0, BLOCK)
-    live = is_counted(mask, index, columns, mask_step, mask_stride, columns < n)
-    cotangent = tl.load(dy + index * n + columns, mask=live, other=0.0)
-    v = tl.load(h + row.to(tl.int64) * h_step + group * n + columns, mask=live, other=0.0)
+    cotangent = tl.load(dy + index * n + columns, mask=columns < n, other=0.0)
+    here = row.to(tl.int64) * h_step + group * n + columns
+    v = tl.load(h + here, mask=columns < n, other=0.0)
     if FLOAT64:
         u = single(cotangent).to(tl.float64)
         if scale is not None:
@@ -66,46 +63,29 @@ def sum_parts(
         near, error = inner_in_pairs(v, cotangent, gain, gain_error, 0)
         total = near.to(tl.float64) + error.to(tl.float64)
     tl.store(parts + index * CHUNKS + chunk, total)
-    if mask is not None:
-        size = tl.sum(is_in_statistic(columns, k, live).to(tl.int32), 0).to(tl.float64)
-        tl.store(parts + (tl.num_programs(0) + index) * CHUNKS + chunk, size)
 
 
 @triton.jit
 def _read(
-    h, dy, mask, parts, inverse_rms, rows, n, k, groups, tile, group, count, columns, h_step, mask_step, mask_stride,
-    CHUNKS, share, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    h, dy, inverse_rms, rows, n, tile, group, count, columns, h_step, share, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """h and dy of a tile, 0 where they take no part; what counts; 1 / rho, of rows that have one; and sizes."""
+    """h and dy of a tile, 0 outside; 1 / rho; which elements are inside; and sizes."""
     row = tile * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)
     index = row * count + group
     inside = (row < rows) & (columns < n)
     r = tl.load(inverse_rms + index, mask=row < rows, other=1.0)
-    alive, live, counts = row < rows, inside, is_in_statistic(columns, k, inside)
-    size = tl.zeros(r.shape, tl.float64) + (n if k is None else k)
-    part = tl.zeros(r.shape, tl.float64) + share
-    if mask is not None:
-        live = is_counted(mask, index, columns, mask_step, mask_stride, inside)
-        counts = live & counts
-        if parts is None:
-            size = tl.sum(counts.to(tl.int32), 1)[:, None].to(tl.float64)
-        else:
-            size = sum_of_parts(parts, rows * count + index, CHUNKS, BLOCK)
-        alive &= size > 0
-        live &= alive
-        size, r = tl.where(alive, size, 1.0), tl.where(alive, r, 1.0)
-        part = 1 / size
-    v = tl.load(h + row * h_step + group * n + columns, mask=live, other=0.0)
-    cotangent = tl.load(dy + index * n + columns, mask=live, other=0.0)
-    return v, cotangent, r, alive, live, counts, size, part, index
+    size, part = tl.zeros(r.shape, tl.float64) + n, tl.zeros(r.shape, tl.float64) + share
+    v = tl.load(h + row * h_step + group * n + columns, mask=inside, other=0.0)
+    cotangent = tl.load(dy + index * n + columns, mask=inside, other=0.0)
+    return v, cotangent, r, row < rows, inside, size, part, index
 
 
 @triton.jit
 def _finish(
-    v, cotangent, gain, gain_error, inner, inner_error, r, alive, live, counts, size, share, part, index, dh, dx,
+    v, cotangent, gain, gain_error, inner, inner_error, r, alive, size, share, part, index, dh, dx,
     dscale_sum, dscale_error, dbias_sum, dbias_error, first, last, has_special, tile, rows, count, n, columns, eps,
-    mask, POSITION: tl.constexpr, HAS_COUNTS: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, FLOAT64: tl.constexpr,
+    POSITION: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, FLOAT64: tl.constexpr,
 ):  # fmt: skip
     """Writes a tile of dx. Returns the sums, the first and last tile that is inexact, and whether a row is special."""
     offsets, inside, other = index * n + columns, (index < tl.cast(rows, tl.int64) * count) & (columns < n), None
@@ -113,26 +93,19 @@ def _finish(
         other = tl.load(dh + offsets, mask=inside, other=0.0)
     if FLOAT64:
         step, special = step_of(inner, r, alive, size, part, eps, POSITION, True)
-        result, total, margin = gradient_of(
-            anew(v), anew(cotangent), gain, step, r, other, dscale_sum, counts, HAS_COUNTS, FORMAT, False
-        )
+        result, total, margin = gradient_of(anew(v), anew(cotangent), gain, step, r, other, dscale_sum, FORMAT, False)
         error = dscale_error
     else:
         near, near_error = split(r)
         share, share_error = split_argument(share)
-        size, size_error = split(size)
-        if mask is not None:
-            share, share_error = divide_pairs(1.0, 0.0, size, size_error)
+        size, _ = split(size)
         step, step_error, special = step_in_pairs(
             inner, inner_error, near, near_error, share, share_error, alive, size, eps, POSITION
         )
         result, total, error, margin = gradient_in_pairs(
-            v, cotangent, gain, gain_error, step, step_error, near, near_error, other, dscale_sum, dscale_error, counts,
-            HAS_COUNTS, FORMAT,
+            v, cotangent, gain, gain_error, step, step_error, near, near_error, other, dscale_sum, dscale_error, FORMAT,
         )  # fmt: skip
     if HAS_SCALE:
-        if mask is not None:  # r may be infinite
-            total, error = tl.where(live, total, dscale_sum), tl.where(live, error, dscale_error)
         dscale_sum, dscale_error = total, error
     if HAS_BIAS:
         if FLOAT64:
@@ -148,8 +121,8 @@ def _finish(
 
 @triton.jit
 def backward(
-    h, dy, dh, scale, mask, parts, inverse_rms, dx, dscale, dbias, rows, n, k, groups, h_step, mask_step, mask_stride,
-    PROGRAMS, CHUNKS, eps: tl.float64, share: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr,
+    h, dy, dh, scale, parts, inverse_rms, dx, dscale, dbias, rows, n, groups, h_step, PROGRAMS, CHUNKS, eps: tl.float64,
+    share: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr,
     FORMAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     FLOAT64: tl.constexpr, EIGHTS: tl.constexpr,
 ):  # fmt: skip
@@ -180,16 +153,14 @@ def backward(
         gain = lowered(own) + OFFSET * 2.0**-896
         is_finite = tl.abs(single(own)) < float("inf")  # which ``lowered`` asks
         has_special += 1 - tl.min(is_finite.to(tl.int32))
-    HAS_COUNTS: tl.constexpr = mask is not None or k is not None
     dscale_sum = tl.zeros((ROWS, BLOCK), tl.float64 if FLOAT64 else tl.float32)
     dscale_error = tl.zeros((ROWS, BLOCK), tl.float32)
     dbias_sum, dbias_error = dscale_sum, dscale_error
     tiles = tl.cdiv(rows, ROWS)
     for tile in tl.range(program, tiles, PROGRAMS, num_stages=STAGES):
-        v, cotangent, r, alive, live, counts, size, part, index = _read(
-            h, dy, mask, parts, inverse_rms, rows, n, k, groups, tile, group, count, columns, h_step, mask_step,
-            mask_stride, CHUNKS, share, ROWS, BLOCK,
-        )  # fmt: skip
+        v, cotangent, r, alive, _, size, part, index = _read(
+            h, dy, inverse_rms, rows, n, tile, group, count, columns, h_step, share, ROWS
+        )
         inner_error = None
         if parts is not None:
             inner = sum_of_parts(parts, index, CHUNKS, BLOCK)
@@ -201,9 +172,9 @@ def backward(
             inner, inner_error = inner_in_pairs(v, cotangent, gain, gain_error, 1)
             inner, inner_error = inner[:, None], inner_error[:, None]
         dscale_sum, dscale_error, dbias_sum, dbias_error, first, last, has_special = _finish(
-            v, cotangent, gain, gain_error, inner, inner_error, r, alive, live, counts, size, share, part, index, dh,
-            dx, dscale_sum, dscale_error, dbias_sum, dbias_error, first, last, has_special, tile, rows, count, n,
-            columns, eps, mask, POSITION, HAS_COUNTS, dscale is not None, dbias is not None, FORMAT, ROWS, BLOCK,
+            v, cotangent, gain, gain_error, inner, inner_error, r, alive, size, share, part, index, dh, dx,
+            dscale_sum, dscale_error, dbias_sum, dbias_error, first, last, has_special, tile, rows, count, n,
+            columns, eps, POSITION, dscale is not None, dbias is not None, FORMAT, ROWS, BLOCK,
             FLOAT64,
         )  # fmt: skip
     if not FLOAT64:
@@ -223,27 +194,23 @@ def backward(
         if again:
             dscale_sum = tl.zeros((ROWS, BLOCK), tl.float64)
         for tile in range(begin, end, PROGRAMS):
-            v, cotangent, r, alive, live, counts, size, part, index = _read(
-                h, dy, mask, parts, inverse_rms, rows, n, k, groups, tile, group, count, columns, h_step, mask_step,
-                mask_stride, CHUNKS, share, ROWS, BLOCK,
-            )  # fmt: skip
+            v, cotangent, r, alive, inside, size, part, index = _read(
+                h, dy, inverse_rms, rows, n, tile, group, count, columns, h_step, share, ROWS
+            )
             if parts is None:
                 inner = tl.sum(product_of(v, cotangent, wide_gain, True), 1)[:, None]
             else:
                 inner = sum_of_parts(parts, index, CHUNKS, BLOCK)
             step, special = step_of(inner, r, alive, size, part, eps, POSITION, FLOAT64)
-            _, total, margin = gradient_of(
-                v, cotangent, wide_gain, step, r, None, dscale_sum, counts, HAS_COUNTS, FORMAT, True, FLOAT64
-            )
-            dscale_sum = tl.where(live & again, total, dscale_sum)
+            _, total, margin = gradient_of(v, cotangent, wide_gain, step, r, None, dscale_sum, FORMAT, True, FLOAT64)
+            dscale_sum = tl.where(inside & again, total, dscale_sum)
             is_inexact = are_inexact(margin, v, step, FORMAT, ROWS, BLOCK)
             if (tl.max(is_inexact.to(tl.int32)) > 0) | (tl.max(special.to(tl.int32)) > 0):
                 tl.debug_barrier()
                 row = tile * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)
                 recompute(
-                    h, dy, dh, scale, mask, dx, row * h_step + group * n, index * n, index * mask_step, mask_stride,
-                    row < rows, alive, chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), n, k, r, size, eps, POSITION,
-                    OFFSET, FORMAT, ROWS,
+                    h, dy, dh, scale, dx, row * h_step + group * n, index * n, row < rows,
+                    chunk * BLOCK, tl.minimum(n, (chunk + 1) * BLOCK), n, r, size, eps, POSITION, OFFSET, FORMAT, ROWS,
                 )  # fmt: skip
     sums = (program.to(tl.int64) * count + group) * n + chunk * BLOCK + tl.arange(0, BLOCK)
     is_column = chunk * BLOCK + tl.arange(0, BLOCK) < n

@@ -10,8 +10,6 @@ from rmsnorm.gpu.triton_pairs import (
     STEP,
     add_pairs,
     divide_pairs,
-    is_counted,
-    is_in_statistic,
     multiply_pairs,
     over_rho,
     rho_of,
@@ -35,8 +33,8 @@ def gain_and_cotangent(dy, scale, offsets, columns, n, inside, OFFSET: tl.conste
 
 @triton.jit
 def recompute(
-    h, dy, dh, scale, mask, dx, h_row, own_row, mask_row, mask_stride, inside_rows, alive, first, last,
-    n, k, r, size, eps, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr,
+    h, dy, dh, scale, dx, h_row, own_row, inside_rows, first, last, n, r, size, eps, POSITION: tl.constexpr,
+    OFFSET: tl.constexpr, FORMAT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Elements ``first`` to ``last`` of rows of dx, in pairs of float64. Rows begin at ``own_row`` and ``h_row``."""
     WIDTH: tl.constexpr = STEP // ROWS
@@ -45,7 +43,7 @@ def recompute(
     plain, inner, inner_error, square, square_error = zero, zero, zero, zero, zero
     for start in range(0, n, WIDTH):
         columns = start + j
-        live = is_counted(mask, mask_row, columns, 1, mask_stride, alive & (columns < n))
+        live = inside_rows & (columns < n)
         v = single(tl.load(h + h_row + columns, mask=live, other=0.0)).to(tl.float64)
         gain, cotangent = gain_and_cotangent(dy, scale, own_row + columns, columns, n, live, OFFSET)
         u = cotangent * gain
@@ -53,8 +51,7 @@ def recompute(
         product, error = multiply_pairs(u, tl.fma(cotangent, gain, -u), v, 0.0)
         inner, inner_error = add_pairs(inner, inner_error, product, error)
         product, error = multiply_pairs(v, 0.0, v, 0.0)
-        counts = is_in_statistic(columns, k, live)
-        square, square_error = add_pairs(square, square_error, tl.where(counts, product, 0), tl.where(counts, error, 0))
+        square, square_error = add_pairs(square, square_error, product, error)
     plain = tl.sum(plain, 1)[:, None]
     inner, inner_error = tl.reduce((inner, inner_error), 1, add_pairs)
     square, square_error = tl.reduce((square, square_error), 1, add_pairs)
@@ -79,21 +76,16 @@ def recompute(
     for start in range(first, last, WIDTH):
         columns = start + j
         inside = inside_rows & (columns < last)
-        live = is_counted(mask, mask_row, columns, 1, mask_stride, alive & (columns < last))
-        v = single(tl.load(h + h_row + columns, mask=live, other=0.0)).to(tl.float64)
-        gain, cotangent = gain_and_cotangent(dy, scale, own_row + columns, columns, n, live, OFFSET)
+        v = single(tl.load(h + h_row + columns, mask=inside, other=0.0)).to(tl.float64)
+        gain, cotangent = gain_and_cotangent(dy, scale, own_row + columns, columns, n, inside, OFFSET)
         u = cotangent * gain
         near, near_error = multiply_pairs(v, 0.0, along, along_error)
         beside = tl.where(is_large, 0.0, share * near)
         near, near_error = multiply_pairs(near, near_error, tl.where(is_large, other, 1.0), 0.0)
         rest, _ = add_pairs(u, tl.fma(cotangent, gain, -u), -near, -near_error)
         rest = tl.where(tl.abs(rest) <= _ZERO * tl.abs(near), 0.0, rest) + beside
-        counts = is_in_statistic(columns, k, live)
-        rest = tl.where(counts, rest, u)
-        by_formula = r * (u - tl.where(counts, r * v * slope * (r * plain / size), 0.0))
+        by_formula = r * (u - r * v * slope * (r * plain / size))
         gradient = tl.where(by_pairs, over_rho(rest, r, rho, is_short), by_formula)
-        if mask is not None:
-            gradient = tl.where(live, gradient, 0.0)
         if dh is not None:
             gradient += single(tl.load(dh + own_row + columns, mask=inside, other=0.0)).to(tl.float64)
         gradient = tl.where(gradient == 0, 0.0, gradient)  # a zero becomes +0

@@ -25,13 +25,10 @@ from rmsnorm.gpu.triton_pairs import (
     MOST,
     MOST_RHO,
     STEP,
-    divide_pairs,
     gains,
     group_of_program,
     inverse_rho,
     inverse_rho_in_pairs,
-    is_counted,
-    is_in_statistic,
     is_outside,
     over_rho,
     rho_of,
@@ -138,16 +135,15 @@ def load_sum(x, residual, offsets, residual_offsets, inside, FORMAT: tl.constexp
 
 @triton.jit
 def sum_parts(
-    x, residual, mask, parts, n, k, groups, x_step, mask_step, mask_stride, CHUNKS,
+    x, residual, parts, n, groups, x_step, CHUNKS,
     FORMAT: tl.constexpr, BLOCK: tl.constexpr, FLOAT64: tl.constexpr,
 ):  # fmt: skip
-    """Into ``parts``, of rows by CHUNKS: the squares in a chunk of a row; behind them, with a mask, how many count."""
+    """Into ``parts``, of rows by CHUNKS: the squares in a chunk of a row."""
     index, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, group, _ = group_of_program(groups)
     columns = chunk * BLOCK + tl.arange(0, BLOCK)
-    counts = is_counted(mask, index, columns, mask_step, mask_stride, is_in_statistic(columns, k, columns < n))
     here = row.to(tl.int64) * x_step + group * n + columns
-    h = load_sum(x, residual, here, index * n + columns, counts, FORMAT)
+    h = load_sum(x, residual, here, index * n + columns, columns < n, FORMAT)
     if FLOAT64:
         h = single(h).to(tl.float64)
         total = tl.sum(h * h, 0)
@@ -155,15 +151,12 @@ def sum_parts(
         near, error = sum_of_pairs(single(h) * single(h), None, 0)
         total = near.to(tl.float64) + error.to(tl.float64)
     tl.store(parts + index * CHUNKS + chunk, total)
-    if mask is not None:
-        size = tl.sum(counts.to(tl.int32), 0).to(tl.float64)
-        tl.store(parts + (tl.num_programs(0) + index) * CHUNKS + chunk, size)
 
 
 @triton.jit
 def forward(
-    x, residual, scale, bias, mask, parts, y, h_out, inverse_rms, rows, n, k, groups, x_step, mask_step, mask_stride,
-    CHUNKS, eps: tl.float64, share: tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
+    x, residual, scale, bias, parts, y, h_out, inverse_rms, rows, n, groups, x_step, CHUNKS, eps: tl.float64, share:
+    tl.float64, POSITION: tl.constexpr, OFFSET: tl.constexpr, FORMAT: tl.constexpr,
     NORM: tl.constexpr, PRODUCT: tl.constexpr, RESULT: tl.constexpr, WAY: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, FLOAT64: tl.constexpr, EIGHTS: tl.constexpr,
 ):  # fmt: skip
@@ -189,9 +182,6 @@ def forward(
     h = load_sum(x, residual, x_row + columns, own_row + columns, inside, FORMAT)
     if residual is not None:
         tl.store(h_out + own_row + columns, h, mask=inside)
-    counts = is_in_statistic(columns, k, inside)
-    if mask is not None:
-        counts = is_counted(mask, index, columns, mask_step, mask_stride, counts)
     if WAY == "cut":
         gain = tl.full(h.shape, 1.0, h.dtype)
         if scale is not None:
@@ -204,13 +194,9 @@ def forward(
                     v = tl.where(tl.abs(gain) < MOST_GAIN, v, float("nan"))
                 else:
                     v = guarded(h, gain, FORMAT)
-            if mask is not None or k is not None:  # rho is no bound of an element that does not count
-                v = tl.where(tl.abs(v) < MOST_GAIN, tl.where(counts, v, 0.0), float("nan"))
             square = v * v  # exact, or too small to count
         else:
             v = single(h)
-            if mask is not None or k is not None:  # else an element outside is 0
-                v = tl.where(counts, v, 0.0)
             square = v.to(tl.float64) * v.to(tl.float64) if FLOAT64 else v * v
         if FLOAT64:
             total = tl.sum(square.to(tl.float64), 1)[:, None]
@@ -220,21 +206,11 @@ def forward(
     else:
         total = sum_of_parts(parts, index, CHUNKS, BLOCK)
         near, error = split(total)
-    alive, size = row < rows, tl.zeros((ROWS, 1), tl.float64) + (n if k is None else k)
-    if mask is not None:
-        if parts is None:
-            size = tl.sum(counts.to(tl.int32), 1)[:, None].to(tl.float64)
-        else:
-            size = sum_of_parts(parts, rows * count + index, CHUNKS, BLOCK)
-        alive &= size > 0
-        size = tl.where(size > 0, size, 1.0)
+    alive, size = row < rows, tl.zeros((ROWS, 1), tl.float64) + n
     if FLOAT64:
-        inverse, is_short = inverse_rho(total, share if mask is None else 1 / size, size, eps, POSITION)
+        inverse, is_short = inverse_rho(total, share, size, eps, POSITION)
     else:
         part, part_error = split_argument(share)
-        if mask is not None:
-            part, part_error = split(size)
-            part, part_error = divide_pairs(1.0, 0.0, part, part_error)
         high, low, is_short = inverse_rho_in_pairs(near, error, part, part_error, eps, size, POSITION)
         inverse = (high.to(tl.float64) + low.to(tl.float64)).to(tl.int64, bitcast=True) | 1
         inverse = inverse.to(tl.float64, bitcast=True)
@@ -243,8 +219,6 @@ def forward(
         special = is_short | (((inverse >= LEAST_WIDE) & (inverse <= MOST_WIDE)) == 0)
     elif FLOAT64:
         special = is_short | (((inverse >= 1 / MOST_RHO) & (inverse <= 1 / LEAST_RHO)) == 0)
-    if mask is not None:
-        inverse = tl.where(alive, inverse, 0.0)
     if inverse_rms is not None and chunk == 0:
         tl.store(inverse_rms + index, inverse, mask=row < rows)
 
@@ -262,17 +236,14 @@ def forward(
         result, bad = _in_pairs(single(h), scale, bias, columns, columns < n, high, low, OFFSET, NORM, PRODUCT, RESULT)
         special = special | bad
     special = special & alive
-    if mask is not None:
-        result = tl.where(alive, result, tl.zeros(result.shape, result.dtype))
     tl.store(y + own_row + columns, result, mask=inside)
     if tl.max(special.to(tl.int32)) > 0:
         tl.debug_barrier()
         if parts is None or not FLOAT64:
             squares = tl.zeros((ROWS, STEP // ROWS), tl.float64)
-            for start in range(0, n if k is None else k, STEP // ROWS):
+            for start in range(0, n, STEP // ROWS):
                 j = start + tl.arange(0, STEP // ROWS)[None, :]
-                within = is_in_statistic(j, k, (row < rows) & (j < n))
-                within = is_counted(mask, index, j, mask_step, mask_stride, within)
+                within = (row < rows) & (j < n)
                 w = single(load_sum(x, residual, x_row + j, own_row + j, within, FORMAT)).to(tl.float64)
                 squares += w * w
             total = tl.sum(squares, 1)[:, None]
@@ -288,6 +259,4 @@ def forward(
             within = (row < rows) & (j < n)
             own = load_sum(x, residual, x_row + j, own_row + j, within, FORMAT)
             repaired = _in_float64(own, scale, bias, j, j < n, inverse, rho, is_short, OFFSET, NORM, PRODUCT, RESULT)
-            if mask is not None:
-                repaired = tl.where(alive, repaired, tl.zeros(repaired.shape, repaired.dtype))
             tl.store(y + own_row + j, repaired, mask=within)

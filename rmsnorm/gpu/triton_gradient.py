@@ -199,19 +199,17 @@ def step_in_pairs(inner, inner_error, r, r_error, part, part_error, alive, size,
 
 @triton.jit
 def gradient_of(
-    v, cotangent, gain, step, r, other, dscale_sum, counts, HAS_COUNTS: tl.constexpr, FORMAT: tl.constexpr,
-    SAFE: tl.constexpr, FLOAT64: tl.constexpr = True,
+    v, cotangent, gain, step, r, other, dscale_sum, FORMAT: tl.constexpr, SAFE: tl.constexpr,
+    FLOAT64: tl.constexpr = True,
 ):  # fmt: skip
     """dx + other, the sums for the gain, and numbers that are negative where dx is inexact.
 
     Unless SAFE, h and the gain are 2^-896 times as large, and what they are multiplied by 2^896 times.
     """
     LIFT: tl.constexpr = 1.0 if SAFE else 2.0**896
-    if INTERPRETED or SAFE or HAS_COUNTS or cotangent.dtype != v.dtype:
+    if INTERPRETED or SAFE or cotangent.dtype != v.dtype:
         wide = single(v).to(tl.float64) if SAFE else lowered(v)
         near = wide * (step * -LIFT)
-        if HAS_COUNTS:  # else h is 0 where it does not count
-            near = tl.where(counts, near, 0.0)
         pulled = single(cotangent).to(tl.float64) * (r * LIFT)
         gradient = tl.fma(pulled, gain, near + 0.0)
         if SAFE:  # r may be 0 or infinite, and then the order counts
@@ -246,16 +244,13 @@ def gradient_of(
 
 @triton.jit
 def gradient_in_pairs(
-    v, cotangent, gain, gain_error, step, step_error, r, r_error, other, sums, sums_error, counts,
-    HAS_COUNTS: tl.constexpr, FORMAT: tl.constexpr,
+    v, cotangent, gain, gain_error, step, step_error, r, r_error, other, sums, sums_error, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """The same of pairs of float32."""
     h, y = single(v), single(cotangent)
     u, product = y * gain, h * y
     far = u * r
     far_error = tl.fma(u, r_error, tl.fma(u, r, -far))
-    if HAS_COUNTS:
-        h = tl.where(counts, h, 0.0)
     near = h * -step
     near_error = tl.fma(h, -step_error, tl.fma(h, -step, -near))
     if gain_error is not None:

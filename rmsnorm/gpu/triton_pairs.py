@@ -28,21 +28,14 @@ NEAR: Final = tl.constexpr(2.0**-43)  # of a number of 24 bits: beyond the error
 
 @triton.jit
 def group_of_program(groups):
-    """The number of a program in its group, the group, and how many there are. None is one group."""
+    """The number of a program in its group, the group, and how many there are. None is one group.
+
+    Where a group begins in a row may be more than 32 bits can count.
+    """
     if groups is None:
         return tl.program_id(0), 0, 1
     else:
-        return tl.program_id(0) // groups, tl.program_id(0) % groups, groups
-
-
-@triton.jit
-def is_counted(mask, index, columns, mask_step, mask_stride, inside):
-    """Which elements the mask leaves: all that are inside if it is None."""
-    if mask is None:
-        return inside
-    else:
-        position = index * mask_step + columns.to(tl.int64) * mask_stride
-        return inside & (tl.load(mask + position, mask=inside, other=0) != 0)
+        return tl.program_id(0) // groups, (tl.program_id(0) % groups).to(tl.int64), groups
 
 
 @triton.jit
@@ -162,15 +155,6 @@ def is_outside(product, a, b):
     """Whether the error of the product a b may be inexact, or it is not finite."""
     size = tl.abs(product)
     return ((size <= MOST) == 0) | ((size < LEAST) & (a != 0) & (b != 0))
-
-
-@triton.jit
-def is_in_statistic(columns, k, inside):
-    """Which elements of those inside count: the first k, or all if k is None."""
-    if k is None:
-        return inside
-    else:
-        return inside & (columns < k)
 
 
 @triton.jit

@@ -69,6 +69,7 @@ def _reciprocal_for_integers(a: tf.Tensor) -> tf.Tensor:
 OPS: Final = SimpleNamespace(
     name_of=lambda a: a.dtype.name, cast=tf.cast, rounded=_rounded, constant=tf.stop_gradient,
     shape=_shape, counted=_counted, reshape=tf.reshape, broadcast_to=tf.broadcast_to, ones_like=tf.ones_like,
+    index=lambda a, entries: a[entries],
     arange=lambda n, like: tf.range(n, dtype=tf.int64),
     where=_where, maximum=tf.maximum, sqrt=tf.sqrt, rsqrt=tf.math.rsqrt, reciprocal=tf.math.reciprocal,
     sigmoid=tf.sigmoid, silu=lambda z: z * tf.sigmoid(z),

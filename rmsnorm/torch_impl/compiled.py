@@ -1,7 +1,8 @@
 """The functions as torch.compile and torch.fx have them: each one node of a graph, in which Dynamo traces nothing.
 
-Dynamo would trace every check of the arguments, and compare each value that it had read in every later call. This is
-imported while Dynamo reads a program, and not before: the import of Dynamo takes a second.
+Dynamo would trace every check of the arguments, and compare each value that it had read in every later call.
+AOTAutograd traces the recipe inside of a node. This is imported while Dynamo reads a program, and not before: the
+import of Dynamo takes a second.
 """
 
 from __future__ import annotations
@@ -12,20 +13,29 @@ from typing import Any
 import torch
 
 from rmsnorm.specification.variants import Variant
-from rmsnorm.torch_impl import engines
+from rmsnorm.torch_impl import functional
 
 
 @torch.compiler.allow_in_graph
-def rms_norm_in_graph(options: Any, *others: Any) -> Any:
-    _, x, *_ = others
+def rms_norm_in_graph(options: Any, return_inverse_rms: bool, x: Any, *others: Any) -> Any:
     if isinstance(x, torch.fx.Proxy):
-        return x.tracer.create_proxy("call_function", rms_norm_in_graph, (options, *others), {})
-    return engines.rms_norm(_options(*options), *others)
+        arguments = options, return_inverse_rms, x, *others
+        return x.tracer.create_proxy("call_function", rms_norm_in_graph, arguments, {})
+    return functional.compute(_options(*options), return_inverse_rms, x, *others)
 
 
 @torch.compiler.allow_in_graph
-def rms_norm_vjp_in_graph(options: Any, *others: Any) -> Any:
-    return engines.rms_norm_vjp(_options(*options), *others)
+def rms_norm_vjp_in_graph(options: Any, *tensors: Any) -> Any:
+    return functional.compute_vjp(_options(*options), *tensors)
+
+
+def as_constants(variant: Any, eps: Any, partial: Any, *others: Any) -> tuple[Any, ...]:
+    """The options as a graph holds them: a Variant as its text, a Fraction as a pair."""
+    if isinstance(variant, Variant):
+        variant = variant.json
+    if partial is not None and isinstance(partial, Fraction):
+        partial = partial.numerator, partial.denominator
+    return variant, eps, partial, *others
 
 
 def _options(variant: Any, eps: Any, partial: Any, axis: Any, feature_axis: Any, out_dtype: Any) -> tuple[Any, ...]:

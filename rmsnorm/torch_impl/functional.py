@@ -1,150 +1,142 @@
-"""RMSNorm on PyTorch tensors, with an analytic backward that keeps x and 1 / rho.
+"""RMSNorm on PyTorch tensors: arguments are checked, and a kernel or recipe.py computes the call.
 
     y = h / rho * (o + g) + b        rho = sqrt(mean(h_i^2) + eps), or as the variant says
 
-Source: Zhang & Sennrich 2019 (arXiv 1910.07467). The arithmetic is in operations.py.
+Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
 """
 
 from __future__ import annotations
 
-from fractions import Fraction
-from typing import Any, Never
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rmsnorm.specification.call import Axis
-from rmsnorm.specification.interface import forward_of, gradients_of, unknown_argument
-from rmsnorm.specification.variants import Preset, Variant
-from rmsnorm.torch_impl import engines
-from rmsnorm.torch_impl.private import is_dynamo_compiling
+from rmsnorm import recipe
+from rmsnorm.engines import Prepared, prepare
+from rmsnorm.specification import errors
+from rmsnorm.specification.interface import Forward, Gradients, Options, declared
+from rmsnorm.torch_impl import exported, kernels, space
+from rmsnorm.torch_impl.autograd import by_kernel, by_recipe, keep
+from rmsnorm.torch_impl.kernels import why_not
+from rmsnorm.torch_impl.memory import check_storage, laid_out
+from rmsnorm.torch_impl.private import (
+    has_tangents,
+    is_differentiated,
+    is_dynamo_compiling,
+    is_exported,
+    is_watched,
+    untraced,
+)
+
+__all__ = ["rms_norm", "rms_norm_vjp", "why_not"]
+
+rms_norm: Forward[Tensor, Tensor]
+rms_norm_vjp: Gradients[Tensor, Tensor]
 
 
-@forward_of(Tensor)
-def rms_norm(
-    x: Tensor,
-    scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    variant: Preset | Variant = "standard",
-    eps: float | None = None,
-    partial: float | Fraction | None = None,
-    axis: Axis = -1,
-    feature_axis: Axis | None = None,
-    mask: Tensor | None = None,
-    residual: Tensor | None = None,
-    gate: Tensor | None = None,
-    out_dtype: Any = None,
-    return_inverse_rms: bool = False,
-    **unknown: Never,
-) -> Any:
-    """Root mean square layer normalization.
-
-        y = h / rho * (o + scale) + bias,    h = x + residual,    rho = sqrt(mean(h_i^2) + eps)
-
-    with the place of eps, the offset o, the counted elements and the roundings of the variant.
-
-    Args:
-        x: floating-point, any shape of at least one axis: f16, bf16, f32 or f64.
-        scale: gain g, of the sizes of x along the feature axes; None multiplies by 1, without the offset.
-        bias: b, of the same sizes; None adds nothing.
-        variant: name of a preset or a Variant.
-        eps: replaces the variant's eps.
-        partial: fraction of the elements, counted from the first, that the statistic uses; replaces the variant's.
-        axis: normalised axis or axes.
-        feature_axis: axis or axes of the parameters; None for the normalised ones.
-        mask: bool, broadcasts to x: True counts in the statistic. Elsewhere y is normalised, too, but every derivative
-            takes it as a constant, so values under the mask reach no gradient. A row without counted elements gives 0.
-        residual: added to x first, in promote(x, residual); the sum h is returned beside y. ``residual_rounding`` of
-            the variant says whether y is that of h before or after it is rounded.
-        gate: z, floating-point, shaped as x: y is multiplied by f(z), or h is before it is normalised, as
-            ``gate_function`` and ``gate_position`` of the variant say.
-        out_dtype: dtype of y; None for the variant's rule.
-        return_inverse_rms: also return 1 / rho, 0 in rows without counted elements; derivatives take it as a constant.
-
-    Returns:
-        y, shaped as x; with ``residual`` (y, h). With ``return_inverse_rms`` 1 / rho follows: its normalised axes have
-        size 1, its dtype is float32, or float64 for f64.
-
-    Raises:
-        TypeError: x, a parameter, the residual or the gate is not floating-point, the mask is not bool.
-        ValueError: a shape does not fit, an axis is out of range or repeated, eps, partial or variant is not valid.
-
-    Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
-
-    Example:
-        >>> import torch
-        >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]), variant="paper")
-        tensor([[0.8485, 2.2627]])
-    """
-    if unknown:
-        raise unknown_argument("rms_norm", rms_norm, unknown)
-    options: Any = variant, eps, partial, axis, feature_axis, out_dtype
-    others: Any = return_inverse_rms, x, residual, scale, bias, mask, gate
+def _forward(options: Options, return_inverse_rms: bool, x: Any, *others: Any) -> Any:
     if is_dynamo_compiling() or (not isinstance(x, Tensor) and isinstance(x, torch.fx.Proxy)):
-        from rmsnorm.torch_impl.compiled import rms_norm_in_graph
+        from rmsnorm.torch_impl.compiled import as_constants, rms_norm_in_graph
 
-        return rms_norm_in_graph(_in_graph(*options), *others)
-    return engines.rms_norm(options, *others)
+        return rms_norm_in_graph(as_constants(*options), return_inverse_rms, x, *others)
+    return compute(options, return_inverse_rms, x, *others)
 
 
-@gradients_of(Tensor)
-def rms_norm_vjp(
-    dy: Any,
-    x: Tensor,
-    scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    variant: Preset | Variant = "standard",
-    eps: float | None = None,
-    partial: float | Fraction | None = None,
-    axis: Axis = -1,
-    feature_axis: Axis | None = None,
-    mask: Tensor | None = None,
-    residual: Tensor | None = None,
-    gate: Tensor | None = None,
-    out_dtype: Any = None,
-    **unknown: Never,
+def _gradients(options: Options, *tensors: Any) -> Any:
+    if is_dynamo_compiling():
+        from rmsnorm.torch_impl.compiled import as_constants, rms_norm_vjp_in_graph
+
+        return rms_norm_vjp_in_graph(as_constants(*options), *tensors)
+    return compute_vjp(options, *tensors)
+
+
+rms_norm, rms_norm_vjp = declared(__name__, "torch.tensor", _forward, _gradients)
+
+
+@untraced
+def compute(
+    options: Options, return_inverse_rms: bool, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any,
+    layer: Any = None, attributes: Any = None,
+) -> Any:  # fmt: skip
+    """What ``rms_norm`` returns: y, then x + residual and 1 / rho where they are there or asked for.
+
+    A ``layer`` keeps the call for the next one with these attributes.
+    """
+    kept = None
+    if not is_watched() and not has_tangents() and _are_readable(x, residual, scale, bias, mask, gate):
+        prepared = prepare("rms_norm", options, x, scale, bias, mask, residual, gate)
+        kept = kernels.kept_of(prepared, x)
+    if kept is None:
+        prepared = _checked("rms_norm", options, x, scale, bias, mask, residual, gate)
+    call, inverse_rms = prepared.call, None
+    if kept is not None:
+        if layer is not None and gate is None:
+            keep(layer, attributes, kept, x, residual, scale, bias)
+
+        def norm(*tensors: Any) -> tuple[Tensor, Tensor | None]:
+            nonlocal inverse_rms
+            y, h, inverse_rms = by_kernel(kept, return_inverse_rms, *tensors)
+            return y, h if h is None or call.x == call.sum else space.cast(h, call.sum)
+
+        y, h = recipe.around(space, call, norm, x, residual, scale, bias, gate)
+    elif is_exported() and exported.has_operator(call) and not return_inverse_rms:
+        y, h = recipe.around(space, call, exported.norm_of(call), x, residual, scale, bias, gate)
+    else:
+        y, h, inverse_rms = by_recipe(call, x, residual, scale, bias, mask, gate)
+    if residual is None and not return_inverse_rms:
+        return laid_out(y, x)
+    results = [laid_out(y, x)]
+    if residual is not None:
+        results.append(laid_out(h, x))
+    if return_inverse_rms:
+        results.append(space.cast(inverse_rms, call.inverse_rms).contiguous())
+    return tuple(results)
+
+
+@untraced
+def compute_vjp(
+    options: Options, dy: Any, dh: Any, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any
 ) -> Any:
-    """Gradients of rms_norm: the product of dy with its Jacobian.
+    """The gradients that ``rms_norm_vjp`` returns."""
+    prepared = _checked("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy=dy, dh=dh)
+    call, kept = prepared.call, None
+    if (
+        gate is None
+        and prepared.kernel_call.feature_axes == call.feature_axes
+        and call.x == call.sum
+        and all(t is None or t.dtype == x.dtype for t in (residual, dh))
+        and not is_watched()
+        and not is_differentiated(dy, dh, x, residual, scale)
+        and _are_readable(x, dy, dh, residual, scale, bias)
+    ):
+        kept = kernels.kept_of(prepared, x)
+    if kept is not None:
+        h = x if residual is None else x + residual  # of one dtype: rounded once
+        dx, dscale, dbias = kept.backward((True, True, True), dy, dh, h, scale, bias, None)
+        dresidual, dgate = None if residual is None else dx.clone(), None
+    else:
+        dh_of_both, dscale, dbias, dgate = recipe.backward(space, call, dy, dh, x, residual, scale, bias, mask, gate)
+        dx, dresidual = (None if t is None else space.cast(dh_of_both, space.name_of(t)) for t in (x, residual))
+    others = (laid_out(result, t) for result, t in ((dresidual, residual), (dgate, gate)) if t is not None)
+    return laid_out(dx, x), dscale, dbias, *others
 
-        dx = R^T u,    u = (o + scale) * dy,    dscale = sum over rows of dy * h / rho,    dbias = sum over rows of dy
 
-    A rounding counts as the identity, as in automatic differentiation.
+def _are_readable(x: Any, *others: Any) -> bool:
+    return isinstance(x, Tensor) and kernels.are_readable(x, *others)
 
-    Args:
-        dy: gradient of the loss with respect to y, shaped as x; with ``residual`` it may be a pair (dy, dh).
-        x, scale, bias and options: as for rms_norm; ``out_dtype`` has no effect.
 
-    Returns:
-        (dx, dscale, dbias), each in the dtype of its argument, None where that is None. With ``residual`` dresidual
-        follows, and with ``gate`` dgate.
+def _checked(
+    op: str, options: Options, x: Any, scale: Any, bias: Any, mask: Any, residual: Any, gate: Any, **gradients: Any
+) -> Prepared:
+    """The prepared call of a function with these tensors, whatever they are.
 
     Raises:
-        TypeError, ValueError: as rms_norm; also when dy has another shape than x.
-
-    Source: Zhang & Sennrich 2019, section 4.2 (the R matrix).
-
-    Example:
-        >>> import torch
-        >>> dx, dscale, _ = rms_norm_vjp(torch.ones(2), torch.tensor([3.0, 4.0]), torch.ones(2), variant="paper")
-        >>> dx, dscale
-        (tensor([ 0.0453, -0.0339]), tensor([0.8485, 1.1314]))
+        TypeError, ValueError: what is wrong with an argument.
     """
-    if unknown:
-        raise unknown_argument("rms_norm_vjp", rms_norm_vjp, unknown)
-    options: Any = variant, eps, partial, axis, feature_axis, out_dtype
-    if is_dynamo_compiling():
-        from rmsnorm.torch_impl.compiled import rms_norm_vjp_in_graph
-
-        return rms_norm_vjp_in_graph(_in_graph(*options), dy, x, residual, scale, bias, mask, gate)
-    return engines.rms_norm_vjp(options, dy, x, residual, scale, bias, mask, gate)
-
-
-def _in_graph(variant: Any, eps: Any, partial: Any, *others: Any) -> tuple[Any, ...]:
-    """The options as a graph of torch.compile or torch.fx holds them: a Variant as its text, a Fraction as a pair."""
-    if isinstance(variant, Variant):
-        variant = variant.json
-    if partial is not None and isinstance(partial, Fraction):
-        partial = partial.numerator, partial.denominator
-    return variant, eps, partial, *others
+    tensors = {"x": x, "scale": scale, "bias": bias, "mask": mask, "residual": residual, "gate": gate, **gradients}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) and (tensor is not None or name == "x"):
+            raise errors.wrong_type(op, name, tensor, "a torch.Tensor", "convert it with torch.as_tensor")
+    check_storage(op, **tensors)
+    return prepare(op, options, **tensors)

@@ -18,9 +18,9 @@ from torch import Tensor
 from rmsnorm import gpu
 from rmsnorm.gpu.plan import Tiles, has_fast_float64, settings, sum_tiles, tiles
 from rmsnorm.specification.call import Call
-from rmsnorm.torch_impl.memory import mask_rows, rows_of
+from rmsnorm.torch_impl.memory import rows_of
 from rmsnorm.torch_impl.private import allocator, starter
-from rmsnorm.torch_impl.rounding import dtype_name
+from rmsnorm.torch_impl.space import dtype_name
 
 Sizes: TypeAlias = tuple[Any, ...]
 
@@ -29,7 +29,6 @@ class Launch(NamedTuple):
     """What the kernels need of a call beside the tensors."""
 
     n: int
-    k: int | None  # of the n elements, how many the statistic takes; None for all
     rows: int  # of the parameters' width
     groups: int  # of n elements in such a row
     forward: Tiles
@@ -43,11 +42,11 @@ class Launch(NamedTuple):
 @lru_cache(maxsize=4096)
 def launch_of(call: Call, scale: str | None, bias: str | None) -> Launch:
     """The launch of a call that the kernels can compute. It is kept, as it keeps the kernels that were started."""
-    n, k = call.n, call.k
+    n = call.n
     first, shared = (len(call.shape) - len(axes) for axes in (call.axes, call.feature_axes))
     rows, groups = math.prod(call.shape[:shared]), math.prod(call.shape[shared:first])
     return Launch(
-        n, None if k == n else k, rows, groups, tiles("forward", rows, n, groups), tiles("backward", rows, n, groups),
+        n, rows, groups, tiles("forward", rows, n, groups), tiles("backward", rows, n, groups),
         call, (scale, bias), (*call.shape[:first], *(1 for _ in call.axes)), {},
     )  # fmt: skip
 
@@ -75,25 +74,25 @@ def card_of(device: torch.device) -> int | str | None:
 
 def forward(
     launch: Launch, sizes: Sizes, *, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
-    mask: Tensor | None, y: Tensor, h: Tensor | None, inverse_rms: Tensor | None,
+    y: Tensor, h: Tensor | None, inverse_rms: Tensor | None,
 ) -> None:  # fmt: skip
     """Writes y and, where they are tensors, h = x + residual and 1 / rho; of tensors on the current device, in rows."""
     parts = None
     if launch.forward.chunks > 1:
-        parts = _parts(launch, launch.forward, x, mask)
-        _start(launch, "forward", "sum_parts", sizes, x, residual, mask, parts)
-    _start(launch, "forward", "forward", sizes, x, residual, scale, bias, mask, parts, y, h, inverse_rms)
+        parts = _parts(launch, launch.forward, x)
+        _start(launch, "forward", "sum_parts", sizes, x, residual, parts)
+    _start(launch, "forward", "forward", sizes, x, residual, scale, bias, parts, y, h, inverse_rms)
 
 
 def backward(
     launch: Launch, sizes: Sizes, *, h: Tensor, dy: Tensor, dh: Tensor | None, scale: Tensor | None,
-    mask: Tensor | None, inverse_rms: Tensor | None, dx: Tensor, dscale: Tensor | None, dbias: Tensor | None,
+    inverse_rms: Tensor | None, dx: Tensor, dscale: Tensor | None, dbias: Tensor | None,
 ) -> None:  # fmt: skip
     """The same for dx + dh in T and, where they are tensors, dscale and dbias."""
     tile, width, parts = launch.backward, launch.n * launch.groups, None
     if tile.chunks > 1:
-        parts = _parts(launch, tile, h, mask)
-        _start(launch, "backward", "sum_parts", sizes, dy, h, scale, mask, parts)
+        parts = _parts(launch, tile, h)
+        _start(launch, "backward", "sum_parts", sizes, dy, h, scale, parts)
     sums: Any = None  # of both parameters, one behind the other
     if dscale is not None and dbias is not None:
         sums = allocator(h)((2, tile.programs, width), (tile.programs * width, width, 1), torch.float64)
@@ -102,7 +101,7 @@ def backward(
         if dscale is not None or dbias is not None:
             sums = allocator(h)((tile.programs, width), (width, 1), torch.float64)
         dscale_sums, dbias_sums = (sums, None) if dbias is None else (None, sums)
-    tensors = h, dy, dh, scale, mask, parts, inverse_rms, dx, dscale_sums, dbias_sums
+    tensors = h, dy, dh, scale, parts, inverse_rms, dx, dscale_sums, dbias_sums
     _start(launch, "backward", "backward", sizes, *tensors)
     if sums is not None:
         totals: Any = (dbias, None) if dscale is None else (dscale, dbias)
@@ -111,14 +110,15 @@ def backward(
         _start(launch, "backward", "add_up", dtypes, sums, total, second)
 
 
-def _start(launch: Launch, kind: str, name: str, sizes: Sizes, *tensors: Tensor | None) -> None:
+def _start(launch: Launch, kind: str, name: str, sizes: Sizes, *tensors: Any) -> None:
     """Start a kernel of a pass, with its tensors in their order.
 
     Triton looks at every argument of a call to find the compiled kernel, which takes 25 of 35 microseconds. So a launch
-    keeps it, by all that may change: which tensors there are, whether 16 divides their addresses, and the sizes.
+    keeps it, by all that may change: the card, as each loads the function anew, which tensors there are, whether 16
+    divides their addresses, and the sizes.
     """
     addresses = [None if t is None else t.data_ptr() for t in tensors]
-    key = kind, name, sizes, *[a and a & 15 for a in addresses]
+    key = tensors[0].get_device(), kind, name, sizes, *[a and a & 15 for a in addresses]
     start = launch.started.get(key)
     if start is None:
         launch.started[key] = _compiled(launch, kind, name, sizes, tensors)
@@ -144,7 +144,7 @@ def _compiled(launch: Launch, kind: str, name: str, sizes: Sizes, tensors: tuple
         grid = tile.programs * launch.groups, tile.chunks, 1
         numbers = launch.rows, *sizes, *((tile.programs,) if kind == "backward" else ()), tile.chunks
     device = next(t.device for t in tensors if t is not None)
-    step = 0 if name == "add_up" else sizes[3]
+    step = 0 if name == "add_up" else sizes[2]
     chosen = settings(name, launch.call, tile, formats, has_fast_float64(int(card_of(device) or 0)), step)
     arguments = {name: chosen.arguments[name] for name in kernel.arg_names[len(tensors) + len(numbers) :]}
     compiled = kernel[grid](*tensors, *numbers, **arguments, **chosen.options)
@@ -154,19 +154,17 @@ def _compiled(launch: Launch, kind: str, name: str, sizes: Sizes, tensors: tuple
     return lambda tensors, _: kernel[grid](*tensors, *numbers, **arguments, **chosen.options)
 
 
-def _parts(launch: Launch, tile: Tiles, x: Tensor, mask: Tensor | None) -> Tensor:
-    """Room for sums over parts of split rows: of products and, with a mask, of the elements that count."""
-    shape = 1 if mask is None else 2, launch.rows * launch.groups, tile.chunks
-    return torch.empty(shape, dtype=torch.float64, device=x.device)
+def _parts(launch: Launch, tile: Tiles, x: Tensor) -> Tensor:
+    """Room for sums over parts of split rows."""
+    return torch.empty((1, launch.rows * launch.groups, tile.chunks), dtype=torch.float64, device=x.device)
 
 
-def in_rows(launch: Launch, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Sizes]:
-    """x and the mask in rows, and what the kernels take of these."""
+def in_rows(launch: Launch, x: Tensor) -> tuple[Tensor, Sizes]:
+    """x in rows, and what the kernels take of these."""
     matrix = rows_of(x, launch.n * launch.groups)
-    masks, *steps = mask_rows(mask, launch.call, min(launch.call.axes))
-    return matrix, None if masks is None else masks.view(torch.uint8), sizes_of(launch, matrix.stride(0), *steps)
+    return matrix, sizes_of(launch, matrix.stride(0))
 
 
-def sizes_of(launch: Launch, step: int, mask_step: int = 0, mask_stride: int = 0) -> Sizes:
+def sizes_of(launch: Launch, step: int) -> Sizes:
     """What all kernels take of the rows of x, which are so many elements apart."""
-    return launch.n, launch.k, None if launch.groups == 1 else launch.groups, step, mask_step, mask_stride
+    return launch.n, None if launch.groups == 1 else launch.groups, step

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import accumulate
 from operator import mul
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -11,94 +11,65 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from rmsnorm import engines
 from rmsnorm.cpu import openmp
-from rmsnorm.cpu.prepared import Prepared, why_not
+from rmsnorm.engines import Prepared
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call
-from rmsnorm.specification.text import call_of
-from rmsnorm.torch_impl import gpu, operations
-from rmsnorm.torch_impl.memory import check_storage, gapless, is_plain, is_plain_on_gpu, mask_rows, rows_of
-from rmsnorm.torch_impl.private import allocator, current_device, empty_strided, is_autocast_on, is_widened
-from rmsnorm.torch_impl.rounding import add, cast
+from rmsnorm.torch_impl import gpu
+from rmsnorm.torch_impl.memory import gapless, is_plain, is_plain_on_gpu, rows_of
+from rmsnorm.torch_impl.private import (
+    allocator,
+    current_device,
+    empty_strided,
+    has_tangents,
+    is_autocast_on,
+    is_watched,
+    is_widened,
+)
 
-ALL: Final = True, True, True, True  # dx, dscale, dbias and dgate are needed
 _DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in dtypes.FLOATS}
-Results: TypeAlias = tuple[Any, Any, Any]  # y, h = x + residual or None, 1 / rho in float64 or None
-Gradients: TypeAlias = tuple[Any, Any, Any, Any]  # dx + dh, dscale, dbias and dgate
-
-
-class Plain(NamedTuple):
-    """A call that no kernel computes, but operations of PyTorch."""
-
-    rows: Call
-
-    def forward(
-        self, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
-        mask: Tensor | None, gate: Tensor | None,
-    ) -> Results:  # fmt: skip
-        check_storage("rms_norm", x, residual=residual, scale=scale, bias=bias, mask=mask, gate=gate)
-        h = None if residual is None else add(x, residual, self.rows.x)
-        y, inverse_rms = operations.forward(self.rows, x if h is None else h, scale, bias, mask, gate)
-        return y, h, inverse_rms.detach()
-
-    def backward(
-        self, needed: tuple[bool, ...], dy: Tensor, dh: Tensor | None, h: Tensor, scale: Tensor | None,
-        bias: Tensor | None, mask: Tensor | None, gate: Tensor | None, inverse_rms: Tensor | None,
-    ) -> Gradients:  # fmt: skip
-        dx, *others = operations.gradients(self.rows, dy, h, scale, bias, mask, dh, gate, inverse_rms)
-        return cast(dx, self.rows.x), *others
+Results: TypeAlias = tuple[Any, Any, Any]  # y, h = x + residual or None, 1 / rho or None
 
 
 class Kept(NamedTuple):
-    """A checked call as the kernels of a device compute it again and again. It holds no tensor.
+    """A checked call as the kernels of a device compute it again and again: ``Call.in_rows``. It holds no tensor.
 
-    ``y``, ``inverse_rms``, ``dx``, ``dscale``, ``dbias`` and ``dgate`` are sizes, strides and dtype of the results.
+    ``y``, ``inverse_rms``, ``dx``, ``dscale`` and ``dbias`` are sizes, strides and dtype of the results.
     """
 
     call: Call
-    order: tuple[int, ...] | None  # of the axes of x, as in ``Prepared``
-    rows: Call  # the call with its axes in that order
     launch: Any  # that of rmsnorm.cpu, or of gpu.py
-    arrays: tuple[Any, ...]  # shape and dtype, or None, of x, residual, scale, bias and gate
     y: tuple[Any, ...]
     inverse_rms: tuple[Any, ...]
     dx: tuple[Any, ...]  # h = x + residual has the same
     dscale: tuple[Any, ...] | None
     dbias: tuple[Any, ...] | None
-    dgate: tuple[Any, ...] | None
     is_readable: Callable[..., bool]  # whether the kernels can read the numbers of tensors
     autocast: str | None  # the kind of device whose autocast gives y of a layer another dtype
     sizes: tuple[Any, ...] = ()  # of the rows of x on a GPU
+    arrays: tuple[Any, ...] = ()  # of a layer's call: shape and dtype, or None, of x, residual, scale and bias
 
-    def matches(
-        self, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, gate: Tensor | None
-    ) -> bool:
+    def matches(self, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None) -> bool:
         """Whether a call of a layer is this one."""
-        (shape, dtype), h, g, b, z = self.arrays
+        (shape, dtype), h, g, b = self.arrays
         return (
             x.shape == shape and x.dtype is dtype
             and self.is_readable(x, scale, bias) and x.is_contiguous()  # which sparse tensors do not have
             and (g is scale or _is_like(scale, g)) and (b is bias or _is_like(bias, b))
             and (h is residual or (_is_like(residual, h) and self.is_readable(residual)))
-            and (z is gate or (_is_like(gate, z) and self.is_readable(gate)))
             and (self.autocast is None or not is_autocast_on(self.autocast))
         )  # fmt: skip
 
     def forward(
-        self, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
-        mask: Tensor | None, gate: Tensor | None,
-    ) -> Results:  # fmt: skip
+        self, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None
+    ) -> Results:
         """y, h = x + residual (None without one) and, if asked for, 1 / rho in float64."""
         launch, y = self.launch, empty_strided(*self.y)
-        inverse_rms = empty_strided(*self.inverse_rms) if with_inverse_rms else None
-        h, masks, mask_step, mask_stride, gate_step = None, None, 0, 0, 0
+        h, inverse_rms = None, empty_strided(*self.inverse_rms) if with_inverse_rms else None
         if residual is not None:
             h, dtype = empty_strided(*self.dx), self.dx[2]
             x, residual = x.to(dtype), residual.to(dtype).contiguous()
-        if mask is not None:
-            masks, mask_step, mask_stride = mask_rows(mask, self.rows, self.rows.first_of_row)
-        if gate is not None:
-            gate, gate_step = _rows(gate, launch.n)
         x, x_step = (x, launch.row_bytes) if x.is_contiguous() else _rows(x, launch.n)
         scale = None if scale is None else scale.contiguous()
         bias = None if bias is None else bias.contiguous()
@@ -107,32 +78,22 @@ class Kept(NamedTuple):
             threads=threads, gomp_parallel=gomp_parallel, x=x.data_ptr(), x_step=x_step,
             residual=None if residual is None else residual.data_ptr(),
             scale=None if scale is None else scale.data_ptr(), bias=None if bias is None else bias.data_ptr(),
-            mask=None if masks is None else masks.data_ptr(), mask_step=mask_step, mask_stride=mask_stride,
             y=y.data_ptr(), h=None if h is None else h.data_ptr(),
             inverse_rms=None if inverse_rms is None else inverse_rms.data_ptr(),
-            gate=None if gate is None else gate.data_ptr(), gate_step=gate_step,
         )  # fmt: skip
         return y, h, inverse_rms
 
     def backward(
         self, needed: tuple[bool, ...], dy: Tensor, dh: Tensor | None, h: Tensor, scale: Tensor | None,
-        bias: Tensor | None, mask: Tensor | None, gate: Tensor | None, inverse_rms: Tensor | None,
-    ) -> Gradients:  # fmt: skip
-        """dx + dh in T, dscale, dbias and dgate in the dtypes of the parameters and the gate, of a dy in memory.
+        bias: Tensor | None, inverse_rms: Tensor | None,
+    ) -> tuple[Any, Any, Any]:  # fmt: skip
+        """dx + dh in T, dscale and dbias in the dtypes of the parameters, of a dy in memory.
 
         Those that are not ``needed`` are None; a GPU computes dx always. 1 / rho is computed if it is None.
         """
         launch, dx = self.launch, empty_strided(*self.dx) if needed[0] else None
         dscale = empty_strided(*self.dscale) if self.dscale is not None and needed[1] else None
         dbias = empty_strided(*self.dbias) if self.dbias is not None and needed[2] else None
-        dgate = empty_strided(*self.dgate) if self.dgate is not None and needed[3] else None
-        masks, mask_step, mask_stride, gate_step = None, 0, 0, 0
-        if mask is not None:
-            masks, mask_step, mask_stride = mask_rows(mask, self.rows, self.rows.first_of_row)
-        if gate is None:
-            bias = None  # which only dgate needs
-        else:
-            bias, (gate, gate_step) = gapless(bias), _rows(gate, launch.n)
         h, h_step = (h, launch.row_bytes) if h.is_contiguous() else _rows(h, launch.n)
         dy, dh = dy.contiguous(), None if dh is None else dh.contiguous()
         scale = None if scale is None else scale.contiguous()
@@ -140,62 +101,90 @@ class Kept(NamedTuple):
         launch.native.backward(  # written out, as in the forward pass
             threads=threads, gomp_parallel=gomp_parallel, h=h.data_ptr(), h_step=h_step,
             scale=None if scale is None else scale.data_ptr(),
-            mask=None if masks is None else masks.data_ptr(), mask_step=mask_step, mask_stride=mask_stride,
             inverse_rms=None if inverse_rms is None else inverse_rms.data_ptr(), dy=dy.data_ptr(),
             dh=None if dh is None else dh.data_ptr(), dx=None if dx is None else dx.data_ptr(),
             dscale=None if dscale is None else dscale.data_ptr(), dbias=None if dbias is None else dbias.data_ptr(),
-            gate=None if gate is None else gate.data_ptr(), gate_step=gate_step,
-            dgate=None if dgate is None else dgate.data_ptr(), bias=None if bias is None else bias.data_ptr(),
         )  # fmt: skip
-        return dx, dscale, dbias, dgate
+        return dx, dscale, dbias
 
 
 class KeptOnGPU(Kept):
-    """The same on a GPU, of calls without a gate."""
+    """The same on a GPU."""
 
     __slots__ = ()
 
     def forward(
-        self, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
-        mask: Tensor | None, gate: Tensor | None,
-    ) -> Results:  # fmt: skip
+        self, with_inverse_rms: bool, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None
+    ) -> Results:
         with current_device(x):
-            empty, h, masks, sizes = allocator(x), None, None, self.sizes
+            empty, h, sizes = allocator(x), None, self.sizes
             y, inverse_rms = empty(*self.y), empty(*self.inverse_rms) if with_inverse_rms else None
             if residual is not None:
                 h, dtype = empty(*self.dx), self.dx[2]
                 x, residual = x.to(dtype), residual.to(dtype).contiguous()
-            if mask is not None or not x.is_contiguous():
-                x, masks, sizes = gpu.in_rows(self.launch, x, mask)
+            if not x.is_contiguous():
+                x, sizes = gpu.in_rows(self.launch, x)
             gpu.forward(
-                self.launch, sizes, x=x, residual=residual, scale=gapless(scale), bias=gapless(bias), mask=masks, y=y,
-                h=h, inverse_rms=inverse_rms,
+                self.launch, sizes, x=x, residual=residual, scale=gapless(scale), bias=gapless(bias), y=y, h=h,
+                inverse_rms=inverse_rms,
             )  # fmt: skip
         return y, h, inverse_rms
 
     def backward(
         self, needed: tuple[bool, ...], dy: Tensor, dh: Tensor | None, h: Tensor, scale: Tensor | None,
-        bias: Tensor | None, mask: Tensor | None, gate: Tensor | None, inverse_rms: Tensor | None,
-    ) -> Gradients:  # fmt: skip
+        bias: Tensor | None, inverse_rms: Tensor | None,
+    ) -> tuple[Any, Any, Any]:  # fmt: skip
         if inverse_rms is None:
-            alone = kept_on(h.device, self.rows, gpu.launch_of(self.rows, None, None))
-            inverse_rms = alone.forward(True, h, None, None, None, mask, None)[2]
+            alone = kept_on(h.device, self.call, gpu.launch_of(self.call, None, None))
+            inverse_rms = alone.forward(True, h, None, None, None)[2]
         with current_device(h):
-            empty, masks, sizes = allocator(h), None, self.sizes
+            empty, sizes = allocator(h), self.sizes
             dx = empty(*self.dx)
             dscale = empty(*self.dscale) if self.dscale is not None and needed[1] else None
             dbias = empty(*self.dbias) if self.dbias is not None and needed[2] else None
-            if mask is not None or not h.is_contiguous():
-                h, masks, sizes = gpu.in_rows(self.launch, h, mask)
+            if not h.is_contiguous():
+                h, sizes = gpu.in_rows(self.launch, h)
             gpu.backward(
-                self.launch, sizes, h=h, dy=dy.contiguous(), dh=gapless(dh), scale=gapless(scale), mask=masks,
+                self.launch, sizes, h=h, dy=dy.contiguous(), dh=gapless(dh), scale=gapless(scale),
                 inverse_rms=inverse_rms, dx=dx, dscale=dscale, dbias=dbias,
             )  # fmt: skip
-        return dx, dscale, dbias, None
+        return dx, dscale, dbias
 
 
-def launch_on(device: torch.device, call: Call, scale: str | None, bias: str | None, gate: str | None) -> Any:
-    """What the kernels of a device need for a call with a gate of that dtype; None if they cannot compute it.
+def why_not(prepared: Prepared, tensors: Iterable[Any]) -> str | None:
+    """Why no kernel computes a call with these tensors, the first of which is x; None if one does."""
+    x, *others = (tensor for tensor in tensors if tensor is not None)
+    if (reason := refusal(x.device, prepared.kernel_call, *prepared.formats)) is not None:
+        return reason
+    if is_watched() or has_tangents():
+        return "a compiler, torch.func, forward mode or a mode sees the operations"
+    return None if are_readable(x, *others) else "the numbers of a tensor are not in memory as they are"
+
+
+def refusal(device: torch.device, call: Call, *formats: str | None) -> str | None:
+    """Why no kernel computes a call on a device; None if one does."""
+    return engines.why_not(call, gpu.platform_of(device), formats, gpu.card_of(device))
+
+
+def are_readable(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether kernels can read the numbers of all tensors."""
+    return (is_plain if x.is_cpu else is_plain_on_gpu)(x, *others)
+
+
+def kept_of(prepared: Prepared, x: Tensor) -> Kept | None:
+    """A prepared call as kernels compute it where x is; None if they cannot."""
+    device = x.device
+    kept: Kept | None = prepared.kept.get(device)
+    if kept is None:
+        call, formats = prepared.kernel_call, prepared.formats
+        launch = launch_on(device, call, *formats)
+        if launch is not None:
+            kept = prepared.kept[device] = kept_on(device, call, launch, *formats)
+    return kept
+
+
+def launch_on(device: torch.device, call: Call, scale: str | None, bias: str | None) -> Any:
+    """What the kernels of a device need for a call with parameters of these dtypes; None if they cannot compute it.
 
     The question is asked in each call of this function, as RMSNORM_GPU_KERNELS=0 may be set between two of them.
     """
@@ -205,64 +194,18 @@ def launch_on(device: torch.device, call: Call, scale: str | None, bias: str | N
         return gpu.launch_of(call, scale, bias)
     from rmsnorm.cpu.launch import launch_of
 
-    return launch_of(call, scale, bias, gate)
+    return launch_of(call, scale, bias)
 
 
-def refusal(device: torch.device, call: Call, *formats: str | None) -> str | None:
-    """Why no kernel computes a call on a device; None if one does."""
-    return why_not(call, gpu.platform_of(device), formats, gpu.card_of(device))
-
-
-def are_readable(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether kernels can read the numbers of all tensors."""
-    return (is_plain if x.is_cpu else is_plain_on_gpu)(x, *others)
-
-
-def kept_of(
-    prepared: Prepared, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
-    gate: Tensor | None,
-) -> Kept | None:  # fmt: skip
-    """A prepared call as kernels compute it where x is; None if they cannot."""
-    device = x.device
-    kept: Kept | None = prepared.kept.get(device)
-    if kept is None:
-        call, dtypes = prepared.kernel_call, prepared.formats
-        launch = launch_on(device, call, *dtypes)
-        if launch is not None:
-            arrays = tuple(None if t is None else (t.shape, t.dtype) for t in (x, residual, scale, bias, gate))
-            kept = kept_on(device, call, launch, *dtypes)._replace(
-                call=prepared.call, order=prepared.order, arrays=arrays
-            )
-            prepared.kept[device] = kept
-    return kept
-
-
-@lru_cache(maxsize=4096)
-def run_of(device: torch.device, shape: torch.Size, key: tuple[Any, ...]) -> Kept | Plain:
-    """The call of an operator as kernels compute it on a device, or if they cannot, operations.
-
-    The key is all of the call but the shape of x: the dtypes of x, scale, bias and gate, the text of the call, and k.
-    """
-    x, scale, bias, gate, text, k, *_ = key
-    call = call_of(text, shape, x, k)
-    launch = launch_on(device, call, scale, bias, gate)
-    return Plain(call) if launch is None else kept_on(device, call, launch, scale, bias, gate)
-
-
-def kept_on(
-    device: torch.device, call: Call, launch: Any, scale: str | None = None, bias: str | None = None,
-    gate: str | None = None,
-) -> Kept:  # fmt: skip
-    """A call whose axes are in order, with parameters and a gate of these dtypes."""
+def kept_on(device: torch.device, call: Call, launch: Any, scale: str | None = None, bias: str | None = None) -> Kept:
     features = [call.shape[axis] for axis in call.feature_axes]
     layouts: Any = (
         None if name is None else _contiguous(sizes, _DTYPES[name])
         for sizes, name in ((call.shape, call.result), (launch.reduced, "float64"), (call.shape, call.x),
-                            (features, scale), (features, bias), (call.shape, gate))
+                            (features, scale), (features, bias))
     )  # fmt: skip
-    y, inverse_rms, dx, dscale, dbias, dgate = layouts
     autocast = device.type if is_widened(device.type) else None
-    kept = Kept(call, None, call, launch, (), y, inverse_rms, dx, dscale, dbias, dgate, is_plain, autocast)
+    kept = Kept(call, launch, *layouts, is_plain, autocast)  # type: ignore[call-arg]
     if type(launch) is not gpu.Launch:
         return kept
     on_gpu = KeptOnGPU(*kept)._replace(sizes=gpu.sizes_of(launch, launch.n * launch.groups))

@@ -15,9 +15,8 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from rmsnorm.specification import errors
 from rmsnorm.specification.interface import constructor
 from rmsnorm.specification.variants import Preset, Variant, derive
-from rmsnorm.torch_impl import engines
 from rmsnorm.torch_impl.autograd import Known, repeat
-from rmsnorm.torch_impl.functional import rms_norm
+from rmsnorm.torch_impl.functional import compute, rms_norm
 from rmsnorm.torch_impl.private import (
     TRACED,
     built_in_dtype,
@@ -26,7 +25,7 @@ from rmsnorm.torch_impl.private import (
     is_transformed,
     may_differ,
 )
-from rmsnorm.torch_impl.rounding import dtype_name
+from rmsnorm.torch_impl.space import dtype_name
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -161,7 +160,7 @@ class RMSNorm(torch.nn.RMSNorm):
         )  # fmt: skip
         if alone:
             attributes = self.eps, self.variant, self.normalized_shape
-            if (y := repeat(self._kept, attributes, x, residual, weight, bias, gate)) is not None:
+            if gate is None and (y := repeat(self._kept, attributes, x, residual, weight, bias)) is not None:
                 return y
         out_dtype, axes = None, tuple(range(-len(self.normalized_shape), 0))
         if not isinstance(x, Tensor):
@@ -178,8 +177,7 @@ class RMSNorm(torch.nn.RMSNorm):
             out_dtype = built_in_dtype(self.variant.name, x, weight, residual)
         if alone and out_dtype is None:
             call = self.variant, self.eps, None, axes, None, None
-            arrays = x, residual, weight, bias, None, gate
-            return engines.rms_norm(call, False, *arrays, layer=self, attributes=attributes)
+            return compute(call, False, x, weight, bias, None, residual, gate, layer=self, attributes=attributes)
         return rms_norm(
             x,
             weight,

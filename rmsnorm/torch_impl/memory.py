@@ -9,12 +9,10 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
-from rmsnorm.cpu import rows
 from rmsnorm.gpu import is_switched_off
 from rmsnorm.specification import errors
-from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl.private import format_of, is_zero_tensor, modes
-from rmsnorm.torch_impl.rounding import dtype_name
+from rmsnorm.torch_impl.space import dtype_name
 
 _DENSE: Final = {torch.strided, torch.jagged}
 
@@ -84,14 +82,6 @@ def rows_of(x: Tensor, n: int) -> Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-def mask_rows(mask: Tensor | None, call: Call, first: int) -> tuple[Tensor | None, int, int]:
-    """The mask without gaps, and the steps to the next row, which has the axes from ``first`` on, and element."""
-    if mask is None:
-        return None, 0, 0
-    shape, row_step, step = rows.mask_steps(mask.shape, call.shape, first)
-    return mask.expand(shape).contiguous(), row_step, step
-
-
 def laid_out(result: Any, x: Any) -> Any:
     """The result as torch.nn.RMSNorm lays it: contiguous, but with the channels last in memory where those of x are."""
     if result is None or x.layout is not torch.strided:
@@ -103,17 +93,3 @@ def laid_out(result: Any, x: Any) -> Any:
 
 def gapless(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
-
-
-def moved(call: Call, *tensors: Tensor | None) -> list[Any]:
-    """The tensors, each of the shape of x or to broadcast to it, with the axes in the order of kernels."""
-    return rows.moved(rows.order_of(call), _transposed, *tensors)
-
-
-def moved_back(call: Call, *tensors: Tensor | None) -> list[Any]:
-    """Such tensors with the axes in the order of x."""
-    return rows.moved_back(rows.order_of(call), Tensor.permute, *tensors)
-
-
-def _transposed(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
-    return tensor.expand(rows.with_all_axes(tensor.shape, len(order))).permute(order)

@@ -6,7 +6,6 @@ take longer.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import reduce
@@ -34,16 +33,10 @@ _is_traced: Final = _private("_C._is_tracing", torch.jit.is_tracing)
 modes: Final = _private("_C._len_torch_dispatch_stack", lambda: 1)
 # Whether autograd made a tensor of zeros that are not stored.
 is_zero_tensor: Final = _private("Tensor._is_zerotensor", lambda tensor: not tensor.untyped_storage().nbytes())
-# Whether a tensor is a batch of gradients (``is_grads_batched``). PyTorch raises if the bits of one are read.
-is_batch_of_gradients: Final = _private("_C._functorch.is_legacy_batchedtensor", lambda tensor: False)
-# Whether an operator has vmap in vmap, which ends in an assertion in PyTorch 2.5.
-nests_operators: Final = torch.__version__ >= (2, 6)
 # Whether Dynamo reads the program. It knows this function and answers itself.
 is_dynamo_compiling: Final = torch.compiler.is_dynamo_compiling
 # Whether a program is exported. A version that cannot be asked says it of a program that is compiled, too.
 is_exporting: Final = _private("compiler.is_exporting", torch.compiler.is_compiling)
-# A context in which an operator runs without autograd. Without it the operators are not used.
-below_autograd: Final = _private("_C._AutoDispatchBelowAutograd", None)
 # The memory format in which PyTorch sees a tensor, also one with gaps. Without it every result is contiguous.
 format_of: Final = _private("_prims_common.suggest_memory_format", lambda tensor: torch.contiguous_format)
 # A tensor on the CPU from its sizes, strides and dtype, for half of what torch.empty takes.
@@ -84,12 +77,15 @@ def is_differentiated(*tensors: Tensor | None) -> bool:
     return False
 
 
-def is_transformed() -> bool:
-    """Whether a compiler, a tracer or torch.func sees the operations.
+def is_exported() -> bool:
+    """Whether torch.onnx.export or torch.jit.trace writes the operations down, for other runtimes."""
+    if is_dynamo_compiling():  # it reads a backward pass, and cannot read the questions
+        return False
+    return _is_traced() or (is_exporting() and torch.onnx.is_in_onnx_export())
 
-    For these the call is plain operations, because transforms of plain operations can be nested. Those of a
-    ``torch.autograd.Function`` cannot.
-    """
+
+def is_transformed() -> bool:
+    """Whether a compiler, a tracer or torch.func sees the operations."""
     return torch.compiler.is_compiling() or is_in_transform() or _is_traced()
 
 
@@ -123,21 +119,6 @@ def constant(function: F) -> F:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
-
-
-def has_inductor() -> bool:
-    """Whether Inductor is imported, which takes a second and more."""
-    return "torch._inductor" in sys.modules
-
-
-def write_in_programs(operator: Any, write: Callable[[Any, Callable[[str], None]], None]) -> bool:
-    """Let Inductor write calls of an operator by a function of its node; False if it cannot be told."""
-    try:
-        from torch._inductor.codegen.custom_extern_kernel_codegen import CUSTOM_EXTERN_KERNEL_CODEGEN, CustomCodegen
-    except ImportError:
-        return False
-    CUSTOM_EXTERN_KERNEL_CODEGEN[f"torch.ops.{operator}"] = CustomCodegen(python=write)
-    return True
 
 
 def is_autocast_on(device_type: str) -> bool:
@@ -185,39 +166,6 @@ def is_widened(device_type: str) -> bool:
     with suppress(RuntimeError):  # there is no such key
         return bool(has_kernel(operator, f"Autocast{device_type.upper()}"))
     return False
-
-
-def decompose_in_exports(operator: Any, plain: Callable[..., Any]) -> None:
-    """Let ``run_decompositions`` of an exported program write plain operations for an operator; compilers keep it.
-
-    A version that cannot be asked leaves the operator there. The mode is not imported for it, which takes long.
-    """
-    tracing = sys.modules.get("torch.fx.experimental.proxy_tensor")
-    mode_type, call = (getattr(tracing, name, None) for name in ("ProxyTorchDispatchMode", "proxy_call"))
-    is_known = hasattr(torch.compiler, "is_exporting")  # also while run_decompositions traces
-    if (
-        not is_known
-        or mode_type is None
-        or call is None
-        or mode_type in getattr(operator, "python_key_table", (mode_type,))
-    ):
-        return
-
-    def write(mode: Any, *arguments: Any) -> Any:
-        older = getattr(tracing, "CURRENT_DECOMPOSITION_TABLE", {})  # of PyTorch 2.11, whose mode has no table
-        if is_exporting() and getattr(mode, "decomposition_table", older):
-            with mode:
-                return plain(*arguments)
-        return call(mode, operator, mode.pre_dispatch, arguments, {})
-
-    operator.py_impl(mode_type)(write)
-
-
-def is_used(output: Any) -> bool:
-    """Whether a program that Inductor writes uses this result of an operator."""
-    from torch._inductor.virtualized import V
-
-    return output.get_name() not in V.graph.removed_buffers
 
 
 def allocator(x: Tensor) -> Callable[..., Tensor]:

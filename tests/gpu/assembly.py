@@ -195,8 +195,8 @@ def gradients(
         other = tl.load(dh + i)
     lifted = lowered(tl.load(gain + i)) + OFFSET * 2.0**-896
     dx, total, margin = gradient_of(
-        tl.load(h + i), tl.load(dy + i), lifted, tl.load(step + i), tl.load(r + i), other, tl.load(sums + i), None,
-        False, FORMAT, False,
+        tl.load(h + i), tl.load(dy + i), lifted, tl.load(step + i), tl.load(r + i), other, tl.load(sums + i),
+        FORMAT, False,
     )  # fmt: skip
     tl.store(dx_out + i, dx)
     tl.store(sums_out + i, total)

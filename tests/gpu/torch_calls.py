@@ -10,7 +10,8 @@ import torch
 import triton
 from torch_kernels import DEVICE, WIDTH, array, choose, new_plans, same_bits, used  # noqa: F401  (fixtures)
 
-from rmsnorm.torch_impl import RMSNorm, engines, gpu, private, rms_norm, rms_norm_vjp
+from rmsnorm.engines import prepare
+from rmsnorm.torch_impl import RMSNorm, gpu, kernels, private, rms_norm, rms_norm_vjp
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of infinite numbers in the interpreter
 
@@ -19,11 +20,11 @@ def test_a_kernel_is_compiled_again_for_other_pointers():
     """What is compiled for pointers that 16 divides reads 16 bytes at once, which others do not allow."""
     numbers, scale = torch.randn(64 * 64 + 1, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(0)), None
     aligned, other = numbers[:-1].view(64, 64), numbers[1:].view(64, 64)
-    known = engines.kept_for(("llama", None, None, -1, None, None), (aligned, *[None] * 5))
+    known = kernels.kept_of(prepare("rms_norm", ("llama", None, None, -1, None, None), aligned), aligned)
     started = known.launch.started
     for _ in range(2):
         for x, keys in ((aligned, 1), (other, 2)):
-            y = known.forward(False, x, None, scale, None, None, None)[0]
+            y = known.forward(False, x, None, scale, None)[0]
             assert len(started) >= keys
             assert same_bits(array(y), array(rms_norm(x.clone(), variant="llama"))).all()
     assert len(started) == 2
@@ -33,7 +34,7 @@ def test_a_kernel_is_compiled_again_for_other_pointers():
 def kept(layer, x):
     """y of a call that the layer makes with what it kept of the one before."""
     settings = layer.eps, layer.variant, layer.normalized_shape
-    assert any(then == settings and call.matches(x, None, layer.weight, layer.bias, None) for then, call in layer._kept)
+    assert any(then == settings and call.matches(x, None, layer.weight, layer.bias) for then, call in layer._kept)
     return layer(x)
 
 
@@ -49,7 +50,7 @@ def test_a_kept_call_has_the_bits_of_the_first(branch, variant, dtype, monkeypat
     x.requires_grad_()
     first, *gradients = [y := layer(x), *torch.autograd.grad(y, (x, *layer.parameters()), dy)]
     again, *others = [y := kept(layer, x), *torch.autograd.grad(y, (x, *layer.parameters()), dy, retain_graph=True)]
-    assert y.grad_fn.name() == "RMSNormFunctionBackward"
+    assert y.grad_fn.name() == "KernelNormBackward"
     others += torch.autograd.grad(y, (x, *layer.parameters()), dy)
     for got, want in zip((again, *others), (first, *gradients, *gradients), strict=True):
         assert same_bits(array(got), array(want)).all()
@@ -169,3 +170,27 @@ def test_a_launch_calls_the_hooks_of_a_profiler(monkeypatch):
     public = "public", (4, 5, 1), (16, None, "constant")
     assert compiled.calls == [("launcher", fast), public, public, ("launcher", fast)]
     assert private.starter(object(), (1, 1, 1), []) is None
+
+
+def test_each_card_starts_its_own_function(monkeypatch):
+    """A launch is kept for a call, whatever its card: a function is loaded on one of them alone."""
+
+    class On:
+        def __init__(self, card):
+            self.card = card
+
+        def get_device(self):
+            return self.card
+
+        def data_ptr(self):
+            return 16
+
+    started = []
+    make = lambda launch, kind, name, sizes, tensors: lambda *_: started.append(tensors[0].card)  # noqa: E731
+    monkeypatch.setattr(gpu, "_compiled", make)
+    call = prepare("rms_norm", ("llama", None, None, -1, None, None), torch.ones(4, 8)).call
+    launch = gpu.launch_of(call, None, None)
+    for card in (0, 1, 0, 1):
+        gpu._start(launch, "forward", "forward", (8, None, 8), On(card), None)
+    assert started == [0, 1]
+    assert len(launch.started) == 2

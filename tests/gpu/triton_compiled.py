@@ -109,8 +109,8 @@ def _compile(
         "x": own, "residual": None, "scale": own, "bias": None, "parts": parts, "y": own, "h_out": None,
         "inverse_rms": POINTERS["float64"], "h": own, "dy": own, "dh": None, "dx": own,
         "dscale": POINTERS["float64"], "dbias": None,
-        "rows": rows, "n": n, "k": None, "groups": None, "x_step": n, "h_step": n, "CHUNKS": tile.chunks,
-        "mask": None, "mask_step": 0, "mask_stride": 0, "PROGRAMS": tile.programs,
+        "rows": rows, "n": n, "groups": None, "x_step": n, "h_step": n, "CHUNKS": tile.chunks,
+        "PROGRAMS": tile.programs,
         "sums": POINTERS["float64"], "total": own, "second": None, "programs": tile.programs,
     }  # fmt: skip
     values |= options

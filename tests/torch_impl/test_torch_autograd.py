@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmsnorm import Variant, cpu
+from rmsnorm import cpu
 from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.ulps import ulps
 
@@ -75,8 +75,8 @@ def test_vmap(variant: str) -> None:
             assert ulps(to_numpy(per_sample[i]), to_numpy(alone)).max() <= 1
 
 
-def test_backward_keeps_only_x_the_parameters_the_mask_and_the_statistic() -> None:
-    """And 1 / rho of each row in float64."""
+def test_backward_keeps_only_x_the_parameters_the_mask_and_numbers_of_rows() -> None:
+    """1 / rho of each row, and of float64 a power of two."""
     formats = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     for dtype, residual, masked in itertools.product(formats, (False, True), (False, True)):
         x, r = (torch.randn(6, 16, dtype=dtype).requires_grad_() for _ in range(2))
@@ -89,8 +89,8 @@ def test_backward_keeps_only_x_the_parameters_the_mask_and_the_statistic() -> No
         h = out[1] if residual else x
         expected = [h, scale, *([mask] if masked else [])]
         assert all(tensor.data_ptr() in kept for tensor in expected)
-        rest = [tensor for at, tensor in kept.items() if at not in {t.data_ptr() for t in expected}]
-        assert [(*tensor.shape, tensor.dtype) for tensor in rest] == [(6, 1, torch.float64)]
+        rest = [tensor for at, tensor in kept.items() if at not in {t.data_ptr() for t in (*expected, bias)}]
+        assert [tuple(tensor.shape) for tensor in rest] == [(6, 1)] * (2 if dtype == torch.float64 else 1)
         assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in kept.values())
 
 
@@ -157,7 +157,7 @@ USES: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_small_call_again_has_the_derivatives_of_the_first(use: str, dtype: Any, bias: bool) -> None:
     results = []
     for calls in (0, 2):
@@ -171,15 +171,7 @@ def test_a_small_call_again_has_the_derivatives_of_the_first(use: str, dtype: An
     assert all(t.dtype == dtype for t in results[0])
 
 
-PRIMALS = "x", "scale", "bias", "gate"
-CALLS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {  # the shape of the parameters, and options
-    "float32": ((512,), {}),
-    "bfloat16": ((512,), {}),
-    "a parameter for several elements": ((8,), {"feature_axis": 1, "axis": -1}),
-    "mask": ((512,), {"mask": True}),
-    "gate": ((512,), {"gate": True, "variant": Variant.get("llama").replace(gate_position="after")}),
-    "gate before": ((512,), {"gate": True, "variant": Variant.get("llama").replace(gate_position="before")}),
-}
+PRIMALS = "x", "scale", "bias"
 
 
 @pytest.fixture
@@ -200,21 +192,17 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     return seen
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_kernels_compute_only_gradients_that_somebody_needs(name: str, computed: list[set[str]]) -> None:
+@pytest.mark.parametrize("shared", [False, True], ids=["", "a parameter for several elements"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_kernels_compute_only_gradients_that_somebody_needs(dtype: Any, shared: bool, computed: list[set[str]]) -> None:
     """Of frozen gains, and of x in a first layer, they get no address. The other gradients keep their bits."""
-    sizes, options = CALLS[name]
-    dtype = torch.bfloat16 if name == "bfloat16" else torch.float32
-    shape = (200, 512) if sizes == (512,) else (200, 8, 64)  # two tasks of threads
-    tensors = {"x": randn(*shape, dtype=dtype), "scale": randn(*sizes, seed=1), "bias": randn(*sizes, seed=2)}
-    if "gate" in options:
-        tensors["gate"] = randn(*shape, seed=3)
-    mask = {"mask": randn(*shape, seed=4) > -1} if "mask" in options else {}
-    others = {key: value for key, value in options.items() if key not in ("mask", "gate")}
+    shape, size = ((200, 8, 64), 8) if shared else ((200, 512), 512)  # two tasks of threads
+    tensors = {"x": randn(*shape, dtype=dtype), "scale": randn(size, seed=1), "bias": randn(size, seed=2)}
+    options: dict[str, Any] = {"feature_axis": 1} if shared else {}
     expected: dict[str, Any] = {}
-    for needed in itertools.chain.from_iterable(itertools.combinations(tensors, r) for r in range(len(tensors), 0, -1)):
+    for needed in itertools.chain.from_iterable(itertools.combinations(tensors, r) for r in (3, 2, 1)):
         leaves = {key: tensor.clone().requires_grad_(key in needed) for key, tensor in tensors.items()}
-        y = rms_norm(**leaves, **mask, **others)
+        y = rms_norm(**leaves, **options)
         gradients = torch.autograd.grad(y, [leaves[key] for key in needed], randn(*shape, dtype=y.dtype, seed=5))
         expected = expected or dict(zip(needed, gradients, strict=True))
         assert computed.pop() == set(needed)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rmsnorm import cpu
-from rmsnorm.cpu.prepared import _prepared
+from rmsnorm.engines import _prepared
 
 torch = pytest.importorskip("torch")
 from torch_arrays import randn  # noqa: E402
@@ -40,7 +40,7 @@ def test_lengths_that_alternate_are_looked_up_once() -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("needs", [False, True])
-def test_a_residual_and_a_gate_are_in_a_kept_call(needs: bool) -> None:
+def test_a_residual_is_in_a_kept_call_and_a_gate_is_not(needs: bool) -> None:
     layer, residual, gate = RMSNorm(24, variant="llama"), randn(7, 24, seed=1), randn(7, 24, seed=2)
     x = randn(7, 24).requires_grad_(needs)
     for options in ({"residual": residual}, {"gate": gate}, {"residual": residual, "gate": gate}):
@@ -53,7 +53,7 @@ def test_a_residual_and_a_gate_are_in_a_kept_call(needs: bool) -> None:
         if needs:
             one, other = (torch.autograd.grad(sum(o.sum() for o in y), (x, layer.weight)) for y in outputs)
             assert all(map(torch.equal, one, other))
-    assert len(layer._kept) == 3
+    assert len(layer._kept) == 1
     wide = layer(x, residual=residual.double())  # of another dtype it is another call
     assert [t.dtype for t in wide] == [torch.float64] * 2
     assert torch.equal(layer(x, residual=residual.t().contiguous().t())[0], layer(x, residual=residual)[0])
@@ -109,23 +109,6 @@ def test_autocast_of_the_cpu_changes_no_dtype_of_a_norm() -> None:
     assert all(call.autocast is None for _, call in layer._kept)
 
 
-def test_an_operator_without_kernels_has_the_strides_that_it_promised(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rmsnorm.torch_impl import kernels
-
-    layer, x = RMSNorm(8), randn(6, 5, 8).transpose(0, 1)
-    graph = torch.fx.experimental.proxy_tensor.make_fx(layer)(x).graph
-    (text,) = (node.args[6:] for node in graph.nodes if node.target is torch.ops.rmsnorm.forward.default)
-    kernels.run_of.cache_clear()
-    monkeypatch.setattr(kernels, "launch_on", lambda *_: None)
-    try:
-        results = torch.ops.rmsnorm.forward.default(x, x, layer.weight.detach(), None, None, None, *text)
-        assert all(result.is_contiguous() for result in results)
-        gradients = torch.ops.rmsnorm.backward.default(x, x, x, results[2], None, None, None, None, *text)
-        assert gradients[0].is_contiguous()
-    finally:
-        kernels.run_of.cache_clear()
-
-
 def test_a_switch_for_the_gpu_counts_from_when_it_is_set(monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
     """Also for a call whose launch was made before."""
     from rmsnorm import gpu
@@ -139,9 +122,9 @@ def test_a_switch_for_the_gpu_counts_from_when_it_is_set(monkeypatch: pytest.Mon
     monkeypatch.setattr(gpu, "is_interpreted", lambda: True)
     monkeypatch.setattr(gpu, "has_triton", lambda: True)
     forget(rows.card_of)
-    made = kernels.launch_on(device, call, None, None, None)
+    made = kernels.launch_on(device, call, None, None)
     assert type(made) is rows.Launch
-    assert kernels.launch_on(device, call, None, None, None) is made  # with the kernels that it has started
+    assert kernels.launch_on(device, call, None, None) is made  # with the kernels that it has started
     monkeypatch.setenv("RMSNORM_GPU_KERNELS", "0")
-    assert kernels.launch_on(device, call, None, None, None) is None
+    assert kernels.launch_on(device, call, None, None) is None
     assert kernels.refusal(device, call) == "RMSNORM_GPU_KERNELS=0 switches the kernels off"

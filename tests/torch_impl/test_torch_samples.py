@@ -25,6 +25,7 @@ from rmsnorm.specification import dtypes
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest")
+from torch_arrays import are_alike  # noqa: E402
 from torch_layers import torch_rms_norm  # noqa: E402
 
 from rmsnorm.torch_impl import RMSNorm  # noqa: E402
@@ -180,7 +181,7 @@ def test_requirements_of_modules(dtype: Any) -> None:
 
 
 def compared_with_eager(function: Any, leaves: list[Any], backend: str = "aot_eager") -> None:
-    """A compiled function has the outputs and gradients of the function, bit for bit."""
+    """A compiled function has the outputs and gradients of the function, but for roundings of terms of about 1."""
     torch._dynamo.reset()  # each sample is a program of its own
     results = []
     for run in (function, torch.compile(function, fullgraph=True, backend=backend)):
@@ -189,7 +190,10 @@ def compared_with_eager(function: Any, leaves: list[Any], backend: str = "aot_ea
         results.append([y, *torch.autograd.grad(y.sum(), own, allow_unused=True)])
     for got, want in zip(*results, strict=True):
         assert (got is None) == (want is None)
-        assert got is None or (torch.equal(got, want) and got.stride() == want.stride())
+        if got is not None:
+            ends = want.detach().flatten().abs().amax(keepdim=True).clamp(min=1) if want.numel() else want.detach()
+            assert are_alike(*(torch.cat([t.detach().flatten(), ends.flatten()]) for t in (got, want)))
+            assert got.stride() == want.stride()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # the compiler's own

@@ -1,8 +1,8 @@
 """Tensors of every kind, in every mode: the numbers of plain tensors, the inputs as they were, never a crash.
 
 A call is drawn with x, the gain, the mask, the residual and the gradients stored in different ways or of one subclass,
-and made in one of PyTorch's modes. Outputs and gradients, by autograd and by the formula, have the bits that the same
-call has on plain tensors without a mode, which other tests compare with the golden.
+and made in one of PyTorch's modes. Outputs and gradients, by autograd and by the formula, are those that the same call
+has on plain tensors without a mode, which other tests compare with the golden.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.testing._internal.logging_tensor import LoggingTensor  # noqa: E402
 from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+from torch_arrays import are_alike  # noqa: E402
 
 from rmsnorm.torch_impl import RMSNorm, memory, rms_norm, rms_norm_vjp  # noqa: E402
 
@@ -58,6 +59,14 @@ def in_inference(t: Any) -> Any:
         return t.clone()
 
 
+def zeros(t: Any) -> Any:
+    return torch._efficientzerotensor(t.shape, dtype=t.dtype)
+
+
+def functional(t: Any) -> Any:
+    return torch._to_functional_tensor(t.clone())
+
+
 VIEWS: list[Callable[[Any], Any]] = [
     lambda t: t.repeat_interleave(2, -1)[..., ::2],
     lambda t: t.mT.clone().mT if t.ndim > 1 else t.clone(),
@@ -70,11 +79,11 @@ NUMBERS = [
     imaginary,
     in_inference,
     lambda t: torch._neg_view(-t),
-    lambda t: torch._efficientzerotensor(t.shape, dtype=t.dtype),
+    zeros,
     lambda t: torch.nn.Parameter(t.clone(), requires_grad=False),
     lambda t: torch.nn.Buffer(t.clone()),
     lambda t: t.clone().share_memory_(),
-    lambda t: torch._to_functional_tensor(t.clone()),
+    functional,
 ]
 SUBCLASSES: list[Callable[[Any], Any]] = [
     lambda t: t.clone().as_subclass(Subclass),
@@ -134,9 +143,13 @@ def test_any_tensor_in_any_mode(mode: str) -> None:
         if random.random() < 0.4:
             shapes |= {"residual": shape, "dh": shape}
         subclass = chosen(SUBCLASSES)
+        # PyTorch itself has no product of a TwoTensor and zeros that are not stored, and no view in inference mode of a
+        # functional tensor that was made outside
+        without = [zeros] * (subclass is SUBCLASSES[1]) + [functional] * (mode == "inference")
+        numbers = [store for store in NUMBERS if store not in without]
         tensors = {}
         for name, sizes in shapes.items():
-            stored = chosen([lambda t: t, chosen(NUMBERS), subclass])
+            stored = chosen([lambda t: t, chosen(numbers), subclass])
             tensors[name] = stored(torch.from_numpy(random.normal(size=sizes)).to(dtype))
         if random.random() < 0.3:
             tensors["mask"] = chosen(VIEWS)(torch.from_numpy(random.random(shape) < 0.8))
@@ -144,9 +157,10 @@ def test_any_tensor_in_any_mode(mode: str) -> None:
         got, want = results(tensors, options, MODES[mode]), results(before, options, contextlib.nullcontext)
         assert len(got) >= len(shapes) - ("residual" in shapes)
         for tensor, expected in zip(got, want, strict=False):  # some modes have no gradients by autograd
-            # where all terms cancel, plain operations leave a few float64 roundings of numbers of about 1
-            same = tensor.equal(expected) or ((tensor - expected).abs() <= 2.0**-50).all()
-            assert same, (options, dtype, shape, tensors)
+            largest = max(float(expected.abs().max()), 1.0)  # where all terms cancel, they are about 1
+            ends = torch.tensor([largest], dtype=expected.dtype)
+            alike = are_alike(torch.cat([tensor.flatten(), ends]), torch.cat([expected.flatten(), ends]))
+            assert alike, (options, dtype, shape, tensors)
             assert tensor.dtype == expected.dtype
         assert all(torch.equal(plain(t), before[name]) for name, t in tensors.items())
 

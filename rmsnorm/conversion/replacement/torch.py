@@ -28,9 +28,8 @@ from rmsnorm.conversion.replacement.report import NoNorm, Unproven
 from rmsnorm.identify import Target, TargetError, open_target
 from rmsnorm.specification.variants import PRESETS, Variant
 from rmsnorm.targets.target import random_state_kept
-from rmsnorm.torch_impl import engines
 from rmsnorm.torch_impl.autograd import repeat
-from rmsnorm.torch_impl.functional import rms_norm
+from rmsnorm.torch_impl.functional import compute, rms_norm
 from rmsnorm.torch_impl.layers import RMSNorm
 from rmsnorm.torch_impl.private import has_tangents, is_watched
 
@@ -130,18 +129,18 @@ def class_of(kind: Any, norm: Norm) -> Any:
             return kind.forward(self, *inputs, **named)
         vectors = (vector(torch, parameter, norm) for parameter in parameters)
         rows, scale, bias, *z = in_groups(torch, norm, shape, x, *vectors, *(() if gate is None else (gate,)))
-        tensors = rows, None, scale, bias, *(z or (None,))
+        (z,) = z or (None,)
         alone = may_keep and type(x) is Tensor and not is_watched() and not has_tangents()
         # as in rmsnorm.torch_impl.RMSNorm
-        y = repeat(self.__dict__.get("_kept", ()), settings, *tensors) if alone else None
+        is_kept = alone and z is None
+        y = repeat(self.__dict__.get("_kept", ()), settings, rows, None, scale, bias) if is_kept else None
         if y is None:
             if not norm.takes(shape):
                 return kind.forward(self, *inputs, **named)
             if alone:
                 options = norm.known, None, None, *axes, None
-                y = engines.rms_norm(options, False, *tensors[:4], None, tensors[4], layer=self, attributes=settings)
+                y = compute(options, False, rows, scale, bias, None, None, z, layer=self, attributes=settings)
             else:
-                z = tensors[4]
                 y = rms_norm(rows, scale, bias, variant=norm.known, axis=axes[0], feature_axis=axes[1], gate=z)
         y = y if norm.group is None else y.reshape(shape)
         if norm.keeps_order and not x.is_contiguous():
