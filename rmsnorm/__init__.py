@@ -9,8 +9,8 @@ The way of one call, in PyTorch on a CPU::
     cpu/launch.py               what the kernels need for these formats and options
     cpu/native/forward.h        the kernel: float64 inside, rounded wherever the variant rounds
 
-The gradient comes back by torch_impl/autograd.py and cpu/native/backward.h. Where there is no kernel, recipe.py computes:
-one text for all frameworks.
+The gradient comes back by torch_impl/autograd.py and cpu/native/backward.h. Where there is no kernel, recipe.py
+computes: one text for all frameworks.
 """
 
 import sys

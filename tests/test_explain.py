@@ -10,9 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 import rmsnorm
-from rmsnorm import Variant, cpu
+from rmsnorm import Variant, cpu, engines
 from rmsnorm.cli import app
-from rmsnorm import engines
 from rmsnorm.numpy_impl import fast
 from rmsnorm.parity.cases import CASES, make
 from rmsnorm.specification import dtypes

@@ -20,8 +20,7 @@ import pytest
 from compositions import Flax, Tensorflow, Torch
 from hypothesis import settings
 
-from rmsnorm import cpu
-from rmsnorm import engines
+from rmsnorm import cpu, engines
 from rmsnorm.numpy_impl import fast
 from rmsnorm.parity.cases import Case, Data, make
 from rmsnorm.parity.judge import Outcome, compare, expect, named_gradients

@@ -36,7 +36,8 @@ def _name_of(a: Any) -> str:
 
 OPS: Final = SimpleNamespace(
     name_of=_name_of, cast=ops.cast, rounded=_rounded, constant=lambda a: a,
-    shape=lambda a: a.shape, reshape=ops.reshape, index=lambda a, entries: a[entries], ones_like=ops.ones_like, arange=lambda n, like: ops.arange(n),
+    shape=lambda a: a.shape, reshape=ops.reshape, index=lambda a, entries: a[entries],
+    ones_like=ops.ones_like, arange=lambda n, like: ops.arange(n),
     where=_where, maximum=lambda a, b: _where(a < b, b, a),
     sqrt=lambda a: a**0.5, rsqrt=lambda a: a**-0.5, reciprocal=lambda a: 1 / a, sigmoid=ops.sigmoid, silu=ops.silu,
     sum=lambda a, axes: ops.sum(a, axes, keepdims=True), max=lambda a, axes: ops.max(a, axes, keepdims=True),

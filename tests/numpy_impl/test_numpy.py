@@ -130,11 +130,11 @@ def test_files_in_memory_are_read_alone(mode: str, implementation: Any, tmp_path
 def test_a_masked_array_is_not_taken_for_its_data(name: str, implementation: Any) -> None:
     a = draw()
     a[name] = np.ma.masked_array(a[name], mask=np.zeros_like(a[name], bool))
+    function = (lambda: implementation.rms_norm(a["x"], mask=a["mask"])) if name == "mask" else None
     with pytest.raises(
         TypeError, match=rf"{name} is <class 'numpy.ma.*MaskedArray'> .*, expected an array without a mask"
     ):
-        results(implementation, a)
-        implementation.rms_norm(a["x"], mask=a["mask"])
+        function() if function else results(implementation, a)
     with pytest.raises(TypeError, match=r"rms_norm_jvp: dx is <class 'numpy.ma.*MaskedArray'>"):
         numpy_impl.rms_norm_jvp((np.ones(3),), (np.ma.masked_array(np.ones(3)),))
 
