@@ -74,8 +74,9 @@ def forward(
     f = None if gate is None else factor(ops, call, ops.cast(gate, dtype))
     h = h * f if call.is_gated_before else h
     row = _statistic(ops, call, h, mask)
-    y = _affine(ops, call, _normalised(h, row), scale, bias)
-    y = y if f is None or call.is_gated_before else y * f
+    is_last = f is None or call.is_gated_before
+    y = _affine(ops, call, _normalised(h, row), scale, bias, is_last=is_last)
+    y = y if is_last else y * f
     if mask is not None:
         y = ops.where(mask, y, ops.constant(y))
     if row.empty is not None:
@@ -97,10 +98,9 @@ def backward(
     counted, k, empty = _counted(ops, call, h, mask)
     live = None if empty is None else ~empty if mask is None else mask & ~empty
     h = _only(ops, live, h)  # else a NaN under the mask would be in second derivatives
-    before, f = call.is_gated_before, None
+    before, f, slope = call.is_gated_before, None, None
     if gate is not None:
-        z = _only(ops, live, ops.cast(gate, dtype))
-        f = factor(ops, call, z)
+        f, slope = _factor_and_slope(ops, call, _only(ops, live, ops.cast(gate, dtype)))
     normed = h * f if before else h
     if row is None:
         row = _statistic(ops, call, normed, mask)
@@ -116,7 +116,7 @@ def backward(
     dgate = None
     if f is not None:
         along = dx * h if before else own * _affine(ops, call, _normalised(normed, row), scale, bias)
-        dgate = ops.cast(_only(ops, live, along * slope(ops, call, z)), ops.name_of(gate))
+        dgate = ops.cast(_only(ops, live, along * slope), ops.name_of(gate))
         dx = _only(ops, live, dx * f) if before else dx
     dscale = None if scale is None else ops.cast(ops.over(v * unit, call.shared_axes), ops.name_of(scale))
     dbias = None if bias is None else ops.cast(ops.over(v, call.shared_axes), ops.name_of(bias))
@@ -159,10 +159,10 @@ def factor(ops: Any, call: Call, z: Any) -> Any:
     return ops.silu(z) if call.variant.gate_function == "silu" else ops.sigmoid(z)
 
 
-def slope(ops: Any, call: Call, z: Any) -> Any:
-    """f'(z): s(z) s(-z), or s(z) (1 + z s(-z)) of silu."""
-    below = ops.sigmoid(-z)
-    return ops.sigmoid(z) * (1 + z * below if call.variant.gate_function == "silu" else below)
+def _factor_and_slope(ops: Any, call: Call, z: Any) -> tuple[Any, Any]:
+    """f(z) and f'(z): s and s (1 - s), or z s and s (1 + z (1 - s)) of silu."""
+    s = ops.sigmoid(z)
+    return (z * s, s * (1 + z * (1 - s))) if call.variant.gate_function == "silu" else (s, s * (1 - s))
 
 
 def mean_square(ops: Any, call: Call, c: Any, row: Row, least: float) -> tuple[Any, Any]:
@@ -246,17 +246,22 @@ def _normalised(h: Any, row: Row) -> Any:
     return (h if row.power is None else h * row.power) * row.inverse
 
 
-def _affine(ops: Any, call: Call, y: Any, scale: Any, bias: Any) -> Any:
-    """y before a gate, rounded where the variant rounds."""
-    dtype = ops.name_of(y)
-
-    def rounded(values: Any, name: str) -> Any:
-        return values if call.norm is None else ops.rounded(values, name)
-
-    y = y if call.norm is None else ops.rounded(y, call.norm)
+def _affine(ops: Any, call: Call, y: Any, scale: Any, bias: Any, *, is_last: bool = False) -> Any:
+    """y before a gate, rounded where the variant rounds; if it ``is_last``, the cast to the dtype of y does that."""
+    dtype, product, is_rounded = ops.name_of(y), call.product, call.norm is not None
+    is_cast = is_last and call.result == product
+    if is_rounded and not (is_cast and scale is None and bias is None):
+        y = ops.rounded(y, call.norm)
     if scale is not None:
-        y = rounded(y * rounded(_gain(ops, call, scale, dtype), call.product), call.product)
-    return y if bias is None else rounded(y + _features(ops, call, bias, dtype), call.product)
+        g = _gain(ops, call, scale, dtype)
+        if is_rounded and (call.variant.scale_offset or (call.gain or ops.name_of(scale)) != product):
+            g = ops.rounded(g, product)
+        y = y * g
+        y = ops.rounded(y, product) if is_rounded and not (is_cast and bias is None) else y
+    if bias is not None:
+        y = y + _features(ops, call, bias, dtype)
+        y = ops.rounded(y, product) if is_rounded and not is_cast else y
+    return y
 
 
 def _gain(ops: Any, call: Call, scale: Any, dtype: str) -> Any:
