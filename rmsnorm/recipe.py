@@ -88,7 +88,7 @@ def backward(
     dtype = _arithmetic(call, ops.name_of(dy))
     h, _ = _summed(ops, call, x, residual, dtype)
     live = alive(ops, call, h, mask)
-    h = _only(ops, live, h)  # else a NaN that is not would be in second derivatives
+    h = _only(ops, mask, h)  # else a NaN under the mask would be in second derivatives
     before, f = call.is_gated_before, None
     if gate is not None:
         z = _only(ops, live, ops.cast(gate, dtype))
