@@ -97,7 +97,7 @@ def backward(
     h, _ = _summed(ops, call, x, residual, dtype)
     counted, k, empty = _counted(ops, call, h, mask)
     live = None if empty is None else ~empty if mask is None else mask & ~empty
-    h = _only(ops, live, h)  # else a NaN under the mask would be in second derivatives
+    h = _only(ops, mask, h)  # else a NaN under the mask would be in second derivatives
     before, f, slope = call.is_gated_before, None, None
     if gate is not None:
         f, slope = _factor_and_slope(ops, call, _only(ops, live, ops.cast(gate, dtype)))
