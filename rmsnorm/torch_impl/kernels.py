@@ -215,7 +215,7 @@ def kept_on(device: torch.device, call: Call, launch: Any, scale: str | None = N
     )  # fmt: skip
     autocast = device.type if is_widened(device.type) else None
     gain = None if call.gain is None else _DTYPES[call.gain]
-    kept = Kept(call, launch, *layouts, is_plain, autocast, gain=gain)  # type: ignore[call-arg]
+    kept = Kept(call, launch, *layouts, is_plain, autocast, gain=gain)  # type: ignore[call-arg,misc]
     if type(launch) is not gpu.Launch:
         return kept
     on_gpu = KeptOnGPU(*kept)._replace(sizes=gpu.sizes_of(launch, launch.n * launch.groups))
