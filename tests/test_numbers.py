@@ -40,6 +40,25 @@ def test_a_zero_has_the_sign_of_its_product(framework, variant, dtype, axis):
 
 
 @needs_kernels
+@pytest.mark.parametrize("dtype", dtypes.HALF)
+def test_a_gain_that_is_cast_to_the_dtype_of_x_first(framework, dtype):
+    """Its gradient is that of float32. An element is infinite in float16, and x + residual is normalised, too."""
+    random = np.random.default_rng(0)
+    dy, x, residual = (random.normal(size=(5, 77)).astype(dtype) for _ in range(3))
+    scale = random.normal(size=77).astype(np.float32)
+    scale[-1] = 7e4
+    for more in ({}, {"residual": residual}):
+        y = framework.rms_norm(x, scale, variant="t5x", **more)
+        want = numpy_impl.rms_norm(x, scale, variant="t5x", **more)
+        gradients = framework.rms_norm_vjp(dy, x, scale, variant="t5x", **more)
+        wanted = numpy_impl.rms_norm_vjp(dy, x, scale, variant="t5x", **more)
+        pairs = [*zip(y if more else [y], want if more else [want], strict=True)]
+        for got, golden in pairs + [(g, w) for g, w in zip(gradients, wanted, strict=True) if w is not None]:
+            assert got.dtype == golden.dtype
+            assert np.array_equal(got.astype(np.float64), golden.astype(np.float64), equal_nan=True)
+
+
+@needs_kernels
 @pytest.mark.parametrize("partial", [None, 0.3])
 @pytest.mark.parametrize("position", ["inside", "outside", "clamp"])
 @pytest.mark.parametrize("eps", [0.0, 1e-5, 1e30])

@@ -25,7 +25,8 @@ from rmsnorm import cpu
 from rmsnorm.cpu.threads import own_threads
 from rmsnorm.engines import Prepared, prepare
 from rmsnorm.numpy_impl import functional as golden
-from rmsnorm.numpy_impl.functional import Array, ArrayLike, arrays, narrowed
+from rmsnorm.numpy_impl.double_double import Array
+from rmsnorm.numpy_impl.functional import ArrayLike, arrays, narrowed
 from rmsnorm.specification.call import Call
 from rmsnorm.specification.interface import Forward, Gradients, Options, declared
 

@@ -49,6 +49,7 @@ class Kept(NamedTuple):
     autocast: str | None  # the kind of device whose autocast gives y of a layer another dtype
     sizes: tuple[Any, ...] = ()  # of the rows of x on a GPU
     arrays: tuple[Any, ...] = ()  # of a layer's call: shape and dtype, or None, of x, residual, scale and bias
+    gain: torch.dtype | None = None  # to which the gain is rounded first; None if it is taken as it is
 
     def matches(self, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None) -> bool:
         """Whether a call of a layer is this one."""
@@ -71,6 +72,8 @@ class Kept(NamedTuple):
             h, dtype = empty_strided(*self.dx), self.dx[2]
             x, residual = x.to(dtype), residual.to(dtype).contiguous()
         x, x_step = (x, launch.row_bytes) if x.is_contiguous() else _rows(x, launch.n)
+        if scale is not None and self.gain is not None:
+            scale = scale.to(self.gain).to(scale.dtype)
         scale = None if scale is None else scale.contiguous()
         bias = None if bias is None else bias.contiguous()
         threads, gomp_parallel = launch.forward_threads(openmp_threads)
@@ -96,6 +99,8 @@ class Kept(NamedTuple):
         dbias = empty_strided(*self.dbias) if self.dbias is not None and needed[2] else None
         h, h_step = (h, launch.row_bytes) if h.is_contiguous() else _rows(h, launch.n)
         dy, dh = dy.contiguous(), None if dh is None else dh.contiguous()
+        if scale is not None and self.gain is not None:
+            scale = scale.to(self.gain).to(scale.dtype)
         scale = None if scale is None else scale.contiguous()
         threads, gomp_parallel = launch.backward_threads(openmp_threads)
         launch.native.backward(  # written out, as in the forward pass
@@ -124,6 +129,8 @@ class KeptOnGPU(Kept):
                 x, residual = x.to(dtype), residual.to(dtype).contiguous()
             if not x.is_contiguous():
                 x, sizes = gpu.in_rows(self.launch, x)
+            if scale is not None and self.gain is not None:
+                scale = scale.to(self.gain).to(scale.dtype)
             gpu.forward(
                 self.launch, sizes, x=x, residual=residual, scale=gapless(scale), bias=gapless(bias), y=y, h=h,
                 inverse_rms=inverse_rms,
@@ -144,6 +151,8 @@ class KeptOnGPU(Kept):
             dbias = empty(*self.dbias) if self.dbias is not None and needed[2] else None
             if not h.is_contiguous():
                 h, sizes = gpu.in_rows(self.launch, h)
+            if scale is not None and self.gain is not None:
+                scale = scale.to(self.gain).to(scale.dtype)
             gpu.backward(
                 self.launch, sizes, h=h, dy=dy.contiguous(), dh=gapless(dh), scale=gapless(scale),
                 inverse_rms=inverse_rms, dx=dx, dscale=dscale, dbias=dbias,
@@ -205,7 +214,8 @@ def kept_on(device: torch.device, call: Call, launch: Any, scale: str | None = N
                             (features, scale), (features, bias))
     )  # fmt: skip
     autocast = device.type if is_widened(device.type) else None
-    kept = Kept(call, launch, *layouts, is_plain, autocast)  # type: ignore[call-arg]
+    gain = None if call.gain is None else _DTYPES[call.gain]
+    kept = Kept(call, launch, *layouts, is_plain, autocast, gain=gain)  # type: ignore[call-arg,misc]
     if type(launch) is not gpu.Launch:
         return kept
     on_gpu = KeptOnGPU(*kept)._replace(sizes=gpu.sizes_of(launch, launch.n * launch.groups))
