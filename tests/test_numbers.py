@@ -130,7 +130,7 @@ def test_float64_beside_the_ends_of_the_range(function):
 
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_float64_of_very_different_sizes_is_within_four_ulp(framework, axis):
-    """While h / rho, its product with the gain, and h times 2^-640, as the recipe takes large rows, are normal numbers."""
+    """While h / rho, its product with the gain, and h times 2^-640 are normal: so the recipe takes large rows."""
     random = np.random.default_rng(0)
     x = np.ldexp(random.normal(size=(16, 24)), random.integers(-400, 400, (16, 24)))
     scale = np.ldexp(random.normal(size=24), random.integers(-90, 90, 24))
