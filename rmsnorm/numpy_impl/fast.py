@@ -102,11 +102,14 @@ def _launch(prepared: Prepared) -> Any:
 def why_not(prepared: Prepared, _: Any) -> str | None:
     """Why no kernel computes a call; None if one does."""
     call = prepared.call
+    reason: str | None = prepared.in_memory()[1]
+    if reason is not None:
+        return reason
+    if call.gate is not None:
+        return "it has a gate"
     if call.exact_sum:
-        return "the sum of x and the residual is not rounded before the norm"
-    if call.in_rows is not call:
-        return "it has a gate" if call.gate is not None else "elements of a row share a parameter"
-    return prepared.in_memory()[1]
+        return "x + residual is normalised before it is rounded"
+    return None if call.in_rows is call else "elements of a row share a parameter"
 
 
 def _gapless(array: Array | None) -> Any:

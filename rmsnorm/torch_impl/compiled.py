@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rmsnorm.specification.variants import Variant
-from rmsnorm.torch_impl import functional
+from rmsnorm.torch_impl.calls import compute, compute_vjp
 
 
 @torch.compiler.allow_in_graph
@@ -21,12 +21,12 @@ def rms_norm_in_graph(options: Any, return_inverse_rms: bool, x: Any, *others: A
     if isinstance(x, torch.fx.Proxy):
         arguments = options, return_inverse_rms, x, *others
         return x.tracer.create_proxy("call_function", rms_norm_in_graph, arguments, {})
-    return functional.compute(_options(*options), return_inverse_rms, x, *others)
+    return compute(_options(*options), return_inverse_rms, x, *others)
 
 
 @torch.compiler.allow_in_graph
 def rms_norm_vjp_in_graph(options: Any, *tensors: Any) -> Any:
-    return functional.compute_vjp(_options(*options), *tensors)
+    return compute_vjp(_options(*options), *tensors)
 
 
 def as_constants(variant: Any, eps: Any, partial: Any, *others: Any) -> tuple[Any, ...]:

@@ -16,7 +16,8 @@ from rmsnorm.specification import errors
 from rmsnorm.specification.interface import constructor
 from rmsnorm.specification.variants import Preset, Variant, derive
 from rmsnorm.torch_impl.autograd import Known, repeat
-from rmsnorm.torch_impl.functional import compute, rms_norm
+from rmsnorm.torch_impl.calls import compute
+from rmsnorm.torch_impl.functional import rms_norm
 from rmsnorm.torch_impl.private import (
     TRACED,
     built_in_dtype,

@@ -29,7 +29,8 @@ from rmsnorm.identify import Target, TargetError, open_target
 from rmsnorm.specification.variants import PRESETS, Variant
 from rmsnorm.targets.target import random_state_kept
 from rmsnorm.torch_impl.autograd import repeat
-from rmsnorm.torch_impl.functional import compute, rms_norm
+from rmsnorm.torch_impl.calls import compute
+from rmsnorm.torch_impl.functional import rms_norm
 from rmsnorm.torch_impl.layers import RMSNorm
 from rmsnorm.torch_impl.private import has_tangents, is_watched
 
