@@ -130,14 +130,14 @@ def test_float64_beside_the_ends_of_the_range(function):
 
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_float64_of_very_different_sizes_is_within_four_ulp(framework, axis):
-    """While h / rho and its product with the gain are normal numbers."""
+    """While h / rho, its product with the gain, and h times 2^-640, as the recipe takes large rows, are normal numbers."""
     random = np.random.default_rng(0)
     x = np.ldexp(random.normal(size=(16, 24)), random.integers(-400, 400, (16, 24)))
     scale = np.ldexp(random.normal(size=24), random.integers(-90, 90, 24))
     rows = x if axis else np.ascontiguousarray(x.T)
     y = framework.rms_norm(rows, scale, axis=axis)
     want = numpy_impl.rms_norm(x, scale)
-    in_range = np.abs(x) / np.abs(x).max(axis=1, keepdims=True) > 2.0**-750
+    in_range = np.abs(x) > 2.0**-382
     assert in_range.mean() > 0.9
     assert (np.abs((y if axis else y.T) - want) <= 4 * np.spacing(np.abs(want)))[in_range].all()
 
@@ -241,9 +241,8 @@ def test_a_row_whose_norm_is_the_clamp_has_the_slope_of_its_root(framework, dtyp
 def test_rows_that_an_ordinary_test_does_not_draw():
     """No zero, infinity or NaN differs up to 32 bits; a number only where it is at a tie."""
     pytest.importorskip("torch")
-    totals = bits.count(6, 1, ["numpy", "torch"])
+    totals = bits.count(16, 1, ["numpy", "torch"])
     assert totals.compared > 100_000
     wrong = {key: n for key, n in totals.differing.items() if n and key[4] != "sum over rows"}
-    wrong = {key: n for key, n in wrong.items() if key[3] != "f64"}  # whose arithmetic has no more bits
     assert not {key: n for key, n in wrong.items() if key[0] != "value"}
-    assert sum(n for key, n in wrong.items() if key[1] == "numpy last") <= totals.compared * 2**-16
+    assert sum(n for key, n in wrong.items() if key[1] == "numpy") <= totals.compared * 2**-16
