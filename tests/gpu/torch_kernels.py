@@ -289,6 +289,20 @@ def test_a_gain_with_an_offset_is_exact():
     assert same_bits(array(dx), numpy_impl.rms_norm_vjp(dy, x, scale, variant="gemma")[0]).all()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_gain_that_is_cast_to_the_dtype_of_x_first(dtype, used):
+    random = np.random.default_rng(0)
+    dy, x = (random.normal(size=(6, WIDTH)).astype(DTYPES[dtype]) for _ in range(2))
+    scale = random.normal(size=WIDTH).astype(np.float32)
+    y = rms_norm(tensor(x), tensor(scale), variant="t5x")
+    assert same_bits(array(y), numpy_impl.rms_norm(x, scale, variant="t5x")).all()
+    dx, dscale, _ = rms_norm_vjp(tensor(dy), tensor(x), tensor(scale), variant="t5x")
+    wanted = numpy_impl.rms_norm_vjp(dy, x, scale, variant="t5x")
+    assert used == ["forward", "forward", "backward"]  # the second for 1 / rho
+    assert same_bits(array(dx), wanted[0]).all()
+    assert np.allclose(array(dscale), wanted[1], rtol=2.0**-22, atol=0)  # a few ulps
+
+
 @pytest.mark.parametrize("variant", ["llama", "paper", "gemma"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["float32", "16 bits"])
 def test_parameters_at_the_ends_of_the_range(variant, dtype):
