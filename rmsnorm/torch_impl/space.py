@@ -18,7 +18,7 @@ is_spread: Final = False  # a DTensor's own operations add up over its devices
 NAMES: Final = {getattr(torch, name): name for name in (*dtypes.FLOATS, "bool")}
 
 where, reshape, broadcast_to, ones_like = torch.where, torch.reshape, torch.broadcast_to, torch.ones_like
-sqrt = torch.sqrt
+sqrt, reciprocal, root = torch.sqrt, torch.reciprocal, recipe.root
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -27,6 +27,10 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def name_of(a: Tensor) -> str:
     return dtype_name(a.dtype)
+
+
+def shape(a: Tensor) -> torch.Size:
+    return a.shape
 
 
 def complete(a: Tensor) -> Tensor:
