@@ -20,7 +20,7 @@ from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl import space
 from rmsnorm.torch_impl.exported import with_exact_eps
 from rmsnorm.torch_impl.kernels import Kept, Results
-from rmsnorm.torch_impl.memory import laid_out
+from rmsnorm.torch_impl.memory import is_plain, laid_out
 from rmsnorm.torch_impl.private import (
     apply_of,
     has_tangents,
@@ -90,7 +90,7 @@ class KernelNorm(torch.autograd.Function):
         kept, bias, x_dtype, residual_dtype = ctx.known
         h, scale, inverse_rms = ctx.saved_tensors
         _, needs_x, needs_scale, needs_bias, *others = ctx.needs_input_grad
-        if dy is None or torch.is_grad_enabled() or has_tangents() or not kept.is_readable(dy, dh):
+        if dy is None or torch.is_grad_enabled() or has_tangents() or not is_plain(kept.index, dy, dh):
             dx, dscale, dbias, _ = _gradients(kept.call, dy, dh, h, None, scale, bias, None, None, None)
         else:
             needed = needs_x or (bool(others) and others[0]), needs_scale, needs_bias

@@ -53,14 +53,6 @@ empty_on_gpu: Final = _private(
 current_gpu: Final = _private("_C._cuda_getDevice", torch.cuda.current_device)
 stream_of: Final = _private("_C._cuda_getCurrentRawStream", lambda i: torch.cuda.current_stream(i).cuda_stream)
 
-TRACED: tuple[type, ...] = ()  # what a compiler passes in place of a tensor
-with suppress(ImportError):
-    from torch._subclasses import FakeTensor
-    from torch._subclasses.functional_tensor import FunctionalTensor
-
-    TRACED = FakeTensor, FunctionalTensor
-
-
 # Whether forward mode is on, in which tensors may have tangents. If that is not known, they may.
 has_tangents: Final[Callable[[], bool]] = (
     (lambda: True) if getattr(forward_ad, "_current_level", None) is None else (lambda: forward_ad._current_level >= 0)
@@ -166,11 +158,6 @@ def is_widened(device_type: str) -> bool:
     with suppress(RuntimeError):  # there is no such key
         return bool(has_kernel(operator, f"Autocast{device_type.upper()}"))
     return False
-
-
-def allocator(x: Tensor) -> Callable[..., Tensor]:
-    """A function of sizes, strides and dtype that makes a tensor where x is, if that is the current GPU."""
-    return empty_strided if x.is_cpu else empty_on_gpu
 
 
 def current_device(x: Tensor) -> Any:
