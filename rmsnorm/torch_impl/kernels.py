@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import accumulate
-from operator import mul
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
@@ -108,7 +106,7 @@ class KeptOnGPU(Kept):
         bias: Tensor | None, inverse_rms: Tensor | None,
     ) -> tuple[Any, Any, Any]:  # fmt: skip
         if inverse_rms is None:
-            alone = kept_on(h.device, self.call, gpu.launch_of(self.call, None, None))
+            alone = kept_on(h.device, self.call)
             inverse_rms = alone.forward(True, h, None, None, None)[2]
         with current_device(h):
             return super().backward((True, *needed[1:]), dy, dh, h, scale, bias, inverse_rms)
@@ -159,56 +157,46 @@ def refusal(device: torch.device, call: Call, *formats: str | None) -> str | Non
     return engines.why_not(call, gpu.platform_of(device), formats, gpu.card_of(device))
 
 
-def are_readable(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether kernels can read the numbers of all tensors."""
-    return is_plain(x.get_device(), x, *others)
+def are_readable(x: Any, *others: Tensor | None) -> bool:
+    """Whether all are tensors whose numbers kernels can read."""
+    return isinstance(x, Tensor) and is_plain(x.get_device(), x, *others)
 
 
 def kept_of(prepared: Prepared, x: Tensor) -> Kept | None:
-    """A prepared call as kernels compute it where x is; None if they cannot."""
+    """A prepared call as kernels compute it where x is; None if they cannot.
+
+    RMSNORM_GPU_KERNELS=0 may be set between two calls.
+    """
     device = x.device
     kept: Kept | None = prepared.kept.get(device)
     if kept is None:
         call, formats = prepared.kernel_call, prepared.formats
-        launch = launch_on(device, call, *formats)
-        if launch is not None:
-            kept = prepared.kept[device] = kept_on(device, call, launch, *formats)
+        if refusal(device, call, *formats) is None:
+            kept = prepared.kept[device] = kept_on(device, call, *formats)
     return kept
 
 
-def launch_on(device: torch.device, call: Call, scale: str | None, bias: str | None) -> Any:
-    """What the kernels of a device need for a call with parameters of these dtypes; None if they cannot compute it.
+def kept_on(device: torch.device, call: Call, scale: str | None = None, bias: str | None = None) -> Kept:
+    """A call that the kernels of a device compute, with parameters of these dtypes."""
+    is_of_gpu = gpu.platform_of(device) == "cuda"
+    launch: Any
+    if is_of_gpu:
+        launch = gpu.launch_of(call, scale, bias)
+    else:
+        from rmsnorm.cpu.launch import launch_of
 
-    The question is asked in each call of this function, as RMSNORM_GPU_KERNELS=0 may be set between two of them.
-    """
-    if refusal(device, call, scale, bias) is not None:
-        return None
-    if gpu.platform_of(device) == "cuda":
-        return gpu.launch_of(call, scale, bias)
-    from rmsnorm.cpu.launch import launch_of
-
-    return launch_of(call, scale, bias)
-
-
-def kept_on(device: torch.device, call: Call, launch: Any, scale: str | None = None, bias: str | None = None) -> Kept:
+        launch = launch_of(call, scale, bias)
     features = [call.shape[axis] for axis in call.feature_axes]
     layouts: Any = (
-        None if name is None else _contiguous(sizes, _DTYPES[name])
+        None if name is None else (tuple(sizes), torch.empty(sizes, device="meta").stride(), _DTYPES[name])
         for sizes, name in ((call.shape, call.result), (launch.reduced, "float64"), (call.shape, call.x),
                             (features, scale), (features, bias))
     )  # fmt: skip
+    index, empty = (-1, empty_strided) if device.type == "cpu" else (device.index, empty_on_gpu)
     autocast = device.type if is_widened(device.type) else None
-    empty = empty_strided if device.type == "cpu" else empty_on_gpu
-    index = -1 if device.index is None else device.index
-    if type(launch) is gpu.Launch:
+    if is_of_gpu:
         return KeptOnGPU(call, launch, *layouts, index, empty, gpu.forward, gpu.backward, autocast)
     return Kept(call, launch, *layouts, index, empty, _forward_on_cpu, _backward_on_cpu, autocast)
-
-
-def _contiguous(sizes: Any, dtype: torch.dtype) -> tuple[Any, ...]:
-    """The arguments of ``empty_strided`` for a tensor without gaps."""
-    strides = list(accumulate([1, *(max(size, 1) for size in sizes[:0:-1])], mul))
-    return tuple(sizes), tuple(strides[::-1]), dtype
 
 
 def _is_like(tensor: Tensor | None, known: tuple[torch.Size, torch.dtype] | None) -> bool:

@@ -125,9 +125,7 @@ class RMSNorm(torch.nn.RMSNorm):
     def forward(
         self, x: Tensor, mask: Tensor | None = None, residual: Tensor | None = None, gate: Tensor | None = None
     ) -> Any:
-        """Normalize x, or x + residual.
-
-            y = h / rho * (o + weight) + bias,    h = x + residual
+        """Normalize x, or h = x + residual.
 
         Args:
             x: floating-point, of a shape that ends in normalized_shape.
@@ -143,8 +141,6 @@ class RMSNorm(torch.nn.RMSNorm):
         Raises:
             TypeError: x, the residual or the gate is not floating-point, the mask is not bool.
             ValueError: x does not end in normalized_shape, a mask, residual or gate does not fit x.
-
-        Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
 
         Example:
             >>> import torch

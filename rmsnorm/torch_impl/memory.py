@@ -74,4 +74,3 @@ def laid_out(result: Any, x: Any) -> Any:
     if x.is_contiguous() or torch.jit.is_tracing() or format_of(x) is torch.contiguous_format:
         return result.contiguous()
     return result.movedim(1, -1).contiguous().movedim(-1, 1)  # vmap has no memory formats
-

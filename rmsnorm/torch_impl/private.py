@@ -104,15 +104,6 @@ def untraced(function: F) -> F:
     return function
 
 
-def constant(function: F) -> F:
-    """The result is a constant of a program that Dynamo traces. torch.compiler.assume_constant_result imports Dynamo.
-
-    Another version traces the function.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
 def is_autocast_on(device_type: str) -> bool:
     """Also of a device without autocast, as meta, where PyTorch 2.5 raises."""
     try:
@@ -147,7 +138,6 @@ def built_in_dtype(variant: str, x: Tensor, weight: Tensor | None, residual: Any
     return None if dtype == usual else dtype
 
 
-@constant
 def is_widened(device_type: str) -> bool:
     """Whether torch.nn.RMSNorm has float32 results of 16-bit tensors of a device where autocast is on.
 
@@ -158,6 +148,10 @@ def is_widened(device_type: str) -> bool:
     with suppress(RuntimeError):  # there is no such key
         return bool(has_kernel(operator, f"Autocast{device_type.upper()}"))
     return False
+
+
+# A constant of a program that Dynamo traces. torch.compiler.assume_constant_result imports Dynamo.
+is_widened._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def current_device(x: Tensor) -> Any:

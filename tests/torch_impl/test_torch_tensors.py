@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from torch_arrays import are_alike  # noqa: E402
 
-from rmsnorm.torch_impl import RMSNorm, memory, rms_norm, rms_norm_vjp  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm, rms_norm, rms_norm_vjp  # noqa: E402
 
 
 class Subclass(torch.Tensor):
