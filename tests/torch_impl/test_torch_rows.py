@@ -77,7 +77,10 @@ def check_alike(got: Any, want: Any) -> None:
 
 
 def everything(layout: str, dtype: Any, shape: tuple[int, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-    """y, h and every gradient, within the bounds of the kit, of inputs in one layout, which are not written to."""
+    """y, h and every gradient, within the bounds of the kit, of inputs in one layout, which are not written to.
+
+    For many numbers the golden takes a minute.
+    """
     x, residual, dy, dh = (LAYOUTS[layout](randn(*shape, dtype=dtype, seed=seed)) for seed in range(4))
     scale, bias = (randn(shape[-1], dtype=dtype, seed=seed).repeat(2)[: shape[-1]] for seed in (5, 6))
     inputs = [x, residual, scale, bias, dy, dh]
@@ -96,7 +99,8 @@ def everything(layout: str, dtype: Any, shape: tuple[int, ...], options: dict[st
     results = dict(zip(names, (*outputs, *gradients), strict=True))
     of_kit = {name: result for name, result in results.items() if name != "h"}
     arrays = {"residual": named["residual"], "dy": upstream[0], "dh": dict(enumerate(upstream)).get(1)}
-    hold(of_kit, leaves[0], leaves[2], bias, **{**named, **arrays})
+    if x.numel() < 2**16:
+        hold(of_kit, leaves[0], leaves[2], bias, **{**named, **arrays})
     return tuple(results.values())
 
 
@@ -124,6 +128,7 @@ def test_large_with_kernels_as_without(dtype: str, without_kernels: Any) -> None
             without_kernels(off)
             results.append(everything("contiguous", dtype, (3, 700, 1025), options))
         check_of_one_kind(*results)
+        check_alike(*results)
 
 
 def test_the_kernels_are_used() -> None:

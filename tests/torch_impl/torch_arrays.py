@@ -55,6 +55,7 @@ def hold(results: dict[str, Any], x: Any, scale: Any = None, bias: Any = None, *
     The options are those of rms_norm, and dy and dh.
     """
     names = ("mask", "residual", "gate", "dy", "dh")
+    options = {"dy": torch.zeros_like(x), **options}
     arrays = {name: to_numpy(options.pop(name, None)) for name in names}
     arrays |= {"x": to_numpy(x), "scale": to_numpy(scale), "bias": to_numpy(bias)}
     options = {"variant": "standard", "axis": -1, "feature_axis": None, "out_dtype": None, **options}
