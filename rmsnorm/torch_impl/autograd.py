@@ -90,7 +90,7 @@ class KernelNorm(torch.autograd.Function):
         kept, bias, x_dtype, residual_dtype = ctx.known
         h, scale, inverse_rms = ctx.saved_tensors
         _, needs_x, needs_scale, needs_bias, *others = ctx.needs_input_grad
-        if dy is None or torch.is_grad_enabled() or has_tangents() or not is_plain(kept.index, dy, dh):
+        if dy is None or torch.is_grad_enabled() or has_tangents() or not is_plain(kept.place, dy, dh):
             dx, dscale, dbias, _ = _gradients(kept.call, dy, dh, h, None, scale, bias, None, None, None)
         else:
             needed = needs_x or (bool(others) and others[0]), needs_scale, needs_bias

@@ -42,7 +42,7 @@ class Kept(NamedTuple):
     dx: tuple[Any, ...]  # h = x + residual has the same
     dscale: tuple[Any, ...] | None
     dbias: tuple[Any, ...] | None
-    index: int  # of the GPU; -1 for the CPU
+    place: int  # index of the GPU; -1 for the CPU
     empty: Callable[..., Tensor]  # makes a tensor from sizes, strides and dtype
     compute_forward: Callable[..., None]
     compute_backward: Callable[..., None]
@@ -54,9 +54,9 @@ class Kept(NamedTuple):
         (shape, dtype), h, g, b = self.arrays
         return (
             x.shape == shape and x.dtype is dtype
-            and is_plain(self.index, x, scale, bias) and x.is_contiguous()  # which sparse tensors do not have
+            and is_plain(self.place, x, scale, bias) and x.is_contiguous()  # which sparse tensors do not have
             and (g is scale or _is_like(scale, g)) and (b is bias or _is_like(bias, b))
-            and (h is residual or (_is_like(residual, h) and is_plain(self.index, residual)))
+            and (h is residual or (_is_like(residual, h) and is_plain(self.place, residual)))
             and (self.autocast is None or not is_autocast_on(self.autocast))
         )  # fmt: skip
 
@@ -192,11 +192,11 @@ def kept_on(device: torch.device, call: Call, scale: str | None = None, bias: st
         for sizes, name in ((call.shape, call.result), (launch.reduced, "float64"), (call.shape, call.x),
                             (features, scale), (features, bias))
     )  # fmt: skip
-    index, empty = (-1, empty_strided) if device.type == "cpu" else (device.index, empty_on_gpu)
+    place, empty = (-1, empty_strided) if device.type == "cpu" else (device.index, empty_on_gpu)
     autocast = device.type if is_widened(device.type) else None
     if is_of_gpu:
-        return KeptOnGPU(call, launch, *layouts, index, empty, gpu.forward, gpu.backward, autocast)
-    return Kept(call, launch, *layouts, index, empty, _forward_on_cpu, _backward_on_cpu, autocast)
+        return KeptOnGPU(call, launch, *layouts, place, empty, gpu.forward, gpu.backward, autocast)  # type: ignore[call-arg]
+    return Kept(call, launch, *layouts, place, empty, _forward_on_cpu, _backward_on_cpu, autocast)  # type: ignore[call-arg]
 
 
 def _is_like(tensor: Tensor | None, known: tuple[torch.Size, torch.dtype] | None) -> bool:

@@ -17,7 +17,7 @@ from rmsnorm.torch_impl.space import dtype_name
 _DENSE: Final = {torch.strided, torch.jagged}
 
 
-def is_plain(index: int, *tensors: Tensor | None) -> bool:
+def is_plain(place: int, *tensors: Tensor | None) -> bool:
     """Whether all are ordinary tensors on the GPU of this index, or on the CPU with -1, and no operation is traced.
 
     Only these have an address that a kernel may read: the numbers of a tensor with the negative bit are stored with the
@@ -29,12 +29,12 @@ def is_plain(index: int, *tensors: Tensor | None) -> bool:
     for tensor in tensors:
         if tensor is not None and (
             (type(tensor) is not Tensor and type(tensor) is not Parameter)
-            or tensor.get_device() != index
+            or tensor.get_device() != place
             or tensor.is_neg()
             or not _is_in_memory(tensor)
         ):
             return False
-    return not modes() and (index < 0 or not is_switched_off())
+    return not modes() and (place < 0 or not is_switched_off())
 
 
 def _is_in_memory(tensor: Tensor) -> bool:

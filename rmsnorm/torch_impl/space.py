@@ -50,6 +50,11 @@ def constant(a: Tensor) -> Tensor:
     return a.detach()
 
 
+def _are_differentiated() -> bool:
+    """Whether something may differentiate these operations, which in an exported program does so by its own means."""
+    return has_tangents() or (torch.is_grad_enabled() and not is_exported() and not is_exporting())
+
+
 def rsqrt(a: Tensor) -> Tensor:
     """PyTorch's own has the third power of it in its derivative, which leaves the range."""
     return 1 / torch.sqrt(a)
@@ -62,8 +67,7 @@ def rounded(a: Tensor, name: str) -> Tensor:
         value = _rounded_by_sums(a, name)
     else:
         value = cast(cast(a, name), name_of(a))
-    is_differentiated = has_tangents() or (torch.is_grad_enabled() and not is_exported() and not is_exporting())
-    return with_derivatives_of(a, value) if is_differentiated else value
+    return with_derivatives_of(a, value) if _are_differentiated() else value
 
 
 def with_derivatives_of(smooth: Tensor, value: Tensor) -> Tensor:
@@ -137,13 +141,19 @@ def silu(z: Tensor) -> Tensor:
 
 
 def mean_square(ops: Any, call: Call, c: Tensor, row: recipe.Row, least: float) -> tuple[Tensor, Any]:
-    """For other runtimes in one unit: few operations, and an eps that their optimisers do not drop.
+    """For derivatives in a unit that makes each row about 1, so that powers of 1 / rho stay in range.
 
-    onnxscript's takes an addend below 2e-8 for 0: github.com/microsoft/onnxscript, rewriter/_matcher.py, abs_tol.
+    For other runtimes in one unit: few operations, and an eps that their optimisers do not drop. onnxscript's takes an
+    addend below 2e-8 for 0: github.com/microsoft/onnxscript, rewriter/_matcher.py, abs_tol.
     """
-    if not is_exported():
+    if _are_differentiated():
+        largest = maximum(max(c.detach().abs(), call.axes), least)
+        exponent = largest.log2().floor().clamp(*((-1000, 1000) if c.dtype == torch.float64 else (-120, 120)))
+        unit: Any = torch.where((largest > 0) & largest.isfinite(), (-exponent).exp2(), 1.0)
+    elif is_exported():
+        unit = 2.0**15 if vanishes(call.variant.eps_for(call.sum)) else 1.0
+    else:
         return recipe.mean_square(ops, call, c, row, least)
-    unit = 2.0**15 if vanishes(call.variant.eps_for(call.sum)) else 1.0
     squares = (c * unit) * (c * unit)
     return mean(squares, call.axes) if row.counted is None else sum(squares, call.axes) / row.k, unit
 
