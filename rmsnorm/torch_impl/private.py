@@ -53,10 +53,18 @@ empty_on_gpu: Final = _private(
 current_gpu: Final = _private("_C._cuda_getDevice", torch.cuda.current_device)
 stream_of: Final = _private("_C._cuda_getCurrentRawStream", lambda i: torch.cuda.current_stream(i).cuda_stream)
 
-# Whether forward mode is on, in which tensors may have tangents. If that is not known, they may.
-has_tangents: Final[Callable[[], bool]] = (
-    (lambda: True) if getattr(forward_ad, "_current_level", None) is None else (lambda: forward_ad._current_level >= 0)
-)
+# The transforms of torch.func that are active; None for none.
+_transforms: Final = _private("_C._functorch.get_interpreter_stack", lambda: None)
+
+
+def has_tangents() -> bool:
+    """Whether forward mode is on, in which tensors may have tangents. If that is not known, they may.
+
+    A program of Dynamo enters it below Python, where the transforms know it.
+    """
+    if getattr(forward_ad, "_current_level", 0) >= 0:
+        return True
+    return is_in_transform() and any(each.key().name == "Jvp" for each in _transforms() or ())
 
 
 def is_differentiated(*tensors: Tensor | None) -> bool:
