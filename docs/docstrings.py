@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
-from textwrap import indent
+from textwrap import dedent, indent
 from typing import Any
 
 import griffe
@@ -18,6 +19,10 @@ class Docstrings(griffe.Extension):
     """Arguments that are described together get an entry each, with their own types and defaults."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        for framework in ("numpy", "torch", "tf", "flax"):
+            module: Any = pkg[f"{framework}_impl.functional"]
+            for name, function in _declared(pkg["specification.interface"].filepath).items():
+                module.set_member(name, function)
         for item in _items(pkg):
             known = [parameter.name.lstrip("*") for parameter in getattr(item, "parameters", ())]
             text = re.sub(r"^Example:$", "Examples:", item.docstring.value, flags=re.MULTILINE)
@@ -25,6 +30,17 @@ class Docstrings(griffe.Extension):
             if item.is_class:  # its "Returns" is of its call, of which griffe knows no type
                 text = re.sub(r"^Returns:$", "Its call returns:", text, flags=re.MULTILINE)
             item.docstring.value = ARGUMENTS.sub(lambda match, known=known: _apart(match[0], known), text)
+
+
+def _declared(path: Any) -> dict[str, Any]:
+    """The functions of every framework, which are inside the function that declares them."""
+    text = path.read_text(encoding="utf-8")
+    outer = next(f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef) and f.name == "declared")
+    inner = [
+        dedent(str(ast.get_source_segment(text, f, padded=True))) for f in outer.body if isinstance(f, ast.FunctionDef)
+    ]
+    code = "\n\n".join(inner).replace("{make}", "from numpy import array")
+    return dict(griffe.visit("functional", filepath=path, code=code).members)
 
 
 def _items(item: griffe.Object) -> Iterator[Any]:

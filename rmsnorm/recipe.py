@@ -133,7 +133,7 @@ def around(
     """
     if call.in_rows.feature_axes != call.feature_axes:
         scale, bias = (None if p is None else _written_out(ops, call, p) for p in (scale, bias))
-    if gate is None:
+    if call.gate is None:
         return norm(x, residual, scale, bias)
     f = factor(ops, call, ops.cast(gate, call.gate))
     if call.is_gated_before:

@@ -233,6 +233,6 @@ FAULTS: Final = [
           lambda c: (lambda tensors: (tensors[0], lambda name: tensors[1](name).astype("float32")))(c())),
     # commands
     Fault("command", "main", "a difference ends with status 0", status),
-    Fault("explain", "explain", "plain operations are called kernels",
-          lambda c: c().replace("plain operations, as", "the kernel of")),
+    Fault("explain", "explain", "the recipe is called a kernel",
+          lambda c: re.sub("the (recipe|golden), as", "the kernel of", c())),
 ]  # fmt: skip

@@ -34,7 +34,7 @@ PRINTED = {
     "mathematics.md": "0.707 1.0",
     "troubleshooting.md": "there is no argument 'epsilon', expected 'normalized_shape', 'eps'",
     "exactness.md": "of the elements are not the nearest number",
-    "performance.md": "NumPy: plain operations, as ",
+    "performance.md": "NumPy: the golden, as ",
     "variants.md": "True",
     "signatures.md": "",  # it prints nothing, and asserts
     "coming-from.md": "1 (LlamaRMSNorm): now RMSNorm, variant llama, eps 1e-06",

@@ -110,7 +110,8 @@ def recast(data: Data, residual: str | None, gate: str) -> Data:
     if data.gate is not None:
         arrays["gate"] = data.gate.astype(gate)
     specs: Any = {name: Spec(array.shape, array.dtype.name) for name, array in arrays.items() if array is not None}
-    call = resolve("recast", **specs, **data.options)
+    mask = None if data.mask is None else Spec(data.mask.shape, "bool")
+    call = resolve("recast", **specs, mask=mask, **data.options)
     dh = None if data.dh is None else data.dh.astype(call.sum)
     return replace(data, **arrays, call=call, dy=data.dy.astype(call.result), dh=dh)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from bits import is_subnormal
 
 from rmsnorm.accuracy.ulps import ulps
@@ -42,8 +41,7 @@ def in_two_places(arrays: dict[str, Any]) -> dict[str, Any]:
     return placed
 
 
-@pytest.mark.parametrize("axis", [-1, 0])
-def test_each_is_within_an_ulp(framework: Any, axis: int) -> None:
+def test_each_is_within_an_ulp(framework: Any) -> None:
     """Where TensorFlow and JAX take subnormal numbers as 0, the rows without any."""
     compared = 0
     for case in CASES:
@@ -51,10 +49,8 @@ def test_each_is_within_an_ulp(framework: Any, axis: int) -> None:
         if framework.name in ("tf", "flax") and any(is_subnormal(array).any() for array in arrays.values()):
             continue
         arrays = in_two_places(arrays)
-        if axis == 0:
-            arrays |= {name: np.ascontiguousarray(arrays[name].T) for name in ARRAYS if name in arrays}
         function = fast.rms_norm if framework.name == "numpy" else framework.rms_norm
-        got, want = (f(**arrays, variant=variant, axis=axis) for f in (function, rms_norm))
+        got, want = (f(**arrays, variant=variant) for f in (function, rms_norm))
         if "residual" in arrays:
             got, want = got[0], want[0]
         assert ulps(got, want).max() <= 1, case

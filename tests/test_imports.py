@@ -221,7 +221,7 @@ m.Distribution.from_name = classmethod(from_name)
 """
 COMMANDS = {
     "selftest": ("--backend", "numpy", "--variant", "mlx", "--dtype", "float32", "--json", "a.json"),
-    "check": ("rmsnorm.numpy_impl.fast:rms_norm", "--framework", "numpy", "--dtype", "float32", "--json", "c.json"),
+    "check": ("rmsnorm.numpy_impl.fast:rms_norm", "--framework", "numpy", "--max-rows", "64", "--json", "c.json"),
     "identify": ("rmsnorm.numpy_impl:rms_norm", "--framework", "numpy"),
     "explain": ("numpy", "--shape", "2x8"),
     "vectors": ("d",),

@@ -40,6 +40,25 @@ def test_a_zero_has_the_sign_of_its_product(framework, variant, dtype, axis):
 
 
 @needs_kernels
+@pytest.mark.parametrize("dtype", dtypes.HALF)
+def test_a_gain_that_is_cast_to_the_dtype_of_x_first(framework, dtype):
+    """Its gradient is that of float32. An element is infinite in float16, and x + residual is normalised, too."""
+    random = np.random.default_rng(0)
+    dy, x, residual = (random.normal(size=(5, 77)).astype(dtype) for _ in range(3))
+    scale = random.normal(size=77).astype(np.float32)
+    scale[-1] = 7e4
+    for more in ({}, {"residual": residual}):
+        y = framework.rms_norm(x, scale, variant="t5x", **more)
+        want = numpy_impl.rms_norm(x, scale, variant="t5x", **more)
+        gradients = framework.rms_norm_vjp(dy, x, scale, variant="t5x", **more)
+        wanted = numpy_impl.rms_norm_vjp(dy, x, scale, variant="t5x", **more)
+        pairs = [*zip(y if more else [y], want if more else [want], strict=True)]
+        for got, golden in pairs + [(g, w) for g, w in zip(gradients, wanted, strict=True) if w is not None]:
+            assert got.dtype == golden.dtype
+            assert np.array_equal(got.astype(np.float64), golden.astype(np.float64), equal_nan=True)
+
+
+@needs_kernels
 @pytest.mark.parametrize("partial", [None, 0.3])
 @pytest.mark.parametrize("position", ["inside", "outside", "clamp"])
 @pytest.mark.parametrize("eps", [0.0, 1e-5, 1e30])
@@ -111,14 +130,14 @@ def test_float64_beside_the_ends_of_the_range(function):
 
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_float64_of_very_different_sizes_is_within_four_ulp(framework, axis):
-    """While h / rho and its product with the gain are normal numbers."""
+    """While h / rho, its product with the gain, and h times 2^-640 are normal: so the recipe takes large rows."""
     random = np.random.default_rng(0)
     x = np.ldexp(random.normal(size=(16, 24)), random.integers(-400, 400, (16, 24)))
     scale = np.ldexp(random.normal(size=24), random.integers(-90, 90, 24))
     rows = x if axis else np.ascontiguousarray(x.T)
     y = framework.rms_norm(rows, scale, axis=axis)
     want = numpy_impl.rms_norm(x, scale)
-    in_range = np.abs(x) / np.abs(x).max(axis=1, keepdims=True) > 2.0**-750
+    in_range = np.abs(x) > 2.0**-382
     assert in_range.mean() > 0.9
     assert (np.abs((y if axis else y.T) - want) <= 4 * np.spacing(np.abs(want)))[in_range].all()
 
@@ -222,9 +241,8 @@ def test_a_row_whose_norm_is_the_clamp_has_the_slope_of_its_root(framework, dtyp
 def test_rows_that_an_ordinary_test_does_not_draw():
     """No zero, infinity or NaN differs up to 32 bits; a number only where it is at a tie."""
     pytest.importorskip("torch")
-    totals = bits.count(6, 1, ["numpy", "torch"])
+    totals = bits.count(16, 1, ["numpy", "torch"])
     assert totals.compared > 100_000
     wrong = {key: n for key, n in totals.differing.items() if n and key[4] != "sum over rows"}
-    wrong = {key: n for key, n in wrong.items() if key[3] != "f64"}  # whose arithmetic has no more bits
     assert not {key: n for key, n in wrong.items() if key[0] != "value"}
-    assert sum(n for key, n in wrong.items() if key[1] == "numpy last") <= totals.compared * 2**-16
+    assert sum(n for key, n in wrong.items() if key[1] == "numpy") <= totals.compared * 2**-16

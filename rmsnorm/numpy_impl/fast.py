@@ -25,7 +25,8 @@ from rmsnorm import cpu
 from rmsnorm.cpu.threads import own_threads
 from rmsnorm.engines import Prepared, prepare
 from rmsnorm.numpy_impl import functional as golden
-from rmsnorm.numpy_impl.functional import Array, ArrayLike, arrays, narrowed
+from rmsnorm.numpy_impl.double_double import Array
+from rmsnorm.numpy_impl.functional import ArrayLike, arrays, narrowed
 from rmsnorm.specification.call import Call
 from rmsnorm.specification.interface import Forward, Gradients, Options, declared
 
@@ -101,11 +102,14 @@ def _launch(prepared: Prepared) -> Any:
 def why_not(prepared: Prepared, _: Any) -> str | None:
     """Why no kernel computes a call; None if one does."""
     call = prepared.call
+    reason: str | None = prepared.in_memory()[1]
+    if reason is not None:
+        return reason
+    if call.gate is not None:
+        return "it has a gate"
     if call.exact_sum:
-        return "the sum of x and the residual is not rounded before the norm"
-    if call.in_rows is not call:
-        return "it has a gate" if call.gate is not None else "elements of a row share a parameter"
-    return prepared.in_memory()[1]
+        return "x + residual is normalised before it is rounded"
+    return None if call.in_rows is call else "elements of a row share a parameter"
 
 
 def _gapless(array: Array | None) -> Any:

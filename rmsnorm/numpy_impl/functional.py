@@ -196,12 +196,12 @@ def rms_norm_jvp(
     dy = np.empty((rows.count, rows.n), call.result)
     with np.errstate(all="ignore"):
         for block, data in blocks(rows, call, h, scale, bias, mask):
-            along = product_of(tangent(data, part(dh, block)), data.gain.fraction())
-            along = sum_of(along, product_of(data.quotient(), scaled(dg[block])))
-            along = sum_of(along, scaled(db[block]))
-            along = along if after is None else product_of(along, part(after, block))
-            along = along if df is None else sum_of(along, product_of(affine(call, data), part(df, block)))
-            dy[block] = _rounded((along[0].where(data.has_gradient, 0.0), along[1]), call.result)
+            moved = product_of(tangent(data, part(dh, block)), data.gain.fraction())
+            moved = sum_of(moved, product_of(data.quotient(), scaled(dg[block])))
+            moved = sum_of(moved, scaled(db[block]))
+            moved = moved if after is None else product_of(moved, part(after, block))
+            moved = moved if df is None else sum_of(moved, product_of(affine(call, data), part(df, block)))
+            dy[block] = _rounded((moved[0].where(data.has_gradient, 0.0), moved[1]), call.result)
     return rows.back(dy)
 
 

@@ -356,6 +356,7 @@ def _call(case: Case, variant: Variant, dtype: str, scale: Array | None, bias: A
         axis=case.options.get("axis", -1),
         feature_axis=case.options.get("feature_axis"),
         residual=Spec(case.shape, dtype) if case.residual else None,
+        mask=Spec(case.shape, "bool") if case.mask else None,
         gate=Spec(case.shape, dtype) if case.gate else None,
         out_dtype=case.options.get("out_dtype"),
     )

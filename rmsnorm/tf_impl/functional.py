@@ -12,11 +12,11 @@ from typing import Any, Final
 import tensorflow as tf
 
 from rmsnorm import recipe
-from rmsnorm.engines import Options, Prepared, prepare
+from rmsnorm.engines import Prepared, prepare
 from rmsnorm.specification import errors
 from rmsnorm.specification.absent import filled, without_none
 from rmsnorm.specification.call import Call, Spec
-from rmsnorm.specification.interface import Forward, Gradients, declared
+from rmsnorm.specification.interface import Forward, Gradients, Options, declared
 from rmsnorm.tf_impl import kernels
 from rmsnorm.tf_impl.private import EAGER_TENSOR, has_tangents, is_recording, may_be_exported, record_gradient
 from rmsnorm.tf_impl.space import DERIVED, FOR_INTEGERS, OPS, straight_through

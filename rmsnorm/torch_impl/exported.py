@@ -36,7 +36,7 @@ def norm_of(whole: Call) -> Callable[..., tuple[Tensor, Any]]:
     def compute(x: Tensor, residual: Any, scale: Any, bias: Any) -> tuple[Tensor, Any]:
         total = None if residual is None else cast(x, "float32") + cast(residual, "float32")
         h = x if total is None else cast(total, call.x)
-        gain = scale
+        gain = scale if scale is None or call.gain is None else cast(scale, call.gain)
         if gain is not None and call.variant.scale_offset:
             gain = call.variant.scale_offset + cast(gain, "float32")
         gain = None if gain is None else cast(gain, product)

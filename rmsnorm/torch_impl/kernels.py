@@ -47,6 +47,7 @@ class Kept(NamedTuple):
     compute_forward: Callable[..., None]
     compute_backward: Callable[..., None]
     autocast: str | None  # the kind of device whose autocast gives y of a layer another dtype
+    gain: torch.dtype | None  # to which the gain is rounded first; None if it is taken as it is
     arrays: tuple[Any, ...] = ()  # of a layer's call: shape and dtype, or None, of x, residual, scale and bias
 
     def matches(self, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None) -> bool:
@@ -69,7 +70,8 @@ class Kept(NamedTuple):
         if residual is not None:
             h, dtype = empty(*self.dx), self.dx[2]
             x, residual = x.to(dtype), residual.to(dtype).contiguous()
-        scale = None if scale is None else scale.contiguous()
+        if scale is not None:
+            scale = (scale if self.gain is None else scale.to(self.gain).to(scale.dtype)).contiguous()
         bias = None if bias is None else bias.contiguous()
         self.compute_forward(self.launch, x, residual, scale, bias, y, h, inverse_rms)
         return y, h, inverse_rms
@@ -87,7 +89,8 @@ class Kept(NamedTuple):
         dscale = empty(*self.dscale) if self.dscale is not None and needed[1] else None
         dbias = empty(*self.dbias) if self.dbias is not None and needed[2] else None
         dy, dh = dy.contiguous(), None if dh is None else dh.contiguous()
-        scale = None if scale is None else scale.contiguous()
+        if scale is not None:
+            scale = (scale if self.gain is None else scale.to(self.gain).to(scale.dtype)).contiguous()
         self.compute_backward(self.launch, h, dy, dh, scale, inverse_rms, dx, dscale, dbias)
         return dx, dscale, dbias
 
@@ -194,9 +197,10 @@ def kept_on(device: torch.device, call: Call, scale: str | None = None, bias: st
     )  # fmt: skip
     place, empty = (-1, empty_strided) if device.type == "cpu" else (device.index, empty_on_gpu)
     autocast = device.type if is_widened(device.type) else None
+    gain = None if call.gain is None else _DTYPES[call.gain]
     if is_of_gpu:
-        return KeptOnGPU(call, launch, *layouts, place, empty, gpu.forward, gpu.backward, autocast)  # type: ignore[call-arg]
-    return Kept(call, launch, *layouts, place, empty, _forward_on_cpu, _backward_on_cpu, autocast)  # type: ignore[call-arg]
+        return KeptOnGPU(call, launch, *layouts, place, empty, gpu.forward, gpu.backward, autocast, gain)  # type: ignore[call-arg]
+    return Kept(call, launch, *layouts, place, empty, _forward_on_cpu, _backward_on_cpu, autocast, gain)  # type: ignore[call-arg]
 
 
 def _is_like(tensor: Tensor | None, known: tuple[torch.Size, torch.dtype] | None) -> bool:

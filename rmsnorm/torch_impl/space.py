@@ -80,12 +80,12 @@ def _rounded_by_sums(a: Tensor, name: str) -> Tensor:
     """A float32 rounded to 16 bits without a cast, as Inductor leaves out casts to 16 bits and back.
 
     Source: Veltkamp's splitting, Dekker 1971; the factor is 2^s + 1 for s digits that go. The sums are written so that
-    no fused operation changes them.
+    no fused operation changes them. In bfloat16 a number above 2^111, which only a gain as large makes, becomes NaN.
     """
     c = a * (2.0**16 if name == "bfloat16" else 2.0**13) + a
     near = c - (c - a)
     if name == "bfloat16":
-        return torch.where(a.abs() < 2.0**110, near, a)
+        return near
     near = torch.where(a.abs() < 2.0**-14, (a + 0.75) - 0.75, near)  # subnormal: to a multiple of 2^-24
     return torch.where(a.abs() < 65520, near, a * torch.inf)
 

@@ -26,7 +26,6 @@ def test_each_kernel_is_measured_and_shown_again(tmp_path: Path) -> None:
     levels = {record["level"] for record in records}
     kernels = {(record["kernel"], record["dtype"]) for record in records}
     assert levels
-    assert len(records) == 20 * len(levels)
-    assert len(kernels) == 20
-    assert all(record["ns"]["ours"] > 0 for record in records if record["kernel"] == "backward with a gate")
+    assert len(records) == 9 * len(levels)
+    assert len(kernels) == 9
     assert {tuple(record["ns"]) for record in records} == {("ours", "copy", "LayerNorm"), ("ours", "copy")}

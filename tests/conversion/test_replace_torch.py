@@ -318,6 +318,32 @@ def test_a_replaced_module_is_compiled_in_one_graph() -> None:
         assert torch.equal(compiled(*inputs), layer(*inputs))
 
 
+class T5XNorm(nn.Module):
+    """As T5X, MaxText and EasyLM compute it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        y = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+        return y * self.weight.to(x.dtype)
+
+
+def test_a_gain_that_is_cast_to_the_dtype_of_x() -> None:
+    old = randomised(T5XNorm())
+    new = copy.deepcopy(old)
+    (entry,) = replace(new)
+    assert (entry.variant, entry.why) == (rmsnorm.Variant.get("t5x"), "recognised")
+    for dtype in (torch.float16, torch.bfloat16):
+        x, dy = randn(5, 16).to(dtype), randn(5, 16).to(dtype)
+        y = new(x)
+        assert torch.equal(y, old(x))
+        (dweight,) = torch.autograd.grad(y, [new.weight], dy)
+        assert torch.equal(dweight, rmsnorm.torch_impl.rms_norm_vjp(dy, x, new.weight.detach(), variant="t5x")[1])
+
+
 class CentredL2(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -163,11 +163,17 @@ def test_tangents_that_do_not_fit():
         _raised(ValueError, sentence, jvp, primals, tangents)
 
 
-@pytest.mark.parametrize("values", [(), (None, None, None, None), 3])
-def test_primals_and_tangents_are_three(values):
-    want = f"{values!r} ({type(values).__name__}), expected (x, scale, bias); leave trailing ones out or None"
-    _raised(TypeError, f"rms_norm_jvp: primals is {want}", numpy_impl.rms_norm_jvp, values, (X,))
-    _raised(TypeError, f"rms_norm_jvp: tangents is {want}", numpy_impl.rms_norm_jvp, (X,), values)
+@pytest.mark.parametrize("values", [(), (None,) * 6, 3])
+def test_primals_are_three_and_tangents_five(values):
+    given, fix = f"{values!r} ({type(values).__name__})", "leave trailing ones out or None"
+    names = "(x, scale, bias)"
+    _raised(
+        TypeError, f"rms_norm_jvp: primals is {given}, expected {names}; {fix}", numpy_impl.rms_norm_jvp, values, (X,)
+    )
+    names = "(dx, dscale, dbias, dresidual, dgate)"
+    _raised(
+        TypeError, f"rms_norm_jvp: tangents is {given}, expected {names}; {fix}", numpy_impl.rms_norm_jvp, (X,), values
+    )
 
 
 ARGUMENTS = [

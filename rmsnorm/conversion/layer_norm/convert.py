@@ -271,8 +271,7 @@ def _search(model: Model, norms: Mapping[str, Norm], left: dict[str, str]) -> tu
 
     def fit(some: Sequence[Shift]) -> bool:
         """Whether no output changes, also behind a stopped gradient or a decision."""
-        after = study.observed(_centred(start, some, 3.0))[0]
-        return difference(before, after) <= bound
+        return all(difference(before, study.observed(_centred(start, some, mean))[0]) <= bound for mean in (3.0, 0.0))
 
     shifts = by_halves([*shifts_of(gradients, sizes, bound), *hidden], fit)
     _, now = outputs_of(shifts)

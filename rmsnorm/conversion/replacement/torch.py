@@ -129,8 +129,8 @@ def class_of(kind: Any, norm: Norm) -> Any:
         if norm.group is not None and not norm.takes(shape):
             return kind.forward(self, *inputs, **named)
         vectors = (vector(torch, parameter, norm) for parameter in parameters)
-        rows, scale, bias, *z = in_groups(torch, norm, shape, x, *vectors, *(() if gate is None else (gate,)))
-        (z,) = z or (None,)
+        rows, scale, bias, *gates = in_groups(torch, norm, shape, x, *vectors, *(() if gate is None else (gate,)))
+        z = gates[0] if gates else None
         alone = may_keep and type(x) is Tensor and not is_watched() and not has_tangents()
         # as in rmsnorm.torch_impl.RMSNorm
         is_kept = alone and z is None

@@ -14,12 +14,15 @@ namespace rmsnorm::RMSNORM_LEVEL {
 struct Quotient {
     double rho, inverse, rest = 0;
 
-    // `rest` is above 0: so it leaves a zero its sign and an infinite number as it is. A rho that is next to 0 comes from an
-    // eps alone, and what is not 0 is infinite beside it.
+    // `rest` is above 0: so it leaves a zero its sign and an infinite number as it is, which can be where a partial statistic
+    // counts only zeros. Beside an infinite rho it is 0, and so is every quotient. A rho that is next to 0 comes from an eps
+    // alone, and what is not 0 is infinite beside it.
     explicit Quotient(double rho) : rho(rho), inverse(0 < rho && rho <= 1e-150 ? 1e300 : 1 / rho) {
         if (1e-150 < rho && rho < 1e150) {  // so that nothing finite overflows
             inverse *= 1 - 0x1p-52;
             rest = std::fma(-inverse, rho, 1.0) * inverse;
+        } else if (std::isfinite(rho)) {
+            rest = 0x1p-1022;
         }
     }
 };
