@@ -101,7 +101,7 @@ def mean(a: Tensor, axes: Any) -> Tensor:
 
 
 def max(a: Tensor, axes: Any) -> Tensor:
-    """Of numbers >= 0: 0 over axes without elements. Of a DTensor the sum, near enough: a device may have no element."""
+    """Of numbers >= 0: 0 over axes without elements. Of a DTensor the sum, near enough: a shard may be empty."""
     has_elements = not hasattr(a, "placements") and all(a.shape[axis] for axis in axes)
     return complete(a.amax(axes, keepdim=True) if has_elements else a.sum(axes, keepdim=True))
 
@@ -155,7 +155,8 @@ def mean_square(ops: Any, call: Call, c: Tensor, row: recipe.Row, least: float) 
         unit = 2.0**15 if vanishes(call.variant.eps_for(call.sum)) else 1.0
     else:
         return recipe.mean_square(ops, call, c, row, least)
-    squares = (c * unit) * (c * unit)
+    scaled = c * unit
+    squares = scaled * scaled
     return mean(squares, call.axes) if row.counted is None else sum(squares, call.axes) / row.k, unit
 
 
