@@ -53,6 +53,7 @@ empty_on_gpu: Final = _private(
 current_gpu: Final = _private("_C._cuda_getDevice", torch.cuda.current_device)
 stream_of: Final = _private("_C._cuda_getCurrentRawStream", lambda i: torch.cuda.current_stream(i).cuda_stream)
 
+_has_level: Final = hasattr(forward_ad, "_current_level")
 # The transforms of torch.func that are active; None for none.
 _transforms: Final = _private("_C._functorch.get_interpreter_stack", lambda: None)
 
@@ -62,7 +63,7 @@ def has_tangents() -> bool:
 
     A program of Dynamo enters it below Python, where the transforms know it.
     """
-    if getattr(forward_ad, "_current_level", 0) >= 0:
+    if not _has_level or forward_ad._current_level >= 0:
         return True
     return is_in_transform() and any(each.key().name == "Jvp" for each in _transforms() or ())
 
