@@ -71,8 +71,8 @@ def candidates(device: str, dtype: torch.dtype) -> Iterator[tuple[str, bool, Cal
     yield "torch.nn.RMSNorm without gradients", False, lambda: built_in(x)
     yield "torch.nn.RMSNorm, forward with a graph", True, lambda: built_in(leaf)
     yield "torch.nn.RMSNorm, forward and backward", True, back(built_in, leaf, built_in.weight)
-    tensors = x, None, gain, None, None, None, torch.empty_like(x), None, None
-    yield "a launch", False, lambda: gpu._start(kept.launch, "forward", "forward", kept.sizes, *tensors)
+    tensors, sizes = (x, None, gain, None, None, None, torch.empty_like(x), None, None), gpu._in_rows(kept.launch, x)[1]
+    yield "a launch", False, lambda: gpu._start(kept.launch, "forward", "forward", sizes, *tensors)
     yield "a device guard", False, lambda: guard(x)
 
 

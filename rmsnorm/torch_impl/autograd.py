@@ -20,7 +20,7 @@ from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl import space
 from rmsnorm.torch_impl.exported import with_exact_eps
 from rmsnorm.torch_impl.kernels import Kept, Results
-from rmsnorm.torch_impl.memory import laid_out
+from rmsnorm.torch_impl.memory import is_plain, laid_out
 from rmsnorm.torch_impl.private import (
     apply_of,
     has_tangents,
@@ -90,7 +90,7 @@ class KernelNorm(torch.autograd.Function):
         kept, bias, x_dtype, residual_dtype = ctx.known
         h, scale, inverse_rms = ctx.saved_tensors
         _, needs_x, needs_scale, needs_bias, *others = ctx.needs_input_grad
-        if dy is None or torch.is_grad_enabled() or has_tangents() or not kept.is_readable(dy, dh):
+        if dy is None or torch.is_grad_enabled() or has_tangents() or not is_plain(kept.place, dy, dh):
             dx, dscale, dbias, _ = _gradients(kept.call, dy, dh, h, None, scale, bias, None, None, None)
         else:
             needed = needs_x or (bool(others) and others[0]), needs_scale, needs_bias
@@ -153,10 +153,11 @@ def repeat(
     """y, or y and x + residual, of a call that a layer made before, where nothing watches it; None if it is another."""
     for then, kept in known:
         if kept.matches(x, residual, scale, bias) and then == attributes:
-            if residual is None and is_differentiated(x, scale, bias):  # as in ``by_kernel``; here a microsecond counts
+            if residual is not None:
+                return by_kernel(kept, False, x, residual, scale, bias)[:2]
+            if is_differentiated(x, scale, bias):  # as in ``by_kernel``; here a microsecond counts
                 return _by_kernel(kept, x, scale, bias)
-            y, h, _ = by_kernel(kept, False, x, residual, scale, bias)
-            return y if residual is None else (y, h)
+            return kept.forward(False, x, None, scale, bias)[0]
     return None
 
 

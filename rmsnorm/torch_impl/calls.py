@@ -26,7 +26,7 @@ def compute(
     A ``layer`` keeps the call for the next one with these attributes.
     """
     kept = None
-    if not is_watched() and not has_tangents() and _are_readable(x, residual, scale, bias, mask, gate):
+    if not is_watched() and not has_tangents() and kernels.are_readable(x, residual, scale, bias, mask, gate):
         prepared = prepare("rms_norm", options, x, scale, bias, mask, residual, gate)
         kept = kernels.kept_of(prepared, x)
     if kept is None:
@@ -70,7 +70,7 @@ def compute_vjp(
         and all(t is None or t.dtype == x.dtype for t in (residual, dh))
         and not is_watched()
         and not is_differentiated(dy, dh, x, residual, scale)
-        and _are_readable(x, dy, dh, residual, scale, bias)
+        and kernels.are_readable(x, dy, dh, residual, scale, bias)
     ):
         kept = kernels.kept_of(prepared, x)
     if kept is not None:
@@ -82,10 +82,6 @@ def compute_vjp(
         dx, dresidual = (None if t is None else space.cast(dh_of_both, space.name_of(t)) for t in (x, residual))
     others = (laid_out(result, t) for result, t in ((dresidual, residual), (dgate, gate)) if t is not None)
     return laid_out(dx, x), dscale, dbias, *others
-
-
-def _are_readable(x: Any, *others: Any) -> bool:
-    return isinstance(x, Tensor) and kernels.are_readable(x, *others)
 
 
 def _checked(

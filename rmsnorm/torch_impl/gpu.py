@@ -19,7 +19,7 @@ from rmsnorm import gpu
 from rmsnorm.gpu.plan import Tiles, has_fast_float64, settings, sum_tiles, tiles
 from rmsnorm.specification.call import Call
 from rmsnorm.torch_impl.memory import rows_of
-from rmsnorm.torch_impl.private import allocator, starter
+from rmsnorm.torch_impl.private import empty_on_gpu, empty_strided, starter
 from rmsnorm.torch_impl.space import dtype_name
 
 Sizes: TypeAlias = tuple[Any, ...]
@@ -73,11 +73,11 @@ def card_of(device: torch.device) -> int | str | None:
 
 
 def forward(
-    launch: Launch, sizes: Sizes, *, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None,
-    y: Tensor, h: Tensor | None, inverse_rms: Tensor | None,
+    launch: Launch, x: Tensor, residual: Tensor | None, scale: Tensor | None, bias: Tensor | None, y: Tensor,
+    h: Tensor | None, inverse_rms: Tensor | None,
 ) -> None:  # fmt: skip
-    """Writes y and, where they are tensors, h = x + residual and 1 / rho; of tensors on the current device, in rows."""
-    parts = None
+    """Writes y and, where they are tensors, h = x + residual and 1 / rho; of tensors on the current device."""
+    x, sizes, parts = *_in_rows(launch, x), None
     if launch.forward.chunks > 1:
         parts = _parts(launch, launch.forward, x)
         _start(launch, "forward", "sum_parts", sizes, x, residual, parts)
@@ -85,27 +85,25 @@ def forward(
 
 
 def backward(
-    launch: Launch, sizes: Sizes, *, h: Tensor, dy: Tensor, dh: Tensor | None, scale: Tensor | None,
-    inverse_rms: Tensor | None, dx: Tensor, dscale: Tensor | None, dbias: Tensor | None,
+    launch: Launch, h: Tensor, dy: Tensor, dh: Tensor | None, scale: Tensor | None, inverse_rms: Tensor, dx: Tensor,
+    dscale: Tensor | None, dbias: Tensor | None,
 ) -> None:  # fmt: skip
     """The same for dx + dh in T and, where they are tensors, dscale and dbias."""
     tile, width, parts = launch.backward, launch.n * launch.groups, None
+    h, sizes = _in_rows(launch, h)
     if tile.chunks > 1:
         parts = _parts(launch, tile, h)
         _start(launch, "backward", "sum_parts", sizes, dy, h, scale, parts)
-    sums: Any = None  # of both parameters, one behind the other
-    if dscale is not None and dbias is not None:
-        sums = allocator(h)((2, tile.programs, width), (tile.programs * width, width, 1), torch.float64)
-        dscale_sums, dbias_sums = sums.unbind()
-    else:
-        if dscale is not None or dbias is not None:
-            sums = allocator(h)((tile.programs, width), (width, 1), torch.float64)
-        dscale_sums, dbias_sums = (sums, None) if dbias is None else (None, sums)
-    tensors = h, dy, dh, scale, parts, inverse_rms, dx, dscale_sums, dbias_sums
-    _start(launch, "backward", "backward", sizes, *tensors)
-    if sums is not None:
-        totals: Any = (dbias, None) if dscale is None else (dscale, dbias)
-        total, second = totals
+    totals = [total for total in (dscale, dbias) if total is not None]
+    empty = empty_strided if h.is_cpu else empty_on_gpu
+    sums = empty((len(totals), tile.programs, width), (tile.programs * width, width, 1), torch.float64)
+    dscale_sums = None if dscale is None else sums[0]
+    dbias_sums = None if dbias is None else sums[-1]
+    _start(
+        launch, "backward", "backward", sizes, h, dy, dh, scale, parts, inverse_rms, dx, dscale_sums, dbias_sums
+    )  # fmt: skip
+    if totals:
+        total, second = totals if len(totals) == 2 else (totals[0], None)
         dtypes = total.dtype, None if second is None else second.dtype
         _start(launch, "backward", "add_up", dtypes, sums, total, second)
 
@@ -159,12 +157,9 @@ def _parts(launch: Launch, tile: Tiles, x: Tensor) -> Tensor:
     return torch.empty((1, launch.rows * launch.groups, tile.chunks), dtype=torch.float64, device=x.device)
 
 
-def in_rows(launch: Launch, x: Tensor) -> tuple[Tensor, Sizes]:
-    """x in rows, and what the kernels take of these."""
-    matrix = rows_of(x, launch.n * launch.groups)
-    return matrix, sizes_of(launch, matrix.stride(0))
-
-
-def sizes_of(launch: Launch, step: int) -> Sizes:
-    """What all kernels take of the rows of x, which are so many elements apart."""
-    return launch.n, None if launch.groups == 1 else launch.groups, step
+def _in_rows(launch: Launch, x: Tensor) -> tuple[Tensor, Sizes]:
+    """x in rows without gaps, and what all kernels take of these: the last is the step from one row to the next."""
+    width = launch.n * launch.groups
+    matrix = None if x.is_contiguous() else rows_of(x, width)
+    sizes = launch.n, None if launch.groups == 1 else launch.groups, width if matrix is None else matrix.stride(0)
+    return x if matrix is None else matrix, sizes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from fractions import Fraction
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, overload
@@ -19,7 +20,6 @@ from rmsnorm.torch_impl.autograd import Known, repeat
 from rmsnorm.torch_impl.calls import compute
 from rmsnorm.torch_impl.functional import rms_norm
 from rmsnorm.torch_impl.private import (
-    TRACED,
     built_in_dtype,
     has_tangents,
     is_dynamo_compiling,
@@ -118,16 +118,14 @@ class RMSNorm(torch.nn.RMSNorm):
         self.__dict__["_is_hf_initialized"] = done
         offset, weight = self.variant.scale_offset, self._parameters.get("weight")
         if done and offset and weight is not None and init.constant_.__module__ != init.__name__:
-            has_values = not weight.is_meta and not isinstance(weight, TRACED)
-            if has_values and bool((weight == 1).all()):  # other values are those that the model chose
-                init.constant_(weight, 1 - offset)
+            with suppress(RuntimeError):  # it has no values, on the meta device or in a compiler
+                if bool((weight == 1).all()):  # other values are those that the model chose
+                    init.constant_(weight, 1 - offset)
 
     def forward(
         self, x: Tensor, mask: Tensor | None = None, residual: Tensor | None = None, gate: Tensor | None = None
     ) -> Any:
-        """Normalize x, or x + residual.
-
-            y = h / rho * (o + weight) + bias,    h = x + residual
+        """Normalize x, or h = x + residual.
 
         Args:
             x: floating-point, of a shape that ends in normalized_shape.
@@ -143,8 +141,6 @@ class RMSNorm(torch.nn.RMSNorm):
         Raises:
             TypeError: x, the residual or the gate is not floating-point, the mask is not bool.
             ValueError: x does not end in normalized_shape, a mask, residual or gate does not fit x.
-
-        Source: Zhang & Sennrich 2019, arXiv 1910.07467, equation 4.
 
         Example:
             >>> import torch
@@ -180,17 +176,9 @@ class RMSNorm(torch.nn.RMSNorm):
             call = self.variant, self.eps, None, axes, None, None
             return compute(call, False, x, weight, bias, None, residual, gate, layer=self, attributes=attributes)
         return rms_norm(
-            x,
-            weight,
-            bias,
-            variant=self.variant,
-            eps=self.eps,
-            axis=axes,
-            mask=mask,
-            residual=residual,
-            gate=gate,
+            x, weight, bias, variant=self.variant, eps=self.eps, axis=axes, mask=mask, residual=residual, gate=gate,
             out_dtype=out_dtype,
-        )
+        )  # fmt: skip
 
     if TYPE_CHECKING:
 

@@ -17,21 +17,24 @@ from rmsnorm.torch_impl.space import dtype_name
 _DENSE: Final = {torch.strided, torch.jagged}
 
 
-def is_plain(*tensors: Tensor | None) -> bool:
-    """Whether all are ordinary tensors on the CPU, whose numbers are in memory as they are, and no operation is traced.
+def is_plain(place: int, *tensors: Tensor | None) -> bool:
+    """Whether all are ordinary tensors on the GPU of this index, or on the CPU with -1, and no operation is traced.
 
     Only these have an address that a kernel may read: the numbers of a tensor with the negative bit are stored with the
-    other sign, those of a tensor of zeros that autograd makes are not stored at all.
+    other sign, those of a tensor of zeros that autograd makes are not stored at all. False on a GPU from when
+    RMSNORM_GPU_KERNELS=0 is set.
     """
     if is_dynamo_compiling():  # which cannot trace these questions
         return False
     for tensor in tensors:
-        if tensor is not None:
-            if (type(tensor) is not Tensor and type(tensor) is not Parameter) or not tensor.is_cpu or tensor.is_neg():
-                return False
-            if not _is_in_memory(tensor):
-                return False
-    return not modes()
+        if tensor is not None and (
+            (type(tensor) is not Tensor and type(tensor) is not Parameter)
+            or tensor.get_device() != place
+            or tensor.is_neg()
+            or not _is_in_memory(tensor)
+        ):
+            return False
+    return not modes() and (place < 0 or not is_switched_off())
 
 
 def _is_in_memory(tensor: Tensor) -> bool:
@@ -44,24 +47,6 @@ def _is_in_memory(tensor: Tensor) -> bool:
     except RuntimeError:  # sparse, or a batch of gradients
         pass
     return False
-
-
-def is_plain_on_gpu(*tensors: Tensor | None, index: int | None = None) -> bool:
-    """As ``is_plain``, on one GPU, or on that of this index; False from when RMSNORM_GPU_KERNELS=0 is set."""
-    if is_dynamo_compiling() or modes() or is_switched_off():
-        return False
-    for t in tensors:
-        if t is not None:
-            if (
-                (type(t) is not Tensor and type(t) is not Parameter) or not t.is_cuda or t.is_neg()
-                or t.layout is not torch.strided or not _is_in_memory(t)
-            ):  # fmt: skip
-                return False
-            if index is None:
-                index = t.get_device()
-            elif t.get_device() != index:
-                return False
-    return index is not None
 
 
 def check_storage(op: str, x: Tensor, **others: Tensor | None) -> None:
@@ -89,7 +74,3 @@ def laid_out(result: Any, x: Any) -> Any:
     if x.is_contiguous() or torch.jit.is_tracing() or format_of(x) is torch.contiguous_format:
         return result.contiguous()
     return result.movedim(1, -1).contiguous().movedim(-1, 1)  # vmap has no memory formats
-
-
-def gapless(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.contiguous()

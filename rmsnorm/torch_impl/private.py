@@ -53,18 +53,19 @@ empty_on_gpu: Final = _private(
 current_gpu: Final = _private("_C._cuda_getDevice", torch.cuda.current_device)
 stream_of: Final = _private("_C._cuda_getCurrentRawStream", lambda i: torch.cuda.current_stream(i).cuda_stream)
 
-TRACED: tuple[type, ...] = ()  # what a compiler passes in place of a tensor
-with suppress(ImportError):
-    from torch._subclasses import FakeTensor
-    from torch._subclasses.functional_tensor import FunctionalTensor
-
-    TRACED = FakeTensor, FunctionalTensor
+_has_level: Final = hasattr(forward_ad, "_current_level")
+# The transforms of torch.func that are active; None for none.
+_transforms: Final = _private("_C._functorch.get_interpreter_stack", lambda: None)
 
 
-# Whether forward mode is on, in which tensors may have tangents. If that is not known, they may.
-has_tangents: Final[Callable[[], bool]] = (
-    (lambda: True) if getattr(forward_ad, "_current_level", None) is None else (lambda: forward_ad._current_level >= 0)
-)
+def has_tangents() -> bool:
+    """Whether forward mode is on, in which tensors may have tangents. If that is not known, they may.
+
+    A program of Dynamo enters it below Python, where the transforms know it.
+    """
+    if not _has_level or forward_ad._current_level >= 0:
+        return True
+    return is_in_transform() and any(each.key().name == "Jvp" for each in _transforms() or ())
 
 
 def is_differentiated(*tensors: Tensor | None) -> bool:
@@ -112,15 +113,6 @@ def untraced(function: F) -> F:
     return function
 
 
-def constant(function: F) -> F:
-    """The result is a constant of a program that Dynamo traces. torch.compiler.assume_constant_result imports Dynamo.
-
-    Another version traces the function.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
 def is_autocast_on(device_type: str) -> bool:
     """Also of a device without autocast, as meta, where PyTorch 2.5 raises."""
     try:
@@ -155,7 +147,6 @@ def built_in_dtype(variant: str, x: Tensor, weight: Tensor | None, residual: Any
     return None if dtype == usual else dtype
 
 
-@constant
 def is_widened(device_type: str) -> bool:
     """Whether torch.nn.RMSNorm has float32 results of 16-bit tensors of a device where autocast is on.
 
@@ -168,9 +159,8 @@ def is_widened(device_type: str) -> bool:
     return False
 
 
-def allocator(x: Tensor) -> Callable[..., Tensor]:
-    """A function of sizes, strides and dtype that makes a tensor where x is, if that is the current GPU."""
-    return empty_strided if x.is_cpu else empty_on_gpu
+# A constant of a program that Dynamo traces. torch.compiler.assume_constant_result imports Dynamo.
+is_widened._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def current_device(x: Tensor) -> Any:

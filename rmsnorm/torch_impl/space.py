@@ -101,8 +101,9 @@ def mean(a: Tensor, axes: Any) -> Tensor:
 
 
 def max(a: Tensor, axes: Any) -> Tensor:
-    """Of numbers >= 0: 0 over axes without elements."""
-    return complete(a.amax(axes, keepdim=True) if all(a.shape[axis] for axis in axes) else a.sum(axes, keepdim=True))
+    """Of numbers >= 0: 0 over axes without elements. Of a DTensor the sum, near enough: a shard may be empty."""
+    has_elements = not hasattr(a, "placements") and all(a.shape[axis] for axis in axes)
+    return complete(a.amax(axes, keepdim=True) if has_elements else a.sum(axes, keepdim=True))
 
 
 def over(a: Tensor, axes: Any) -> Tensor:

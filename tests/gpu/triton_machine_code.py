@@ -14,7 +14,7 @@ import rmsnorm.gpu
 from rmsnorm.specification.call import Spec
 from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Variant
-from rmsnorm.torch_impl import gpu, kernels
+from rmsnorm.torch_impl import kernels
 
 FEW = 8  # spills in a turn of the loop, of which a thread computes eight elements
 # Issue slots an element, registers, and spills in the usual path, by version of Triton, case and compute capability.
@@ -148,7 +148,7 @@ def test_neither_width_nor_eps_compiles_a_kernel(position, monkeypatch):
         variant = Variant(name="", eps=eps, eps_position=position)
         call = resolve("rms_norm", Spec((64, n), "float32"), Spec((n,), "float32"), variant=variant)
         x, scale = torch.ones(64, n), torch.ones(n)
-        kept = kernels.kept_on(x.device, call, gpu.launch_of(call, "float32", None), "float32")
+        kept = kernels.kept_on(x.device, call, "float32")
         inverse_rms = kept.forward(True, x, None, scale, None, None, None)[2]
         kept.backward(kernels.ALL, x, None, x, scale, None, None, None, inverse_rms)
     first, second = keys[:3], keys[3:]

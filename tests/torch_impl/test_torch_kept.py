@@ -122,9 +122,8 @@ def test_a_switch_for_the_gpu_counts_from_when_it_is_set(monkeypatch: pytest.Mon
     monkeypatch.setattr(gpu, "is_interpreted", lambda: True)
     monkeypatch.setattr(gpu, "has_triton", lambda: True)
     forget(rows.card_of)
-    made = kernels.launch_on(device, call, None, None)
+    made = kernels.kept_on(device, call).launch
     assert type(made) is rows.Launch
-    assert kernels.launch_on(device, call, None, None) is made  # with the kernels that it has started
+    assert kernels.kept_on(device, call).launch is made  # with the kernels that it has started
     monkeypatch.setenv("RMSNORM_GPU_KERNELS", "0")
-    assert kernels.launch_on(device, call, None, None) is None
     assert kernels.refusal(device, call) == "RMSNORM_GPU_KERNELS=0 switches the kernels off"

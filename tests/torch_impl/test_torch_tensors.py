@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from torch_arrays import are_alike  # noqa: E402
 
-from rmsnorm.torch_impl import RMSNorm, memory, rms_norm, rms_norm_vjp  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm, rms_norm, rms_norm_vjp  # noqa: E402
 
 
 class Subclass(torch.Tensor):
@@ -173,15 +173,6 @@ def test_memory_that_was_freed() -> None:
         rms_norm(freed)
     with pytest.raises(ValueError, match="has no memory"):
         rms_norm_vjp(freed, torch.ones(4, 8))
-
-
-def test_memory_of_a_gpu_that_was_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
-    freed, gain = torch.ones(4, 8), torch.nn.Parameter(torch.ones(8))
-    assert memory.is_plain_on_gpu(freed, gain, None, torch.ones(0, 8))
-    gain.untyped_storage().resize_(0)
-    with pytest.raises(ValueError, match=r"shape \(8,\) has no memory"):
-        memory.is_plain_on_gpu(freed, gain)
 
 
 @contextlib.contextmanager

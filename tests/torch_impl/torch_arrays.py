@@ -8,6 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from rmsnorm.accuracy.bounds import bound
+from rmsnorm.parity.cases import CASES, Data
+from rmsnorm.parity.judge import Outcome, compare, expect
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
+from rmsnorm.specification.variants import Variant, derive
 from rmsnorm.targets.bridges import Torch
 
 BRIDGE = Torch()
@@ -30,14 +37,43 @@ def randn(*shape: int, dtype: Any = torch.float32, seed: int = 0) -> Any:
 def are_alike(got: Any, want: Any) -> bool:
     """Whether both may be the same numbers, by a kernel or by recipe.py, each within the bounds of the parity kit.
 
-    Arithmetic of a few dozen roundings in float32 (float64), and a rounding to 16 bits may go to the other neighbour in
-    each of three places, by 2 units: all of terms as large as the largest number.
+    Each is within the bound of dx of the golden, which is the widest of one row, so they are within two of each other;
+    all of terms as large as the largest number, as numbers of one size have.
     """
-    exact = torch.float64 if got.dtype == torch.float64 else torch.float32
-    bound = 6 * torch.finfo(got.dtype).eps / 2 + 64 * torch.finfo(exact).eps / 2
+    names = {torch.float64: "float64", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+    dtype, n = names.get(got.dtype, "float32"), want.shape[-1] if want.ndim else 1
+    one_row = resolve("rms_norm", Spec((1, n), dtype), variant=Variant.get("standard"))
+    limit = 2 * bound("dx", one_row, dtype, residual=True).ratio * dtypes.unit_roundoff(dtype)
     got, want = got.detach().double(), want.detach().double()
     largest = want.abs().nan_to_num(0, 0, 0).max() if want.numel() else 0
-    return bool((((got - want).abs() <= bound * largest) | (got == want) | (got.isnan() & want.isnan())).all())
+    return bool((((got - want).abs() <= limit * largest) | (got == want) | (got.isnan() & want.isnan())).all())
+
+
+def hold(results: dict[str, Any], x: Any, scale: Any = None, bias: Any = None, **options: Any) -> None:
+    """Results of a call, such as y and dx, are within the bounds of the parity kit of the golden's.
+
+    The options are those of rms_norm, and dy and dh.
+    """
+    names = ("mask", "residual", "gate", "dy", "dh")
+    options = {"dy": torch.zeros_like(x), **options}
+    arrays = {name: to_numpy(options.pop(name, None)) for name in names}
+    arrays |= {"x": to_numpy(x), "scale": to_numpy(scale), "bias": to_numpy(bias)}
+    options = {"variant": "standard", "axis": -1, "feature_axis": None, "out_dtype": None, **options}
+    variant = derive("rms_norm", options.pop("variant"), options.pop("eps", None), options.pop("partial", None))
+    specs = {name: None if a is None else Spec(a.shape, a.dtype.name) for name, a in arrays.items()}
+    call = resolve(
+        "rms_norm", *(specs[name] for name in ("x", "scale", "bias")), variant=variant, **options,
+        **{name: specs[name] for name in ("mask", "residual", "gate")},
+    )  # fmt: skip
+    tangents = np.zeros_like(arrays["x"]), None, None
+    data = Data(CASES[0], variant, call, tangents=tangents, **arrays, **options)
+    got = {name: [to_numpy(result.detach())] for name, result in results.items() if result is not None}
+    failed = [
+        f"{verdict.quantity}: {verdict.detail}"
+        for verdict in compare(Outcome(got), expect(data, tuple(got), automatic=True))
+        if not verdict.passed
+    ]
+    assert not failed, "\n".join(failed)
 
 
 LAYOUTS: dict[str, Callable[[Any], Any]] = {  # of a tensor with four axes in memory
