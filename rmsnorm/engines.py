@@ -44,9 +44,12 @@ def refusal(call: Call, platform: str | None, formats: Iterable[str | None] = ()
         return "the normalised axes are not the last ones"
     if call.masked:
         return "the call has a mask"
-    if any(name not in _FORMATS for name in (call.x, call.sum, call.norm, call.product, call.result, *formats)):
+    if any(
+        name not in _FORMATS
+        for name in (call.x_dtype, call.sum_dtype, call.norm_dtype, call.product_dtype, call.result_dtype, *formats)
+    ):
         return "an array is float64"
-    if {call.x, call.result} == set(dtypes.HALF):
+    if {call.x_dtype, call.result_dtype} == set(dtypes.HALF):
         return "x and y have different formats of 16 bits"
     if platform not in (None, *KERNELS):
         return "there are no kernels for its device"
@@ -134,7 +137,7 @@ def _prepared(
     scale_format, bias_format = (
         None if p is None else dtypes.arithmetic(p.dtype) if is_written_out else p.dtype for p in (scale, bias)
     )
-    kernel_call = rows if dy is None else replace(rows, result=dy.dtype)
+    kernel_call = rows if dy is None else replace(rows, result_dtype=dy.dtype)
     return Prepared(call, kernel_call, (scale_format, bias_format), {})
 
 

@@ -81,7 +81,7 @@ def forward(
         y = ops.where(mask, y, ops.constant(y))
     if row.empty is not None:
         y = ops.where(row.empty, 0.0, y)
-    return ops.cast(y, call.result), total, row
+    return ops.cast(y, call.result_dtype), total, row
 
 
 def backward(
@@ -133,14 +133,14 @@ def around(
     """
     if call.in_rows.feature_axes != call.feature_axes:
         scale, bias = (None if p is None else _written_out(ops, call, p) for p in (scale, bias))
-    if call.gate is None:
+    if call.gate_dtype is None:
         return norm(x, residual, scale, bias)
-    f = factor(ops, call, ops.cast(gate, call.gate))
+    f = factor(ops, call, ops.cast(gate, call.gate_dtype))
     if call.is_gated_before:
-        h, total = _summed(ops, call, x, residual, call.gate)
+        h, total = _summed(ops, call, x, residual, call.gate_dtype)
         return norm(h * f, None, scale, bias)[0], total
     y, total = norm(x, residual, scale, bias)
-    return ops.cast(y * f, call.result), total
+    return ops.cast(y * f, call.result_dtype), total
 
 
 def alive(ops: Any, call: Call, h: Any, mask: Any) -> Any:
@@ -151,7 +151,7 @@ def alive(ops: Any, call: Call, h: Any, mask: Any) -> Any:
 
 def inverse_rms(ops: Any, call: Call, row: Row) -> Any:
     """1 / rho as the functions return it."""
-    return ops.constant(ops.cast(row.inverse if row.power is None else row.inverse * row.power, call.inverse_rms))
+    return ops.constant(ops.cast(row.inverse if row.power is None else row.inverse * row.power, call.inverse_rms_dtype))
 
 
 def factor(ops: Any, call: Call, z: Any) -> Any:
@@ -172,7 +172,7 @@ def mean_square(ops: Any, call: Call, c: Any, row: Row, least: float) -> tuple[A
     smallest squares that count beside eps are normal numbers then, and with eps = 1e-6 so is the sum of 4096 squares
     of 1e26.
     """
-    if call.x == "float16" and not (call.is_gated_before or call.exact_sum):  # 65504^2 is far inside of float32
+    if call.x_dtype == "float16" and not (call.is_gated_before or call.exact_sum):  # 65504^2 is far inside of float32
         return _mean(ops, call, c * c, row), 1.0
     if ops.name_of(c) == "float32" and least >= _LEAST:
         unit: Any = min(1.0, _LEAST_IN_RANGE / 2.0 ** math.floor(math.log2(least)))
@@ -248,13 +248,13 @@ def _normalised(h: Any, row: Row) -> Any:
 
 def _affine(ops: Any, call: Call, y: Any, scale: Any, bias: Any, *, is_last: bool = False) -> Any:
     """y before a gate, rounded where the variant rounds; if it ``is_last``, the cast to the dtype of y does that."""
-    dtype, product, is_rounded = ops.name_of(y), call.product, call.norm is not None
-    is_cast = is_last and call.result == product
+    dtype, product, is_rounded = ops.name_of(y), call.product_dtype, call.norm_dtype is not None
+    is_cast = is_last and call.result_dtype == product
     if is_rounded and not (is_cast and scale is None and bias is None):
-        y = ops.rounded(y, call.norm)
+        y = ops.rounded(y, call.norm_dtype)
     if scale is not None:
         g = _gain(ops, call, scale, dtype)
-        if is_rounded and (call.variant.scale_offset or (call.gain or ops.name_of(scale)) != product):
+        if is_rounded and (call.variant.scale_offset or (call.gain_dtype or ops.name_of(scale)) != product):
             g = ops.rounded(g, product)
         y = y * g
         y = ops.rounded(y, product) if is_rounded and not (is_cast and bias is None) else y
@@ -267,7 +267,7 @@ def _affine(ops: Any, call: Call, y: Any, scale: Any, bias: Any, *, is_last: boo
 def _gain(ops: Any, call: Call, scale: Any, dtype: str) -> Any:
     """o + g. An o of 0 is not added: it would make +0 of a gain that is -0."""
     g = _features(ops, call, scale, dtype)
-    g = g if call.gain is None else ops.rounded(g, call.gain)
+    g = g if call.gain_dtype is None else ops.rounded(g, call.gain_dtype)
     return call.variant.scale_offset + g if call.variant.scale_offset else g
 
 
@@ -292,7 +292,7 @@ def _summed(ops: Any, call: Call, x: Any, residual: Any, dtype: str) -> tuple[An
     if residual is None:
         return ops.cast(x, dtype), None
     exact = ops.cast(x, dtype) + ops.cast(residual, dtype)
-    return exact if call.exact_sum else ops.rounded(exact, call.sum), ops.cast(exact, call.sum)
+    return exact if call.exact_sum else ops.rounded(exact, call.sum_dtype), ops.cast(exact, call.sum_dtype)
 
 
 def _mean(ops: Any, call: Call, values: Any, row: Row) -> Any:
@@ -305,4 +305,8 @@ def _only(ops: Any, chosen: Any, values: Any) -> Any:
 
 
 def _arithmetic(call: Call, *others: str) -> str:
-    return "float64" if "float64" in (call.x, call.product, call.result, call.gate, *others) else "float32"
+    return (
+        "float64"
+        if "float64" in (call.x_dtype, call.product_dtype, call.result_dtype, call.gate_dtype, *others)
+        else "float32"
+    )

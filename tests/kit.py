@@ -50,11 +50,13 @@ def failures(implementation: Implementation, combinations: Combinations) -> tupl
             if not verdict.passed:
                 failed.append(f"{case.name}, {variant}, {dtype}, {verdict.quantity}: {verdict.detail}")
             # f(z) errs by 5; a sum that is not rounded first, and 32 bits without a kernel, are computed in that of y
-            is_half = data.call.result in dtypes.HALF
-            exact = data.gate is None and (not data.call.exact_sum or (is_half and data.call.x != data.call.sum))
+            is_half = data.call.result_dtype in dtypes.HALF
+            exact = data.gate is None and (
+                not data.call.exact_sum or (is_half and data.call.x_dtype != data.call.sum_dtype)
+            )
             exact = exact and (is_half or refusal(data.call.in_rows, "cpu") is None)
             if verdict.quantity == "y" and data.out_dtype is None and exact:
-                counted = tally[variant, data.call.result]
+                counted = tally[variant, data.call.result_dtype]
                 counted[0] += data.x.size
                 counted[1] += (1 - verdict.bit_identical) * data.x.size
                 counted[2] = max(counted[2], verdict.max_ulp)

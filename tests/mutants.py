@@ -106,7 +106,7 @@ FAULTS: Final = {
         {"gain": lambda s, _: s.parameter("bias", 1.0), "bias": lambda s, _: s.parameter("scale", -0.0)}, _NONE),
     "offset dropped": Fault({"offset": _to(-0.0)}, "scale_offset is 0.0, {name} has 1.0"),
     "rounded on the other side": Fault(
-        {"norm": lambda s, norm: s.call.x if norm is None else None}, "rounding is '{other}', {name} has '{own}'"),
+        {"norm": lambda s, norm: None if norm else s.call.x_dtype}, "rounding is '{other}', {name} has '{own}'"),
     "eps on the other side": Fault(_OTHER_EPS, "eps_position is '{place}', {name} has '{own_place}'"),
     # identify asks for an option alone, and with a mask for no eps
     "eps on the other side beside a mask": Fault(_beside("mask", _OTHER_EPS)),
@@ -131,7 +131,7 @@ FAULTS: Final = {
     "mean square in bfloat16": Fault(
         {"q": lambda s, q: rounded(q, "bfloat16")}, "the mean square is rounded to bfloat16"),
     "squares in the dtype of x": Fault(
-        {"squares": lambda s, _: (rounded(s.c, s.call.x).astype(s.call.x) ** 2).astype(np.float64)},
+        {"squares": lambda s, _: (rounded(s.c, s.call.x_dtype).astype(s.call.x_dtype) ** 2).astype(np.float64)},
         "the squares are rounded to bfloat16, before the cast to float32"),
     "squares in float32": Fault(
         {"squares": lambda s, _: (s.c.astype(np.float32) ** 2).astype(np.float64)}, ("overflow", "0")),
@@ -172,9 +172,9 @@ FAULTS: Final = {
     "row of an outlier doubled": Fault({"normalised": lambda s, y: np.where(y[..., :1] > 3, 2 * y, y)}, _NONE),
     "gate on the other side": Fault({"is_before": lambda s, is_before: not is_before}, "gate_position is '"),
     "another function of the gate": Fault({"function": _other("silu", "sigmoid")}, "gate_function is '"),
-    "f(z) rounded": Fault({"f": lambda s, f: rounded(f, s.call.x)}, _GATED),
-    "y rounded before the gate": Fault({"biased": lambda s, y: rounded(y, s.call.x)}, _GATED),
-    "x f(z) rounded": Fault({"h": lambda s, h: rounded(h, s.call.x)}, _GATED),
+    "f(z) rounded": Fault({"f": lambda s, f: rounded(f, s.call.x_dtype)}, _GATED),
+    "y rounded before the gate": Fault({"biased": lambda s, y: rounded(y, s.call.x_dtype)}, _GATED),
+    "x f(z) rounded": Fault({"h": lambda s, h: rounded(h, s.call.x_dtype)}, _GATED),
     "z cut off": Fault({"z": lambda s, z: np.clip(z, -10, 10)}, _NONE),
     "bias after the gate": Fault({"y": lambda s, _: s.gained * s.on_y + s.bias}, _GATED),
     "groups ignored": Fault({"axes": lambda s, _: s.call.feature_axes}),  # the target of its case has one group

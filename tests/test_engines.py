@@ -83,7 +83,7 @@ def test_a_call_in_rows_has_no_gate_and_a_gain_for_each_element() -> None:
     half = Spec((2, 3, 4), "float16")
     call = resolve("test", half, variant=before, axis=(-2, -1), feature_axis=-2, gate=half)
     rows = call.in_rows
-    assert (rows.gate, rows.x, rows.axes, rows.feature_axes, rows.result) == (
+    assert (rows.gate_dtype, rows.x_dtype, rows.axes, rows.feature_axes, rows.result_dtype) == (
         None,
         "float32",
         (1, 2),
@@ -91,7 +91,11 @@ def test_a_call_in_rows_has_no_gate_and_a_gain_for_each_element() -> None:
         "float16",
     )
     after = resolve("test", half, variant=Variant.get("llama"), gate=half)
-    assert (after.in_rows.x, after.in_rows.norm, after.in_rows.result) == ("float16", "float16", "float32")
+    assert (after.in_rows.x_dtype, after.in_rows.norm_dtype, after.in_rows.result_dtype) == (
+        "float16",
+        "float16",
+        "float32",
+    )
     plain = resolve("test", SPEC, variant=Variant.get("llama"))
     assert plain.in_rows is plain
 

@@ -112,8 +112,8 @@ def recast(data: Data, residual: str | None, gate: str) -> Data:
     specs: Any = {name: Spec(array.shape, array.dtype.name) for name, array in arrays.items() if array is not None}
     mask = None if data.mask is None else Spec(data.mask.shape, "bool")
     call = resolve("recast", **specs, mask=mask, **data.options)
-    dh = None if data.dh is None else data.dh.astype(call.sum)
-    return replace(data, **arrays, call=call, dy=data.dy.astype(call.result), dh=dh)
+    dh = None if data.dh is None else data.dh.astype(call.sum_dtype)
+    return replace(data, **arrays, call=call, dy=data.dy.astype(call.result_dtype), dh=dh)
 
 
 @pytest.fixture(params=[True, False], ids=["kernels", "operations"])

@@ -108,7 +108,7 @@ class Problem:
         bits, worst, wrong = {}, {}, []
         for name, got in results.items():
             shape, dtype = {
-                "y": (self.x.shape, call.result),
+                "y": (self.x.shape, call.result_dtype),
                 "dx": (self.x.shape, self.dtype),
                 "dscale": (self.scale.shape, self.dtype),
             }[name]

@@ -178,10 +178,10 @@ def bound(quantity: str, call: Call, dtype: str, *, residual: bool = False, auto
     if automatic:
         roundings += quantity in ("dx", "dresidual") and dtype in dtypes.HALF
         named = {"dx": 1, "dresidual": 1, "dscale": 2}.get(quantity, 0)
-        if call.gate is not None:
+        if call.gate_dtype is not None:
             named += quantity == "dgate" if call.is_gated_before else quantity in ("dx", "dresidual", "dscale", "dbias")
-        if call.norm is not None:
-            roundings += named * dtypes.unit_roundoff(call.norm) / dtypes.unit_roundoff(dtype)
+        if call.norm_dtype is not None:
+            roundings += named * dtypes.unit_roundoff(call.norm_dtype) / dtypes.unit_roundoff(dtype)
     return Bound(roundings + operations)
 
 
@@ -200,8 +200,8 @@ def error_of(quantity: str, call: Call) -> float:
 def arithmetic_of(call: Call) -> str:
     """The narrowest dtype in which the operations of a call may be."""
     if call.variant.rounding == "input_dtype":
-        return call.sum
-    return dtypes.arithmetic(dtypes.promote(call.x, call.product, call.result, call.gate))
+        return call.sum_dtype
+    return dtypes.arithmetic(dtypes.promote(call.x_dtype, call.product_dtype, call.result_dtype, call.gate_dtype))
 
 
 def operations_of(quantity: str, call: Call, *, worst: bool = False) -> float:
@@ -236,7 +236,7 @@ def operations_of(quantity: str, call: Call, *, worst: bool = False) -> float:
     if call.exact_sum:
         is_of_gate = quantity == "dgate"
         operations += _SUM_OF_GATE[call.variant.gate_position] if is_of_gate else _SUM.get(quantity, 0)
-    if call.gate is not None:
+    if call.gate_dtype is not None:
         operations += _GATE[call.variant.gate_position].get(quantity, 0)
     return operations
 
@@ -261,6 +261,8 @@ def of_row(n: int, dtype: str) -> float:
 
 def _named_roundings(call: Call) -> int:
     """Of h / rho, the gain and its product, the bias, the result."""
-    if call.norm is None:
+    if call.norm_dtype is None:
         return 1
-    return 3 + (call.variant.scale_offset != 0) + (call.product != call.result or call.gate is not None)
+    return (
+        3 + (call.variant.scale_offset != 0) + (call.product_dtype != call.result_dtype or call.gate_dtype is not None)
+    )

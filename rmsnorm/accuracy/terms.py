@@ -76,9 +76,9 @@ def term_sizes(
     specs: dict[str, Any] = {name: Spec(a.shape, a.dtype.name) for name, a in arrays.items() if a is not None}
     options: dict[str, Any] = {"axis": axis, "feature_axis": feature_axis, "out_dtype": out_dtype}
     call = resolve("term_sizes", variant=derive("term_sizes", variant, None, None), **specs, **options)
-    least = dtypes.smallest_normal(call.norm) if automatic and call.norm is not None else 0.0
+    least = dtypes.smallest_normal(call.norm_dtype) if automatic and call.norm_dtype is not None else 0.0
     with np.errstate(all="ignore"):
-        h = add(x, residual, call.x)
+        h = add(x, residual, call.x_dtype)
         if gate is None:
             return _term_sizes(call, h, scale, bias, dy, tangents, dh, mask, least)
         return _gated(call, h.astype(np.float64), scale, bias, dy, tangents, dh, mask, gate.astype(np.float64), least)

@@ -103,16 +103,16 @@ def launch_of(call: Call, scale: str | None, bias: str | None) -> Launch:
     variant = call.variant
     native = _native.Plan(
         rows=rows, n=call.n, k=call.k, groups=n // call.n, step=task_rows, eps=call.eps, offset=variant.scale_offset,
-        position=variant.eps_position, x=call.x, y=call.result, norm=call.norm,
-        product=call.product if call.norm else None, scale=scale, bias=bias,
+        position=variant.eps_position, x=call.x_dtype, y=call.result_dtype, norm=call.norm_dtype,
+        product=call.product_dtype if call.norm_dtype else None, scale=scale, bias=bias,
     )  # fmt: skip
     return Launch(
         key=(call, scale, bias),
         native=native,
-        name=f"{call.x}-{call.result}",
+        name=f"{call.x_dtype}-{call.result_dtype}",
         rows=rows,
         n=n,
-        row_bytes=n * np.dtype(call.x if call.x != "bfloat16" else "float16").itemsize,
+        row_bytes=n * np.dtype(call.x_dtype if call.x_dtype != "bfloat16" else "float16").itemsize,
         reduced=tuple(1 if axis in call.axes else size for axis, size in enumerate(call.shape)),
         small=rows * n < _CHUNK,
         is_shared=rows > task_rows or (rows > 1 and rows * n >= _FEW_ROWS),  # see driver.cpp

@@ -49,7 +49,7 @@ def gradients(
     kernel_call: Call | None = prepared.kernel_call
     x, *_, residual, gate, _, dh = given
     is_plain = gate is None and prepared.kernel_call.feature_axes == prepared.call.feature_axes
-    is_plain = is_plain and {array.dtype.name for array in without_none((x, residual, dh))} == {prepared.call.x}
+    is_plain = is_plain and {array.dtype.name for array in without_none((x, residual, dh))} == {prepared.call.x_dtype}
     if not is_plain or kernels.why_not_traced(prepared.kernel_call, prepared.formats, given) is not None:
         kernel_call = None
     return _gradients(prepared.call, kernel_call, *given)
@@ -107,9 +107,9 @@ def _summed(call: Call, x: Any, residual: Any) -> tuple[Any, Any]:
     """What is normalised, and x + residual as it is returned."""
     if residual is None:
         return x, None
-    wide = dtypes.arithmetic(call.x)  # which has the digits to round the sum of two numbers of 16 bits once
+    wide = dtypes.arithmetic(call.x_dtype)  # which has the digits to round the sum of two numbers of 16 bits once
     exact = x.astype(wide) + residual.astype(wide)
-    return exact.astype(call.x), exact.astype(call.sum)
+    return exact.astype(call.x_dtype), exact.astype(call.sum_dtype)
 
 
 def arrays(op: str, **values: Any) -> list[Any]:

@@ -110,11 +110,11 @@ def forward(call: Call, of: Operands, ops: Space = HERE) -> Any:
         return recipe.forward(ops, call, h, None, of.scale, of.bias, of.mask, gate)[0]
 
     y = y_of(call, of.h, of.gate)
-    if call.norm is None and of.mask is None:
+    if call.norm_dtype is None and of.mask is None:
         return y
     alive = recipe.alive(ops, call, of.h, of.mask)
     h, gate = (a if a is None or alive is None else jnp.where(alive, a, 0) for a in (of.h, of.gate))
-    return with_derivatives_of(y_of(replace(call, norm=None), h, gate), y)
+    return with_derivatives_of(y_of(replace(call, norm_dtype=None), h, gate), y)
 
 
 def backward(call: Call, of: Operands, dy: Any, dh: Any) -> list[Any]:
@@ -127,7 +127,7 @@ def _forward(of: Operands, call: Call) -> list[Any]:
 
 
 def _forward_types(of: Operands, call: Call) -> list[Any]:
-    return [private.type_like(of.h, call.shape, jnp.dtype(call.result))]
+    return [private.type_like(of.h, call.shape, jnp.dtype(call.result_dtype))]
 
 
 def _forward_kernel(of: Operands, call: Call) -> list[Any]:
@@ -161,7 +161,7 @@ def _gradients_types(of: Operands, _: Any, __: Any, call: Call, wanted: tuple[st
 def _gradients_kernel(of: Operands, dy: Any, dh: Any, call: Call, wanted: tuple[str, ...]) -> list[Any]:
     from rmsnorm.cpu import xla
 
-    call = replace(call, result=dy.dtype.name)
+    call = replace(call, result_dtype=dy.dtype.name)
     are_wanted = [name in wanted for name in ("h", "scale", "bias")]
     attribute = xla.backward(call, _name(of.scale), _name(of.bias), are_wanted, has_dh=dh is not None)
     return _call_kernel(attribute, _gradients_types(of, dy, dh, call, wanted), dy, of.h, _narrowed(call, of.scale), dh)
@@ -169,7 +169,7 @@ def _gradients_kernel(of: Operands, dy: Any, dh: Any, call: Call, wanted: tuple[
 
 def _narrowed(call: Call, scale: Any) -> Any:
     """The gain, in its dtype, rounded to that of x where the variant says so."""
-    return scale if scale is None or call.gain is None else HERE.rounded(scale, call.gain)
+    return scale if scale is None or call.gain_dtype is None else HERE.rounded(scale, call.gain_dtype)
 
 
 def _call_kernel(attribute: Any, types: list[Any], *operands: Any) -> list[Any]:

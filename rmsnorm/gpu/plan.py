@@ -131,12 +131,18 @@ def has_fast_float64(capability: int) -> bool:
 
 def way(call: Call, scale: str | None, bias: str | None, float64: bool = True) -> str:
     """The way of the forward pass, with parameters of these dtypes: see triton_forward."""
-    if call.x == "float32":
+    if call.x_dtype == "float32":
         return "wide"
-    is_one_format = call.x == call.result and (not call.norm or (call.product == call.x and scale in (None, call.x)))
-    has_one_way = bias is None and not (call.norm and call.variant.scale_offset) and scale in (None, call.x, "float32")
+    is_one_format = call.x_dtype == call.result_dtype and (
+        not call.norm_dtype or (call.product_dtype == call.x_dtype and scale in (None, call.x_dtype))
+    )
+    has_one_way = (
+        bias is None
+        and not (call.norm_dtype and call.variant.scale_offset)
+        and scale in (None, call.x_dtype, "float32")
+    )
     if not float64:
-        has_one_way = has_one_way and scale in (None, call.x) and not call.variant.scale_offset
+        has_one_way = has_one_way and scale in (None, call.x_dtype) and not call.variant.scale_offset
     return "cut" if is_one_format and has_one_way and call.n <= _LIMITS["forward"].widest else "pairs"
 
 
@@ -174,20 +180,22 @@ def settings(
     division = {"ROWS": tile.rows, "BLOCK": tile.block}
     if kernel == "add_up":
         return Settings({"FORMAT": formats[0], "SECOND": formats[1], **division}, options)
-    float64 = float64 or call.x == "float32"
+    float64 = float64 or call.x_dtype == "float32"
     arguments: dict[str, Any] = {
         "eps": float(call.eps), "share": 1 / call.k, "POSITION": call.variant.eps_position,
-        "OFFSET": call.variant.scale_offset, "FORMAT": call.x, **division, "FLOAT64": float64,
+        "OFFSET": call.variant.scale_offset, "FORMAT": call.x_dtype, **division, "FLOAT64": float64,
     }  # fmt: skip
     if kernel in ("forward", "backward"):
         arguments["EIGHTS"] = call.n % 16 == 8 and step % 8 == 0
     if kernel == "forward":
-        roundings = {"NORM": call.norm or "", "PRODUCT": call.product, "RESULT": call.result}
+        roundings = {"NORM": call.norm_dtype or "", "PRODUCT": call.product_dtype, "RESULT": call.result_dtype}
         scale, bias = formats
         arguments |= {**roundings, "WAY": way(call, scale, bias, float64)}
     elif kernel == "backward":
-        read_ahead = 4 * tile.rows * tile.block * (4 if call.x == "float32" else 2)  # bytes of h and dy, of two tiles
-        is_ahead = tile.chunks == 1 and read_ahead <= _SHARED[call.x == "float32"]
+        read_ahead = (
+            4 * tile.rows * tile.block * (4 if call.x_dtype == "float32" else 2)
+        )  # bytes of h and dy, of two tiles
+        is_ahead = tile.chunks == 1 and read_ahead <= _SHARED[call.x_dtype == "float32"]
         arguments["STAGES"] = 3 if is_ahead else 1
         options["maxnreg"] = 128  # registers of a thread, so that an SM has two programs of eight warps
     return Settings(arguments, options)

@@ -95,13 +95,15 @@ def _ratio(model: Model, pair: Pair, answer: Answer, wanted: Array, *, narrow: b
     at, y = answer
     call = model.call(at)
     if narrow:
-        call = replace(call, x="float32", sum="float32", product="float32", result="float32")
+        call = replace(call, x_dtype="float32", sum_dtype="float32", product_dtype="float32", result_dtype="float32")
     if model.gate is not None:
         position = model.variant.replace(gate_position=model.gate.position)
-        call = replace(call, variant=position, gate=dtypes.arithmetic(dtypes.promote(call.x, call.product)))
+        call = replace(
+            call, variant=position, gate_dtype=dtypes.arithmetic(dtypes.promote(call.x_dtype, call.product_dtype))
+        )
     if model.variant.rounding == "input_dtype":
-        call = replace(call, x=narrower(*pair, call.x), sum=narrower(*pair, call.sum))
-    dtype = "float32" if narrow else narrower(y.dtype.name, call.norm or y.dtype.name)
+        call = replace(call, x_dtype=narrower(*pair, call.x_dtype), sum_dtype=narrower(*pair, call.sum_dtype))
+    dtype = "float32" if narrow else narrower(y.dtype.name, call.norm_dtype or y.dtype.name)
     got, want = y.astype(np.float64), wanted.astype(np.float64)
     with np.errstate(all="ignore"):
         unit = np.maximum(model.terms(at) * dtypes.unit_roundoff(dtype), dtypes.smallest_subnormal(dtype) / 2)

@@ -175,16 +175,16 @@ class Model:
         if activation is not None and before:
             h = h * activation
         if gain is not None:
-            gain = self.variant.scale_offset + (gain if call.gain is None else rounded(gain, call.gain))
+            gain = self.variant.scale_offset + (gain if call.gain_dtype is None else rounded(gain, call.gain_dtype))
             gain = rounded(gain, at.scale.dtype.name) if self.gain_rounded and at.scale is not None else gain
             if self.gain_first:
-                h, gain = rounded(h * gain, call.x), None
+                h, gain = rounded(h * gain, call.x_dtype), None
         inverse = self.inverse_rms(h, self.eps_for(at.x.dtype.name), stages)
         if self.centred:
             counted = self.counted(h.shape[-1])
             h = h - np.where(counted, h, 0.0).sum(-1, keepdims=True) / counted.sum()
         free = self.variant.rounding == "input_dtype" and stages is not None
-        norm, product = (call.x, call.x) if free else (call.norm, call.product)
+        norm, product = (call.x_dtype, call.x_dtype) if free else (call.norm_dtype, call.product_dtype)
 
         def stepped(values: Array, dtype: str | None) -> Array:
             return values if norm is None else rounded(values, dtype or norm)
@@ -196,4 +196,4 @@ class Model:
             y = stepped(y + bias, product)
         if activation is not None and not before:
             y = y * activation
-        return cast(y, result or call.result)
+        return cast(y, result or call.result_dtype)

@@ -270,7 +270,7 @@ def _result_rule(probe: Probe, results: dict[Pair, str]) -> ResultDtype | None:
 
     def ruled(rule: ResultDtype, t: str, g: str) -> str:
         gain, variant = Spec((1,), g) if has_gain else None, Variant(name="identified", result_dtype=rule)
-        return resolve("identify", Spec((1,), t), gain, variant=variant).result
+        return resolve("identify", Spec((1,), t), gain, variant=variant).result_dtype
 
     fits = [rule for rule in _RULES if all(ruled(rule, *pair) == y for pair, y in results.items())]
     if len(fits) == 1:

@@ -128,25 +128,25 @@ def _visible(eps: DoubleDouble, other: DoubleDouble) -> DoubleDouble:
 def affine(call: Call, data: Data) -> Scaled:
     """h / rho * (o + g) + b with the roundings of the variant, but that of y itself."""
     y, exponent = data.quotient()
-    if call.norm is None:
+    if call.norm_dtype is None:
         y, exponent = product_of((y, exponent), data.gain.fraction())
         if data.bias is not None:
             y, exponent = sum_of((y, exponent), scaled(data.bias))
         return y.where(~data.empty, 0.0), exponent
-    y = DoubleDouble(y.round(call.norm, exponent))
+    y = DoubleDouble(y.round(call.norm_dtype, exponent))
     if data.scale is not None:
-        gain = DoubleDouble(data.gain.round(call.product))
+        gain = DoubleDouble(data.gain.round(call.product_dtype))
         y, exponent = product_of(y.fraction(), gain.fraction())
-        y = DoubleDouble(y.round(call.product, exponent))
+        y = DoubleDouble(y.round(call.product_dtype, exponent))
     if data.bias is not None:
-        y = DoubleDouble((y + DoubleDouble(data.bias)).round(call.product))
+        y = DoubleDouble((y + DoubleDouble(data.bias)).round(call.product_dtype))
     return y.where(~data.empty, 0.0), np.zeros((), int)
 
 
 def forward(call: Call, data: Data, factor: Scaled | None = None) -> Array:
     """y, times the factor of a gate if there is one."""
     y, exponent = affine(call, data) if factor is None else product_of(affine(call, data), factor)
-    return y.where(~data.empty, 0.0).round(call.result, exponent)  # 0 also times a gate of NaN
+    return y.where(~data.empty, 0.0).round(call.result_dtype, exponent)  # 0 also times a gate of NaN
 
 
 def scaled(array: Array) -> Scaled:

@@ -42,7 +42,7 @@ def _rms_norm(options: Options, return_inverse_rms: bool, *values: Any) -> Any:
     outputs = [y] if h is None else [y, h]
     if inverse_rms is not None:
         with np.errstate(over="ignore"):  # in rows whose norm is subnormal
-            outputs.append(inverse_rms.astype(call.inverse_rms, copy=False))
+            outputs.append(inverse_rms.astype(call.inverse_rms_dtype, copy=False))
     return tuple(outputs) if len(outputs) > 1 else y
 
 
@@ -53,9 +53,9 @@ def run_kernel(
     """y, x + residual (None without one) and, if asked for, 1 / rho in float64."""
     h, inverse_rms = None, np.empty(launch.reduced) if with_inverse_rms else None
     if residual is not None:
-        x, residual = x.astype(call.x, copy=False), np.ascontiguousarray(residual, call.x)
-        h = np.empty(call.shape, call.x)
-    y = np.empty(call.shape, call.result)
+        x, residual = x.astype(call.x_dtype, copy=False), np.ascontiguousarray(residual, call.x_dtype)
+        h = np.empty(call.shape, call.x_dtype)
+    y = np.empty(call.shape, call.result_dtype)
     x, x_step = _rows(launch.n, x)
     threads, gomp_parallel = launch.forward_threads(own_threads)
     launch.native.forward(
@@ -70,12 +70,12 @@ def _rms_norm_vjp(options: Options, *values: Any) -> Any:
     dy, dh, x, scale, bias, mask, residual, gate = arrays("rms_norm_vjp", **dict(zip(names, values, strict=True)))
     prepared = prepare("rms_norm_vjp", options, x, scale, bias, mask, residual, gate, dy, dh)
     call, launch = prepared.call, _launch(prepared)
-    one_dtype = {array.dtype.name for array in (x, residual, dh) if array is not None} == {call.x}
+    one_dtype = {array.dtype.name for array in (x, residual, dh) if array is not None} == {call.x_dtype}
     if launch is None or not one_dtype:
         return golden.differentiate(options, dy, dh, x, scale, bias, mask, residual, gate)
     with np.errstate(all="ignore"):
         h = x if residual is None else x + residual  # all have one dtype: each sum is rounded once
-    dx, scale = np.empty(call.shape, call.x), _gapless(narrowed(call, scale))
+    dx, scale = np.empty(call.shape, call.x_dtype), _gapless(narrowed(call, scale))
     dscale, dbias = (None if p is None else np.empty(p.shape, p.dtype.newbyteorder("=")) for p in (scale, bias))
     h, h_step = _rows(launch.n, h)
     threads, gomp_parallel = launch.backward_threads(own_threads)
@@ -105,7 +105,7 @@ def why_not(prepared: Prepared, _: Any) -> str | None:
     reason: str | None = prepared.in_memory()[1]
     if reason is not None:
         return reason
-    if call.gate is not None:
+    if call.gate_dtype is not None:
         return "it has a gate"
     if call.exact_sum:
         return "x + residual is normalised before it is rounded"

@@ -55,16 +55,16 @@ def compute(
         variant=derive("rms_norm", variant, eps, partial), axis=axis, feature_axis=feature_axis,
     )  # fmt: skip
     rows, scale = Rows(call), narrowed(call, scale)
-    y = np.empty((rows.count, rows.n), call.result)
-    inverse_rms = np.zeros((rows.count, 1), call.inverse_rms)
+    y = np.empty((rows.count, rows.n), call.result_dtype)
+    inverse_rms = np.zeros((rows.count, 1), call.inverse_rms_dtype)
     with np.errstate(all="ignore"):
         h, after = _gated(call, _sum(call, x, residual), gate, rows)
         for block, data in blocks(rows, call, h, scale, bias, mask):
             y[block] = forward(call, data, None if after is None else part(after, block))
-            inverse_rms[block] = data.inverse_rms(call.inverse_rms)
+            inverse_rms[block] = data.inverse_rms(call.inverse_rms_dtype)
     outputs = [rows.back(y)]
     if residual is not None:
-        outputs.append(add(x, residual, call.sum))
+        outputs.append(add(x, residual, call.sum_dtype))
     if return_inverse_rms:
         outputs.append(rows.back(inverse_rms))
     return tuple(outputs) if len(outputs) > 1 else outputs[0]
@@ -193,7 +193,7 @@ def rms_norm_jvp(
         df = None if df is None or call.is_gated_before else apply(rows.of, df)
     dg = rows.of(zero if dscale is None else dscale.reshape(call.feature_shape))
     db = rows.of(zero if dbias is None else dbias.reshape(call.feature_shape))
-    dy = np.empty((rows.count, rows.n), call.result)
+    dy = np.empty((rows.count, rows.n), call.result_dtype)
     with np.errstate(all="ignore"):
         for block, data in blocks(rows, call, h, scale, bias, mask):
             moved = product_of(tangent(data, part(dh, block)), data.gain.fraction())
@@ -201,7 +201,7 @@ def rms_norm_jvp(
             moved = sum_of(moved, scaled(db[block]))
             moved = moved if after is None else product_of(moved, part(after, block))
             moved = moved if df is None else sum_of(moved, product_of(affine(call, data), part(df, block)))
-            dy[block] = _rounded((moved[0].where(data.has_gradient, 0.0), moved[1]), call.result)
+            dy[block] = _rounded((moved[0].where(data.has_gradient, 0.0), moved[1]), call.result_dtype)
     return rows.back(dy)
 
 
@@ -209,7 +209,7 @@ def _sum(call: Call, x: Array, residual: Array | None) -> Scaled:
     """x + residual, rounded as the variant says; x without one."""
     if residual is not None and call.exact_sum:
         return sum_of(scaled(x), scaled(residual))
-    return scaled(add(x, residual, call.sum))
+    return scaled(add(x, residual, call.sum_dtype))
 
 
 def _gated(call: Call, h: Scaled, gate: Array | None, rows: Rows) -> tuple[Scaled, Scaled | None]:
@@ -255,9 +255,9 @@ def arrays(op: str, **values: Any) -> list[Any]:
 
 def narrowed(call: Call, scale: Array | None) -> Array | None:
     """The gain, in its dtype, rounded to that of x where the variant says so."""
-    if scale is None or call.gain is None:
+    if scale is None or call.gain_dtype is None:
         return scale
-    return DoubleDouble(scale).round(call.gain).astype(scale.dtype)
+    return DoubleDouble(scale).round(call.gain_dtype).astype(scale.dtype)
 
 
 def _spec(array: Array | None) -> Spec | None:

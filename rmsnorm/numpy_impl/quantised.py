@@ -222,7 +222,7 @@ def _stored(inputs: _Inputs, rows: slice) -> Array:
         return inputs.x[rows]
     total = DoubleDouble(inputs.x[rows]) + DoubleDouble(inputs.residual[rows])
     round_to = total.truncate if inputs.preset.residual_rounding == "truncate" else total.round
-    return round_to(inputs.call.sum)
+    return round_to(inputs.call.sum_dtype)
 
 
 class _Fraction(NamedTuple):
@@ -258,7 +258,7 @@ def _normalised(inputs: _Inputs, rows: slice, error: float = 0.0) -> _Fraction:
         else:
             y = y.times(_gain(preset, inputs.scale))
         if preset.round_norm if step == "norm" else preset.round_gain:
-            y = y.rounded(call.sum)
+            y = y.rounded(call.sum_dtype)
     return y
 
 

@@ -193,7 +193,7 @@ def _expectations(
             for name, want in expected.items()
         }
         weights = question.counts.reshape(-1, *[1] * (few.x.ndim - 1))
-        least = 0.0 if call.norm is None else dtypes.smallest_normal(call.norm)
+        least = 0.0 if call.norm_dtype is None else dtypes.smallest_normal(call.norm_dtype)
         of_scale = terms_of_dscale(np.abs(steps.terms), np.abs(steps.v), least)
         for name, terms, sizes in (("dscale", steps.terms, of_scale), ("dbias", steps.v, np.abs(steps.v))):
             if name in names:
@@ -219,7 +219,7 @@ def _dtype(few: Data, name: str) -> str:
 def _sums(total: Array, question: Question) -> list[Comparison]:
     """The second result where that is not x + residual, rounded once to its dtype."""
     rows = question.rows
-    want = question.spread(add(rows.x, rows.residual, rows.call.sum))
+    want = question.spread(add(rows.x, rows.residual, rows.call.sum_dtype))
     if total.shape == want.shape and total.dtype == want.dtype and np.array_equal(total, want, equal_nan=True):
         return []
     return [failed("y", f"the second result is another {total.dtype} of shape {total.shape}, expected x + residual")]

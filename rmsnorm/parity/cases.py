@@ -295,8 +295,8 @@ def make(case: Case, variant: str | Variant, dtype: str) -> Data:
         x=x,
         scale=scale,
         bias=bias,
-        dy=signed(case.data, random.normal(0.1, 1.0, case.shape)).astype(call.result),
-        dh=random.normal(0.0, 1.0, case.shape).astype(call.sum) if case.residual else None,
+        dy=signed(case.data, random.normal(0.1, 1.0, case.shape)).astype(call.result_dtype),
+        dh=random.normal(0.0, 1.0, case.shape).astype(call.sum_dtype) if case.residual else None,
         tangents=(
             tangent_of(x, random),
             None if scale is None else random.normal(size=sizes).astype(width),

@@ -80,7 +80,7 @@ EQUATIONS: Final[dict[str, Callable[[Steps], Any]]] = {
     "extra": lambda s: -0.0 if s.data.residual is None else s.wide("residual"),
     "sum": lambda s: s.x.astype(np.float64) + s.extra,
     "is_rounded": lambda s: s.data.residual is not None and s.variant.residual_rounding == "before",
-    "input": lambda s: rounded(s.sum, s.call.sum) if s.is_rounded else s.sum,
+    "input": lambda s: rounded(s.sum, s.call.sum_dtype) if s.is_rounded else s.sum,
     "h": lambda s: s.input * s.on_x,
     # rho, from the mean square of what counts; s is the derivative's.
     "size": lambda s: np.maximum(s.inner(s.counted), 1).astype(np.float64),
@@ -99,18 +99,21 @@ EQUATIONS: Final[dict[str, Callable[[Steps], Any]]] = {
     "normalised": lambda s: np.where(s.shown, s.h * s.inverse, 0.0),
     # y: gain, bias and the gate after. ``norm`` is the dtype to which h / rho is rounded, None where only y is.
     "gain": lambda s: (
-        s.parameter("scale", 1.0) if s.call.gain is None else rounded(s.parameter("scale", 1.0), s.call.gain)
+        s.parameter("scale", 1.0)
+        if s.call.gain_dtype is None
+        else rounded(s.parameter("scale", 1.0), s.call.gain_dtype)
     ),
     "bias": lambda s: s.parameter("bias", -0.0),
     "offset": lambda s: -0.0 if s.data.scale is None else s.call.offset,
-    "norm": lambda s: s.call.norm,
-    "factor": lambda s: s.offset + s.gain if s.norm is None else rounded(np.asarray(s.offset + s.gain), s.call.product),
+    "norm": lambda s: s.call.norm_dtype,
+    "steps_to": lambda s: s.call.product_dtype,
+    "factor": lambda s: s.offset + s.gain if s.norm is None else rounded(np.asarray(s.offset + s.gain), s.steps_to),
     "gained": lambda s: (
-        s.normalised * s.factor if s.norm is None else rounded(rounded(s.normalised, s.norm) * s.factor, s.call.product)
+        s.normalised * s.factor if s.norm is None else rounded(rounded(s.normalised, s.norm) * s.factor, s.steps_to)
     ),
-    "biased": lambda s: s.gained + s.bias if s.norm is None else rounded(s.gained + s.bias, s.call.product),
+    "biased": lambda s: s.gained + s.bias if s.norm is None else rounded(s.gained + s.bias, s.steps_to),
     "y": lambda s: np.where(s.shown, s.biased * s.on_y, 0.0),
-    "result": lambda s: s.call.result,
+    "result": lambda s: s.call.result_dtype,
     # Gradients, of y = (h / rho (o + g) + b) f(z); dh = u / rho - R h / rho, where R is the same for all u of a row.
     "live": lambda s: s.mask & s.shown,
     "v": lambda s: np.where(s.live, s.wide("dy") * s.on_y, 0.0),
@@ -144,9 +147,9 @@ def candidate(data: Data, changes: Mapping[str, Change] | None = None) -> Outcom
         s = Steps(data, changes or {})
         results = {
             "y": cast(s.y, s.result),
-            "inverse_rms": cast(s.inverse, s.call.inverse_rms),
+            "inverse_rms": cast(s.inverse, s.call.inverse_rms_dtype),
             "dx": cast(s.dx, data.x.dtype.name),
-            "jvp": cast(s.jvp, s.call.result),
+            "jvp": cast(s.jvp, s.call.result_dtype),
         }
         for name, step in {"scale": "dscale", "bias": "dbias", "residual": "dx", "gate": "dgate"}.items():
             if (argument := getattr(data, name)) is not None:
@@ -172,8 +175,8 @@ def ends(data: Data, want: Array, error: Array, away: Array) -> tuple[Array, Arr
     sums in 16 bits are such roundings, and so exact: only what is computed in more bits errs by ``away``.
     """
     call = data.call
-    is_named = call.norm is not None and call.gate is None and call.product in dtypes.HALF
-    factors = (1 - error, 1 + error) if call.norm is not None else (np.ones(()),)
+    is_named = call.norm_dtype is not None and call.gate_dtype is None and call.product_dtype in dtypes.HALF
+    factors = (1 - error, 1 + error) if call.norm_dtype is not None else (np.ones(()),)
 
     def times(factor: Array) -> Change:
         return lambda s, inverse: inverse * factor

@@ -102,7 +102,7 @@ def expect(
         unit = sizes[name] * (dtypes.unit_roundoff(dtype) + further / limit.ratio)
         unit = np.maximum(np.broadcast_to(unit, value.shape), dtypes.smallest_subnormal(dtype) / 2)
         expected[name] = want = Expected(value, unit, limit)
-        if name == "y" and {dtype, data.call.norm} & {*dtypes.HALF} and data.variant.rounding != "input_dtype":
+        if name == "y" and {dtype, data.call.norm_dtype} & {*dtypes.HALF} and data.variant.rounding != "input_dtype":
             expected[name] = _between(want, data, error_of(name, data.call) + further, sizes[name])
     return expected
 

@@ -279,7 +279,7 @@ def _results(target: Target, data: Data, *, gradients: bool) -> tuple[dict[str, 
 
 def _wrong_sum(got: Array, data: Data) -> dict[str, str]:
     """A sentence on the second result where that is not x + residual, rounded once to its dtype."""
-    want = add(data.x, data.residual, data.call.sum)
+    want = add(data.x, data.residual, data.call.sum_dtype)
     if got.shape == want.shape and got.dtype == want.dtype and np.array_equal(got, want, equal_nan=True):
         return {}
     came, wanted = (errors.describe(a.shape, a.dtype.name) for a in (got, want))

@@ -148,7 +148,7 @@ def data_of(test: Test, number: int, variant: Variant, dtype: str) -> Data:
     call = resolve("vectors", spec, Spec(shape[1:], width), variant=chosen, residual=residual)
     arrays = {}
     for i, name in enumerate(types if test.residual else ("x", "scale", "dy")):
-        kind = call.result if name == "dy" else types[name]
+        kind = call.result_dtype if name == "dy" else types[name]
         own = np.broadcast_to(exponents, shape).ravel() if name in ("x", "residual") else 0
         sizes = shape[1:] if name == "scale" else shape
         arrays[name] = hashed(16 * number + i, math.prod(sizes), kind, own).reshape(sizes)
@@ -187,7 +187,7 @@ def outputs_of(data: Data) -> dict[str, Output]:
             low, high = (np.where(np.isnan(want.value), want.value, f(*ends, want.value)) for f in (_least, _most))
             outputs[name] = Output(want.value, low.astype(dtype), high.astype(dtype))
     if data.residual is not None:
-        h = add(data.x, data.residual, data.call.sum)
+        h = add(data.x, data.residual, data.call.sum_dtype)
         outputs["h"] = Output(h, h, h)
     return outputs
 
@@ -260,7 +260,7 @@ def document_of(variant: str, dtype: str) -> dict[str, Any]:
         tests.append({
             "id": number, "comment": test.comment, "flags": [test.flag], "rows": test.shape[0], "n": test.shape[1],
             "eps": hexadecimal(np.array([data.call.eps])), "offset": int(preset.scale_offset),
-            "norm": data.call.norm or "none", "inputs": inputs, "outputs": outputs,
+            "norm": data.call.norm_dtype or "none", "inputs": inputs, "outputs": outputs,
         })  # fmt: skip
     own = {flag for test in tests for flag in test["flags"]}
     notes = {flag: text for flag, text in FLAGS.items() if flag in own}

@@ -33,16 +33,16 @@ class Call:
         axes: the normalised axes, sorted and counted from 0.
         feature_axes: the axes that carry the parameters, also sorted and counted from 0.
         eps: a number.
-        x: dtype of what is normalised: that of x, or that to which x + residual is rounded before it is normalised.
-        sum: T, the dtype of x, or of the returned x + residual.
-        norm: dtype to which h / rho is rounded before the gain; None if it is not rounded there.
-        product: dtype of the operations with the parameters if ``norm`` is set.
-        result: dtype of y.
-        inverse_rms: dtype of the returned 1 / rho.
-        gate: dtype of the product with the gate; None without one.
+        x_dtype: of what is normalised: that of x, or that to which x + residual is rounded before it is normalised.
+        sum_dtype: T, that of x, or of the returned x + residual.
+        norm_dtype: to which h / rho is rounded before the gain; None if it is not rounded there.
+        product_dtype: of the operations with the parameters if ``norm_dtype`` is set.
+        result_dtype: of y.
+        inverse_rms_dtype: of the returned 1 / rho.
+        gate_dtype: of the product with the gate; None without one.
         exact_sum: whether x + residual is normalised before it is rounded to T.
         masked: whether a mask says which elements count.
-        gain: dtype to which the gain is rounded first; None if it is taken as it is.
+        gain_dtype: to which the gain is rounded first; None if it is taken as it is.
     """
 
     variant: Variant
@@ -50,19 +50,19 @@ class Call:
     axes: tuple[int, ...]
     feature_axes: tuple[int, ...]
     eps: float
-    x: str
-    sum: str
-    norm: str | None
-    product: str
-    result: str
-    inverse_rms: str
-    gate: str | None = None
+    x_dtype: str
+    sum_dtype: str
+    norm_dtype: str | None
+    product_dtype: str
+    result_dtype: str
+    inverse_rms_dtype: str
+    gate_dtype: str | None = None
     exact_sum: bool = False
     masked: bool = False
-    gain: str | None = None
+    gain_dtype: str | None = None
 
     def __hash__(self) -> int:
-        return hash((self.variant, self.shape, self.x))  # fewer fields, to be fast: plans are looked up by it
+        return hash((self.variant, self.shape, self.x_dtype))  # fewer fields, to be fast: plans are looked up by it
 
     @property
     def n(self) -> Any:
@@ -82,14 +82,14 @@ class Call:
     @property
     def without_gate(self) -> Call:
         """The norm alone: of h * f(z) before, and after with y in the dtype of the product."""
-        assert self.gate is not None  # noqa: S101
+        assert self.gate_dtype is not None  # noqa: S101
         if self.is_gated_before:
-            return replace(self, x=self.gate, sum=self.gate, gate=None, exact_sum=False)
-        return replace(self, result=self.gate, gate=None)
+            return replace(self, x_dtype=self.gate_dtype, sum_dtype=self.gate_dtype, gate_dtype=None, exact_sum=False)
+        return replace(self, result_dtype=self.gate_dtype, gate_dtype=None)
 
     @property
     def is_gated_before(self) -> bool:
-        return self.gate is not None and self.variant.gate_position == "before"
+        return self.gate_dtype is not None and self.variant.gate_position == "before"
 
     @property
     def has_last_axes(self) -> bool:
@@ -104,7 +104,7 @@ class Call:
     @property
     def in_rows(self) -> Call:
         """The call as kernels compute it: without the gate, and with a gain and a bias for each element of a row."""
-        norm = self if self.gate is None else self.without_gate
+        norm = self if self.gate_dtype is None else self.without_gate
         axes = tuple(range(self.first_of_row, len(self.shape)))
         return norm if self.feature_axes == axes else replace(norm, feature_axes=axes)
 

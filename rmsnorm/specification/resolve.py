@@ -41,7 +41,8 @@ def resolve(
         ValueError: a shape or an axis is wrong.
 
     Example:
-        >>> resolve("rms_norm", Spec((4, 16), "bfloat16"), Spec((16,), "float32"), variant=Variant.get("llama")).result
+        >>> x, scale = Spec((4, 16), "bfloat16"), Spec((16,), "float32")
+        >>> resolve("rms_norm", x, scale, variant=Variant.get("llama")).result_dtype
         'float32'
     """
     _check_float(op, "x", x)
@@ -86,16 +87,16 @@ def resolve(
         axes=axes,
         feature_axes=feature_axes,
         eps=variant.eps_for(t),
-        x=dtypes.arithmetic(widest) if exact_sum else t,
-        sum=t,
-        norm=norm,
-        product=product,
-        result=out_dtype or result,
-        inverse_rms=dtypes.arithmetic(t),
-        gate=None if gate is None else dtypes.arithmetic(dtypes.promote(t, gate.dtype, product)),
+        x_dtype=dtypes.arithmetic(widest) if exact_sum else t,
+        sum_dtype=t,
+        norm_dtype=norm,
+        product_dtype=product,
+        result_dtype=out_dtype or result,
+        inverse_rms_dtype=dtypes.arithmetic(t),
+        gate_dtype=None if gate is None else dtypes.arithmetic(dtypes.promote(t, gate.dtype, product)),
         exact_sum=exact_sum,
         masked=mask is not None,
-        gain=narrow_gain,
+        gain_dtype=narrow_gain,
     )
 
 

@@ -39,7 +39,7 @@ def _forward(
         y, h, inverse_rms = _by_recipe(ops, prepared.call, tensors)
     outputs = [y] if residual is None else [y, h]
     if return_inverse_rms:
-        outputs.append(tf.cast(tf.stop_gradient(inverse_rms), prepared.call.inverse_rms))
+        outputs.append(tf.cast(tf.stop_gradient(inverse_rms), prepared.call.inverse_rms_dtype))
     return tuple(outputs) if len(outputs) > 1 else y
 
 
@@ -123,9 +123,9 @@ def _by_recipe(ops: Any, call: Call, tensors: Tensors) -> tuple[Any, Any, Any]:
 def _differentiable(call: Call, tensors: Tensors) -> tuple[Any, Any, Any]:
     """The same in operations for TensorFlow to derive: the derivative of y is that of a y that is nowhere rounded."""
     x, scale, bias, mask, residual, gate = tensors
-    smooth, total, row = recipe.forward(DERIVED, replace(call, norm=None), x, residual, scale, bias, mask, gate)
+    smooth, total, row = recipe.forward(DERIVED, replace(call, norm_dtype=None), x, residual, scale, bias, mask, gate)
     inverse_rms = recipe.inverse_rms(OPS, call, row)
-    if call.norm is None:
+    if call.norm_dtype is None:
         return smooth, total, inverse_rms
     y, _, _ = recipe.forward(OPS, call, x, residual, scale, bias, mask, gate)
     return straight_through(y, smooth), total, inverse_rms

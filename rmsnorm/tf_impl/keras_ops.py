@@ -55,5 +55,5 @@ def rms_norm(
     specs = (None if array is None else Spec(tuple(array.shape), _name_of(array)) for array in arrays)
     call = prepare("rms_norm", options, *specs).call
     if 0 in call.shape:
-        return ops.cast(x, call.result)
+        return ops.cast(x, call.result_dtype)
     return recipe.forward(OPS, call, x, None, scale, bias, None, gate)[0]

@@ -47,8 +47,8 @@ def forward(
     """y, x + residual and, if it is asked for, 1 / rho in float64."""
     (launch, _), call = prepared.in_memory(), prepared.kernel_call
     scale = _narrowed(call, scale)
-    y = _empty(call.shape, call.result)
-    h = None if residual is None else _empty(call.shape, call.sum)
+    y = _empty(call.shape, call.result_dtype)
+    h = None if residual is None else _empty(call.shape, call.sum_dtype)
     inverse_rms = _empty(launch.reduced, "float64") if with_inverse_rms else None
     threads, gomp_parallel = launch.forward_threads(own_threads)
     launch.native.forward(
@@ -79,7 +79,7 @@ def backward(
 
 def _narrowed(call: Call, scale: tf.Tensor | None) -> tf.Tensor | None:
     """The gain, in its dtype, rounded to that of x where the variant says so."""
-    return scale if scale is None or call.gain is None else OPS.rounded(scale, call.gain)
+    return scale if scale is None or call.gain_dtype is None else OPS.rounded(scale, call.gain_dtype)
 
 
 def _empty(shape: tuple[int, ...], dtype: str) -> tf.Tensor:

@@ -56,7 +56,7 @@ def _mean_square_for_integers(
     ops: Any, call: Call, c: tf.Tensor, row: recipe.Row, least: float
 ) -> tuple[tf.Tensor, tf.Tensor | float]:
     """Without a unit, beside which LiteRT takes all numbers as 0: a square beyond float32 is infinite, as in Keras."""
-    if c.dtype == tf.float32 == call.x and row.counted is None and least > 1e-12:
+    if c.dtype == tf.float32 == call.x_dtype and row.counted is None and least > 1e-12:
         return ops.mean(c * c, call.axes), 1.0
     return recipe.mean_square(ops, call, c, row, least)
 

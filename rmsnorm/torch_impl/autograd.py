@@ -134,8 +134,8 @@ def by_recipe(call: Call, *tensors: Any) -> Results:
     """The same of x, residual, scale, bias, mask and gate."""
     if has_tangents() or is_exported() or is_exporting():  # operations, which something else differentiates
         y, h, row = recipe.forward(space, with_exact_eps(call) if is_exported() else call, *tensors)
-        if has_tangents() and call.norm:  # roundings that tangents do not have, not of a factor either
-            smooth, *_ = recipe.forward(space, replace(call, norm=None), *tensors)
+        if has_tangents() and call.norm_dtype:  # roundings that tangents do not have, not of a factor either
+            smooth, *_ = recipe.forward(space, replace(call, norm_dtype=None), *tensors)
             y = space.with_derivatives_of(smooth, y)
     elif not (is_in_transform() or is_differentiated(*tensors)):
         with torch.no_grad():
@@ -168,7 +168,7 @@ def keep(
     """Let a layer keep a call, so that ``repeat`` finds it. Threads may do so at once: a new tuple replaces the old."""
     arrays = tuple(None if t is None else (t.shape, t.dtype) for t in (x, residual, scale, bias))
     known: Known = layer.__dict__.get("_kept", ())
-    is_simple = kept.call.x == kept.call.sum and x.is_contiguous()
+    is_simple = kept.call.x_dtype == kept.call.sum_dtype and x.is_contiguous()
     if is_simple and all(call.arrays != arrays or then != attributes for then, call in known):
         layer.__dict__["_kept"] = ((attributes, kept._replace(arrays=arrays)), *known[: _FEW - 1])
 

@@ -39,7 +39,7 @@ def compute(
         def norm(*tensors: Any) -> tuple[Tensor, Tensor | None]:
             nonlocal inverse_rms
             y, h, inverse_rms = by_kernel(kept, return_inverse_rms, *tensors)
-            return y, h if h is None or call.x == call.sum else space.cast(h, call.sum)
+            return y, h if h is None or call.x_dtype == call.sum_dtype else space.cast(h, call.sum_dtype)
 
         y, h = recipe.around(space, call, norm, x, residual, scale, bias, gate)
     elif is_exported() and exported.has_operator(call) and not return_inverse_rms:
@@ -52,7 +52,7 @@ def compute(
     if residual is not None:
         results.append(laid_out(h, x))
     if return_inverse_rms:
-        results.append(space.cast(inverse_rms, call.inverse_rms).contiguous())
+        results.append(space.cast(inverse_rms, call.inverse_rms_dtype).contiguous())
     return tuple(results)
 
 
@@ -66,7 +66,7 @@ def compute_vjp(
     if (
         gate is None
         and prepared.kernel_call.feature_axes == call.feature_axes
-        and call.x == call.sum
+        and call.x_dtype == call.sum_dtype
         and all(t is None or t.dtype == x.dtype for t in (residual, dh))
         and not is_watched()
         and not is_differentiated(dy, dh, x, residual, scale)

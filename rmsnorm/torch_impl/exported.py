@@ -30,13 +30,13 @@ def norm_of(whole: Call) -> Callable[..., tuple[Tensor, Any]]:
     """The ``norm`` of recipe.around, by that operator."""
     call = whole.in_rows
     sizes, first = call.shape[call.axes[0] :], call.first_of_row
-    norm, product = (call.norm, call.product) if call.norm else ("float32", "float32")
-    takes_gain = call.feature_axes == call.axes and norm == product and norm in ("float32", call.x)
+    norm, product = (call.norm_dtype, call.product_dtype) if call.norm_dtype else ("float32", "float32")
+    takes_gain = call.feature_axes == call.axes and norm == product and norm in ("float32", call.x_dtype)
 
     def compute(x: Tensor, residual: Any, scale: Any, bias: Any) -> tuple[Tensor, Any]:
         total = None if residual is None else cast(x, "float32") + cast(residual, "float32")
-        h = x if total is None else cast(total, call.x)
-        gain = scale if scale is None or call.gain is None else cast(scale, call.gain)
+        h = x if total is None else cast(total, call.x_dtype)
+        gain = scale if scale is None or call.gain_dtype is None else cast(scale, call.gain_dtype)
         if gain is not None and call.variant.scale_offset:
             gain = call.variant.scale_offset + cast(gain, "float32")
         gain = None if gain is None else cast(gain, product)
@@ -47,7 +47,7 @@ def norm_of(whole: Call) -> Callable[..., tuple[Tensor, Any]]:
             y = cast(cast(functional.rms_norm(cast(h, "float32"), sizes, ones, call.eps), norm), product)
             y = y if gain is None else y * gain.reshape(call.shape[first:])
         y = y if bias is None else y + cast(bias, product).reshape(call.shape[first:])
-        return cast(y, call.result), None if total is None else cast(total, call.sum)
+        return cast(y, call.result_dtype), None if total is None else cast(total, call.sum_dtype)
 
     return compute
 
@@ -58,4 +58,4 @@ def with_exact_eps(call: Call) -> Call:
 
 
 def _is_wide(call: Call) -> bool:
-    return "float64" in (call.x, call.sum, call.product, call.result, call.gate)
+    return "float64" in (call.x_dtype, call.sum_dtype, call.product_dtype, call.result_dtype, call.gate_dtype)

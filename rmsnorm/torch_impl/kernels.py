@@ -192,12 +192,12 @@ def kept_on(device: torch.device, call: Call, scale: str | None = None, bias: st
     features = [call.shape[axis] for axis in call.feature_axes]
     layouts: Any = (
         None if name is None else (tuple(sizes), torch.empty(sizes, device="meta").stride(), _DTYPES[name])
-        for sizes, name in ((call.shape, call.result), (launch.reduced, "float64"), (call.shape, call.x),
+        for sizes, name in ((call.shape, call.result_dtype), (launch.reduced, "float64"), (call.shape, call.x_dtype),
                             (features, scale), (features, bias))
     )  # fmt: skip
     place, empty = (-1, empty_strided) if device.type == "cpu" else (device.index, empty_on_gpu)
     autocast = device.type if is_widened(device.type) else None
-    gain = None if call.gain is None else _DTYPES[call.gain]
+    gain = None if call.gain_dtype is None else _DTYPES[call.gain_dtype]
     if is_of_gpu:
         return KeptOnGPU(call, launch, *layouts, place, empty, gpu.forward, gpu.backward, autocast, gain)  # type: ignore[call-arg]
     return Kept(call, launch, *layouts, place, empty, _forward_on_cpu, _backward_on_cpu, autocast, gain)  # type: ignore[call-arg]

@@ -152,7 +152,7 @@ def mean_square(ops: Any, call: Call, c: Tensor, row: recipe.Row, least: float) 
         exponent = largest.log2().floor().clamp(*((-1000, 1000) if c.dtype == torch.float64 else (-120, 120)))
         unit: Any = torch.where((largest > 0) & largest.isfinite(), (-exponent).exp2(), 1.0)
     elif is_exported():
-        unit = 2.0**15 if vanishes(call.variant.eps_for(call.sum)) else 1.0
+        unit = 2.0**15 if vanishes(call.variant.eps_for(call.sum_dtype)) else 1.0
     else:
         return recipe.mean_square(ops, call, c, row, least)
     scaled = c * unit

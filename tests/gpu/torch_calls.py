@@ -28,7 +28,7 @@ def test_a_kernel_is_compiled_again_for_other_pointers():
             assert len(started) >= keys
             assert same_bits(array(y), array(rms_norm(x.clone(), variant="llama"))).all()
     assert len(started) == 2
-    assert known.call.x == "float32"
+    assert known.call.x_dtype == "float32"
 
 
 def kept(layer, x):

@@ -80,12 +80,12 @@ def step_by_step(x, scale, bias, variant, axes, call):
         rho = np.maximum(np.sqrt(q), t.type(call.eps / k**0.5))
     y = x / rho
     shape = [size if axis - x.ndim in axes or axis in axes else 1 for axis, size in enumerate(x.shape)]
-    common = np.dtype(call.product)
+    common = np.dtype(call.product_dtype)
     if scale is not None:
         y = y.astype(common) * (scale.astype(common) + common.type(variant.scale_offset)).reshape(shape)
     if bias is not None:
         y = y.astype(common) + bias.astype(common).reshape(shape)
-    return y.astype(call.result)
+    return y.astype(call.result_dtype)
 
 
 def target_of(variant, gain, axes):

@@ -172,7 +172,7 @@ def _verdicts(cases: Any, outputs: Any, *, bits: Any) -> Any:
         names = ["y", "inverse_rms"] if data.residual is None else ["y", "h", "inverse_rms"]
         got = {name: [next(remaining)] for name in names}
         if data.residual is not None:
-            assert np.array_equal(got["h"][0], add(data.x, data.residual, data.call.sum), equal_nan=True)
+            assert np.array_equal(got["h"][0], add(data.x, data.residual, data.call.sum_dtype), equal_nan=True)
         wanted = {name: want[name] for name in ("y", "inverse_rms")}
         if not bits(data):
             wanted["y"] = dataclasses.replace(want["y"], bound=Bound(want["y"].bound.ratio, 0.0), low=None, high=None)
@@ -182,7 +182,7 @@ def _verdicts(cases: Any, outputs: Any, *, bits: Any) -> Any:
 
 
 def _rounds_in_between(data: Any) -> bool:
-    return data.call.norm == "float16"
+    return data.call.norm_dtype == "float16"
 
 
 @pytest.mark.slow
@@ -197,7 +197,7 @@ def test_the_exported_program_agrees_under_onnxruntime(exported: Any) -> None:
     failed = [
         (data.case.name, data.variant.name, verdict)
         for data, verdict in verdicts
-        if not verdict.passed and not (_rounds_in_between(data) and data.call.result == "float32")
+        if not verdict.passed and not (_rounds_in_between(data) and data.call.result_dtype == "float32")
     ]
     assert not failed
 

@@ -127,7 +127,7 @@ def calls(draw: Any, framework: str) -> Data:
     return Data(
         case=Case("drawn", shape, (), "drawn"),
         variant=variant, call=call, x=x, scale=scale, bias=bias,
-        dy=draw(arrays(shape, call.result, **ordinary)),
+        dy=draw(arrays(shape, call.result_dtype, **ordinary)),
         dh=None if residual is None else draw(arrays(shape, dtype, **ordinary)),
         tangents=(tangent, *(None if p is None else random.normal(size=sizes).astype(p.dtype) for p in (scale, bias))),
         mask=mask, residual=residual, gate=None, axis=axis, feature_axis=feature_axis, out_dtype=out_dtype,

@@ -83,9 +83,10 @@ def test_the_table_has_every_preset_and_a_field_more_is_seen():
 def test_dtype_of_y(name, x, scale, want):
     parameter = None if scale is None else Spec((4,), scale)
     call = resolve("rms_norm", Spec((2, 4), x), parameter, variant=PRESETS[name])
-    assert call.result == want
+    assert call.result_dtype == want
     assert (
-        resolve("rms_norm", Spec((2, 4), x), parameter, variant=PRESETS[name], out_dtype="float16").result == "float16"
+        resolve("rms_norm", Spec((2, 4), x), parameter, variant=PRESETS[name], out_dtype="float16").result_dtype
+        == "float16"
     )
 
 
@@ -97,7 +98,7 @@ def test_rounding_points():
         ("t5", "bfloat16", "bfloat16", "bfloat16"), ("gemma", "bfloat16", "bfloat16", None),
         ("zhang_torch", "bfloat16", "bfloat16", None),
     ):  # fmt: skip
-        assert resolve("rms_norm", Spec((4,), x), Spec((4,), scale), variant=PRESETS[name]).norm == want
+        assert resolve("rms_norm", Spec((4,), x), Spec((4,), scale), variant=PRESETS[name]).norm_dtype == want
 
 
 @pytest.mark.parametrize(
