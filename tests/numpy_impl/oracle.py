@@ -211,7 +211,10 @@ def check(data: Any, slack: float = 0.0) -> int:
     owner = np.broadcast_to(np.arange(math.prod(sizes)).reshape(sizes), shape).ravel()
 
     t = data.x.dtype.name
+    is_cast = variant.scale_dtype == "x" and data.scale is not None and promote(t, data.scale.dtype.name) != t
     parameters = [p.dtype.name for p in (data.scale, data.bias) if p is not None]
+    if is_cast:
+        parameters[0] = t
     g_dtype = promote(*parameters) if parameters else None
     norm, product, result = roundings(variant, t, g_dtype)
     formats = norm, product, data.out_dtype or result
@@ -258,6 +261,7 @@ def check(data: Any, slack: float = 0.0) -> int:
         if number not in chosen:
             continue
         g, b = parameter(data.scale, indices), parameter(data.bias, indices)
+        g = [exact(nearest(p, t)) for p in g] if is_cast else g
         gain = [mpf(1) if p is None else offset + p for p in g]
         ungated = row.affine(g, b, offset, formats)
         gated = [times(e, after[i]) if row.k else mpf(0) for e, i in zip(ungated, indices, strict=True)]

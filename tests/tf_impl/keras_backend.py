@@ -57,10 +57,10 @@ def weights_of(layer: Any) -> list[Any]:
 
 
 def check(got: Any, layer: Any, x: Any, by_operations: bool = BACKEND in ("numpy", "tensorflow")) -> None:
-    """By the bound on plain operations in the dtype of x where those may compute y, else bit for bit."""
+    """By the bound on the recipe in the dtype of x where that may compute y, else bit for bit."""
     options = {"variant": layer.variant, "axis": layer.axis, "feature_axis": layer.feature_axis}
     want = golden.rms_norm(x, *weights_of(layer), **options, out_dtype=layer.compute_dtype)
-    if by_operations:
+    if by_operations or why_not(layer._resolve(x.shape).in_rows) is not None:
         check_bound(got, want, layer, x)
         return
     distance = ulps(got, want)
@@ -127,7 +127,7 @@ def check_promises(folder: Path) -> None:
     promises.test_every_variant_starts_with_a_factor_of_one(Layer)
     promises.test_options(Layer)
     promises.test_copies(Layer)
-    promises.test_no_transform_changes_a_bit(Layer)
+    promises.test_a_transform_changes_only_what_float32_rounds(Layer)
     if Layer.CLASSES[1] is not None:
         for dtype in dtypes.FLOATS if BACKEND == "torch" else ("bfloat16", "float32"):
             promises.test_it_stands_for_the_built_in(Layer, None, dtype)

@@ -361,7 +361,12 @@ def check_exported_programs(folder: Path) -> None:
         warnings.simplefilter("ignore")  # the exporters warn of their own code
         batch = ({0: torch.export.Dim("batch", min=1)},)
         model.export(folder / "program.pt2", format="torch", verbose=False, dynamic_shapes=batch)
-        check(to_numpy(torch.export.load(folder / "program.pt2").module()(torch.from_numpy(x))), layer, x)
+        check(
+            to_numpy(torch.export.load(folder / "program.pt2").module()(torch.from_numpy(x))),
+            layer,
+            x,
+            by_operations=True,
+        )
         if find_spec("onnxruntime"):
             import onnxruntime
 
