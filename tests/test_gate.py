@@ -106,6 +106,29 @@ def test_a_row_without_counted_elements_gives_0_also_where_all_is_nan(place, pos
     assert np.isfinite([dscale, dbias]).all()
 
 
+@pytest.mark.parametrize(("function", "position"), GATES)
+@pytest.mark.parametrize("rounding", ["before", "after"])
+def test_the_tangents_of_residual_and_gate_are_the_transpose_of_their_gradients(function, position, rounding):
+    """<dy, J t> = <J^T dy, t> in float64, for each argument alone and for all together, with a mask."""
+    random = np.random.default_rng(0)
+    variant = gated("gemma", function, position).replace(residual_rounding=rounding)
+    x, residual, z, dy, *along = random.normal(size=(7, 5, 12))
+    gain, bias, dgain, dbias = random.normal(size=(4, 12))
+    arrays = {"variant": variant, "residual": residual, "gate": z, "mask": random.random((5, 12)) < 0.7}
+    dx, dscale, dshift, dresidual, dgate = numpy_impl.rms_norm_vjp(dy, x, gain, bias, **arrays)
+    tangents = [along[0], dgain, dbias, along[1], along[2]]
+    parts = []
+    for i, (tangent, gradient) in enumerate(zip(tangents, (dx, dscale, dshift, dresidual, dgate), strict=True)):
+        alone = [tangent if i == j else None for j in range(5)]
+        forward = np.sum(dy * numpy_impl.rms_norm_jvp((x, gain, bias), alone, **arrays))
+        assert np.isclose(forward, np.sum(gradient * tangent), rtol=1e-12, atol=1e-12), i
+        parts.append(forward)
+    whole = np.sum(dy * numpy_impl.rms_norm_jvp((x, gain, bias), tangents, **arrays))
+    assert np.isclose(whole, np.sum(parts), rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match="dgate is given without gate"):
+        numpy_impl.rms_norm_jvp((x,), (None, None, None, None, z))
+
+
 def test_what_is_no_gate_is_refused():
     x, z = np.ones((2, 2, 5, 24), np.float32)
     for wrong, sentence in (
