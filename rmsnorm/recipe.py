@@ -149,6 +149,11 @@ def alive(ops: Any, call: Call, h: Any, mask: Any) -> Any:
     return None if empty is None else ~empty if mask is None else mask & ~empty
 
 
+def narrowed(ops: Any, call: Call, scale: Any) -> Any:
+    """The gain, in its dtype, rounded to that of x where the variant says so."""
+    return scale if scale is None or call.gain_dtype is None else ops.rounded(scale, call.gain_dtype)
+
+
 def inverse_rms(ops: Any, call: Call, row: Row) -> Any:
     """1 / rho as the functions return it."""
     return ops.constant(ops.cast(row.inverse if row.power is None else row.inverse * row.power, call.inverse_rms_dtype))
@@ -266,8 +271,7 @@ def _affine(ops: Any, call: Call, y: Any, scale: Any, bias: Any, *, is_last: boo
 
 def _gain(ops: Any, call: Call, scale: Any, dtype: str) -> Any:
     """o + g. An o of 0 is not added: it would make +0 of a gain that is -0."""
-    g = _features(ops, call, scale, dtype)
-    g = g if call.gain_dtype is None else ops.rounded(g, call.gain_dtype)
+    g = _features(ops, call, narrowed(ops, call, scale), dtype)
     return call.variant.scale_offset + g if call.variant.scale_offset else g
 
 

@@ -134,7 +134,7 @@ def _forward_kernel(of: Operands, call: Call) -> list[Any]:
     from rmsnorm.cpu import xla
 
     attribute = xla.forward(call, _name(of.scale), _name(of.bias))
-    return _call_kernel(attribute, _forward_types(of, call), of.h, _narrowed(call, of.scale), of.bias)
+    return _call_kernel(attribute, _forward_types(of, call), of.h, recipe.narrowed(HERE, call, of.scale), of.bias)
 
 
 def _tangent(of: Operands, along: Operands, call: Call) -> list[Any]:
@@ -164,12 +164,9 @@ def _gradients_kernel(of: Operands, dy: Any, dh: Any, call: Call, wanted: tuple[
     call = replace(call, result_dtype=dy.dtype.name)
     are_wanted = [name in wanted for name in ("h", "scale", "bias")]
     attribute = xla.backward(call, _name(of.scale), _name(of.bias), are_wanted, has_dh=dh is not None)
-    return _call_kernel(attribute, _gradients_types(of, dy, dh, call, wanted), dy, of.h, _narrowed(call, of.scale), dh)
-
-
-def _narrowed(call: Call, scale: Any) -> Any:
-    """The gain, in its dtype, rounded to that of x where the variant says so."""
-    return scale if scale is None or call.gain_dtype is None else HERE.rounded(scale, call.gain_dtype)
+    return _call_kernel(
+        attribute, _gradients_types(of, dy, dh, call, wanted), dy, of.h, recipe.narrowed(HERE, call, of.scale), dh
+    )
 
 
 def _call_kernel(attribute: Any, types: list[Any], *operands: Any) -> list[Any]:

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from rmsnorm.cpu.threads import own_threads
 from rmsnorm.engines import Prepared
+from rmsnorm.recipe import narrowed
 from rmsnorm.specification.absent import filled, without_none
-from rmsnorm.specification.call import Call
 from rmsnorm.tf_impl.private import numbers
 from rmsnorm.tf_impl.space import OPS
 
@@ -46,7 +46,7 @@ def forward(
 ) -> tuple[tf.Tensor, tf.Tensor | None, tf.Tensor | None]:  # fmt: skip
     """y, x + residual and, if it is asked for, 1 / rho in float64."""
     (launch, _), call = prepared.in_memory(), prepared.kernel_call
-    scale = _narrowed(call, scale)
+    scale = narrowed(OPS, call, scale)
     y = _empty(call.shape, call.result_dtype)
     h = None if residual is None else _empty(call.shape, call.sum_dtype)
     inverse_rms = _empty(launch.reduced, "float64") if with_inverse_rms else None
@@ -67,7 +67,7 @@ def backward(
     primals = (h, scale, bias)
     results = filled([_empty(tuple(t.shape), t.dtype.name) for t in without_none(primals)], primals)
     dx, dscale, dbias = results
-    scale = _narrowed(prepared.kernel_call, scale)
+    scale = narrowed(OPS, prepared.kernel_call, scale)
     threads, gomp_parallel = launch.backward_threads(own_threads)
     launch.native.backward(
         threads=threads, gomp_parallel=gomp_parallel, h=_array(h), h_step=launch.row_bytes, scale=_array(scale),
@@ -75,11 +75,6 @@ def backward(
         dbias=_array(dbias),
     )  # fmt: skip
     return results
-
-
-def _narrowed(call: Call, scale: tf.Tensor | None) -> tf.Tensor | None:
-    """The gain, in its dtype, rounded to that of x where the variant says so."""
-    return scale if scale is None or call.gain_dtype is None else OPS.rounded(scale, call.gain_dtype)
 
 
 def _empty(shape: tuple[int, ...], dtype: str) -> tf.Tensor:
