@@ -208,7 +208,7 @@ def test_what_describes_a_call_is_small_and_goes_between_processes() -> None:
     call = resolve("rms_norm", Spec((2**20, 4096), "float32"), Spec((4096,), "float32"), variant=PRESETS["llama"])
     for described in (PRESETS["llama"].replace(partial=0.07), call):
         pickled = pickle.dumps(described)
-        assert len(pickled) < 1024
+        assert len(pickled) < 2048
         assert pickle.loads(pickled) == described
         assert hash(pickle.loads(pickled)) == hash(described)
     assert pickle.loads(pickle.dumps(fast.rms_norm)) is fast.rms_norm

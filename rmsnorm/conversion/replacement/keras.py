@@ -185,7 +185,7 @@ class Keras(Backend):
             rms_norm = functools.partial(compute, out_dtype=keras.backend.standardize_dtype(x.dtype))
             return computed(keras.ops, rms_norm, norm, keras.ops.shape(x), x, scale, bias, gate)
 
-        call.norm_dtype = norm  # type: ignore[attr-defined]
+        call.norm = norm  # type: ignore[attr-defined]
         object.__setattr__(layer, "call", call)
 
         def checked(name: str, value: Any) -> tuple[str, Any]:
