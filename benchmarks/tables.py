@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-LAYERS = RESULTS / "cpu-2core-xeon-avx512-2026-11-27-layers.jsonl"
+LAYERS = RESULTS / "cpu-2core-epyc-zen4-2026-11-28-layers.jsonl"
 ROWS = {
     ("torch", ""): "PyTorch",
     ("torch", "compiled"): "PyTorch, `torch.compile`",
