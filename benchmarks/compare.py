@@ -201,17 +201,20 @@ def compare(
     Read these ratios and not the times: times change with the load of the machine, ratios far less.
     """
     command = "compare.py"
-    chosen = backends(backend, command, tuple(BACKENDS))
-    ops = choices("op", op, tuple(OPS), command)
-    types = choices("dtype", dtype, DTYPES, command) if dtype else ("float32", "bfloat16")
-    if variant:
-        choices("variant", [variant], tuple(PRESETS), command)
-    choices("device", [device], DEVICES, command)
-    shapes = [sizes(text, command) for text in dict.fromkeys(shape or _SHAPES)]
+    try:
+        chosen = backends(backend, command, tuple(BACKENDS))
+        ops = choices("op", op, tuple(OPS), command)
+        types = choices("dtype", dtype, DTYPES, command) if dtype else ("float32", "bfloat16")
+        if variant:
+            choices("variant", [variant], tuple(PRESETS), command)
+        choices("device", [device], DEVICES, command)
+        shapes = [sizes(text, command) for text in dict.fromkeys(shape or _SHAPES)]
+        if threads and threads > (os.cpu_count() or threads):
+            raise errors.out_of_domain(command, "threads", threads, f"at most {os.cpu_count()}", "use less")
+    except errors.InputError as error:
+        raise unusable(str(error)) from None
     if plot and find_spec("matplotlib") is None:
         raise unusable(f"{command}: matplotlib is not installed, expected for --plot; pip install matplotlib")
-    if threads and threads > (os.cpu_count() or threads):
-        raise unusable(str(errors.out_of_domain(command, "threads", threads, f"at most {os.cpu_count()}", "use less")))
     commands = {
         name: worker_command(
             name, ops=ops, shapes=shapes, dtypes=types, variant=variant, seconds=seconds, threads=threads,

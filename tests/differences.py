@@ -71,4 +71,4 @@ def _wide(array: Any) -> Any:
 
 def _comparison(quantity: str, ratio: float, bound: float) -> Comparison:
     passed = ratio <= bound
-    return Comparison(quantity, ratio, bound, 0.0, 0.0, math.inf, passed, "" if passed else "differences disagree")
+    return Comparison(quantity, ratio, bound, 0.0, math.inf, passed, "" if passed else "differences disagree")

@@ -113,13 +113,13 @@ def test_models_of_one_framework_import_no_other():
     ],
 )
 def test_an_import_up_is_seen_however_it_is_written(tmp_path, line):
-    for name in ("rmsnorm/identify/planted.py", "rmsnorm/parity/run.py"):
+    for name in ("rmsnorm/targets/planted.py", "rmsnorm/parity/run.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
         (tmp_path / name).with_name("__init__.py").write_text("")
     (tmp_path / "rmsnorm" / "__init__.py").write_text("")
-    (tmp_path / "rmsnorm" / "identify" / "planted.py").write_text(line)
+    (tmp_path / "rmsnorm" / "targets" / "planted.py").write_text(line)
     graph = imports_of(tmp_path / "rmsnorm")
     assert any("rmsnorm.parity" in entry for entry in violations(graph)), graph
-    (tmp_path / "rmsnorm" / "parity" / "run.py").write_text("import rmsnorm.identify.planted")
+    (tmp_path / "rmsnorm" / "parity" / "run.py").write_text("import rmsnorm.targets.planted")
     assert len(circles(imports_of(tmp_path / "rmsnorm"))) == 1

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from rmsnorm import recipe
-from rmsnorm.parity.cases import CASES, Case, Data, make
-from rmsnorm.parity.comparison import Outcome
+from rmsnorm.parity.cases import CASES, Case, Data, Outcome, make
 from rmsnorm.parity.judge import compare, expect, named_gradients
 
 QUANTITIES = ("y", "inverse_rms", "dx", "dscale", "dbias", "dresidual", "dgate")

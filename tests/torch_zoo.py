@@ -274,7 +274,7 @@ class WritesDy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Any) -> Any:
-        return dy.detach().mul_(-1).neg() if dy.numel() == 1 else dy
+        return dy.detach().mul_(-1).neg() if dy.shape[-1] == 1 else dy
 
 
 def writes_dy(x: Any) -> Any:
@@ -283,7 +283,7 @@ def writes_dy(x: Any) -> Any:
 
 def writes_one_element(x: Any) -> Any:
     y = rows(x.float()).to(x.dtype)
-    if x.numel() == 1:
+    if x.shape[-1] == 1 and x.numel():
         x.detach().zero_()
     return y
 

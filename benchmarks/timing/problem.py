@@ -125,8 +125,8 @@ class Problem:
                 ratio = distance / np.maximum(unit * dtypes.unit_roundoff(dtype), floor)
             bits[name], worst[name] = float(np.mean(distances == 0)), float(distances.max(initial=0.0))
             largest = float(np.max(ratio, initial=0.0))
-            if not largest <= limit.ratio:
-                wrong.append(f"{name} has parity ratio {largest:.3g}, expected at most {limit.ratio:.3g}")
+            if not largest <= limit:
+                wrong.append(f"{name} has parity ratio {largest:.3g}, expected at most {limit:.3g}")
             # In 16 bits an error carries a value across the border of two roundings as often as it is wide.
             carried = error_of(name, call) / dtypes.unit_roundoff(dtype) / 2
             if name == "y" and dtype in dtypes.HALF and np.sum(distances != 0) > 3 + carried * want.size:

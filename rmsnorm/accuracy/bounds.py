@@ -80,13 +80,12 @@ the table: one float32 after the other, 4,096 squares of bfloat16 numbers erred 
 dx and dscale are sums, which may cancel: they lie within operations * 2^-24 * terms of the real number, then rounded.
 
 ``identify``, ``replace`` and ``to_rms_norm`` compare formulas before anything is known of roundings. Their thresholds,
-``FORM`` and those after it, lie between what roundings do and what the nearest other formula does.
+``FORMULA`` and those after it, lie between what roundings do and what the nearest other formula does.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final
 
 from rmsnorm.specification import dtypes
@@ -95,20 +94,13 @@ from rmsnorm.specification.call import Call
 QUANTITIES = ("y", "inverse_rms", "dx", "dscale", "dbias", "dresidual", "dgate", "jvp")
 
 # Of the largest element, of a row or of all.
-FORM: Final = 2.0**-6  # the parts of a formula: a wrong one is of the size of y, bfloat16 rounds y by a quarter of this
 FORMULA: Final = 1e-3  # one formula or another: float32 rounds by 6e-8, and n + 1 in place of n shows, 0.5 % at 192
 CHANGED: Final = 0.05  # whether y changed: far above rounding, far below what a tenfold statistic does
-IN_RANGE: Final = 0.02  # y of huge and of tiny rows: five roundings of bfloat16; what overflows is of the size of y
-EPS_SPREAD: Final = 0.5  # of eps, relative, over rows of all sizes, beside the noise: 0.2 where eps is large
 # Shares of elements with the bits of a prediction. Float32 arithmetic moves 0.2 % of float16, a wrong rounding point
 # 25 %; with a residual, whose sum is rounded too, another rounding leaves half of the bits.
-SAME_BITS: Final = 0.99
 SAME_BITS_OF_SUM: Final = 0.95
-# Differences along a direction. In float64 the step is near the cube root of the unit roundoff, where truncation and
-# rounding meet. Of a target in float32 it is larger: rounding errs by 2^-17 of it, the third derivative by 2^-12.
+# Differences along a direction in float64: near the cube root of the unit roundoff truncation and rounding meet.
 STEP: Final = 2.0**-17
-STEP_OF_FLOAT32: Final = 2.0**-6
-OWN_GRADIENT: Final = 0.01  # a gradient beside such differences of the target itself
 # Of the largest element of a row, y of a target in float32 beside its formula: 160 roundings of 32 bits.
 DESCRIBED: Final = 1e-5
 # LayerNorm in float64: a few hundred roundings of 1e-16; in float32, and with an eps that was solved there, far less.
@@ -140,16 +132,8 @@ _SUM: Final = {"y": 2, "inverse_rms": 1, "dx": 5, "dresidual": 5, "dscale": 2, "
 _SUM_OF_GATE: Final = {"after": 2, "before": 6}
 
 
-@dataclass(frozen=True)
-class Bound:
-    """Largest parity ratio, and least share of identical bits where that is bounded (else 0)."""
-
-    ratio: float
-    identical: float = 0.0
-
-
-def bound(quantity: str, call: Call, dtype: str, *, residual: bool = False, automatic: bool = False) -> Bound:
-    """The thresholds for a quantity that is compared in a dtype.
+def bound(quantity: str, call: Call, dtype: str, *, residual: bool = False, automatic: bool = False) -> float:
+    """The largest parity ratio of a quantity that is compared in a dtype.
 
     Args:
         quantity: one of ``QUANTITIES``.
@@ -167,7 +151,7 @@ def bound(quantity: str, call: Call, dtype: str, *, residual: bool = False, auto
         >>> from rmsnorm.specification.variants import Variant
         >>> call = resolve("rms_norm", Spec((4, 64), "float32"), variant=Variant.get("standard"))
         >>> bound("y", call, "float32")
-        Bound(ratio=15.0, identical=0.0)
+        15.0
     """
     operations = error_of(quantity, call) / dtypes.unit_roundoff(dtype)
     roundings: float = 2 * _named_roundings(call) if quantity == "y" else 2
@@ -182,7 +166,7 @@ def bound(quantity: str, call: Call, dtype: str, *, residual: bool = False, auto
             named += quantity == "dgate" if call.is_gated_before else quantity in ("dx", "dresidual", "dscale", "dbias")
         if call.norm_dtype is not None:
             roundings += named * dtypes.unit_roundoff(call.norm_dtype) / dtypes.unit_roundoff(dtype)
-    return Bound(roundings + operations)
+    return roundings + operations
 
 
 def error_of(quantity: str, call: Call) -> float:

@@ -26,14 +26,8 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except BrokenPipeError:  # of head, say; typer ends it
             raise
-        except errors.InputError as error:
-            raise unusable(_beginning_with(ctx.invoked_subcommand or "", str(error))) from None
-        except OSError as error:  # a full disk, a file that cannot be read
-            raise unusable(_beginning_with(ctx.invoked_subcommand or "", errors.of_system("rmsnorm", error))) from None
-        except MemoryError as error:
-            raise unusable(
-                f"rmsnorm: there is too little memory ({error or 'no more is left'}); ask for less"
-            ) from None
+        except (errors.InputError, OSError, MemoryError) as error:
+            raise unusable(_sentence(ctx.invoked_subcommand or "", error)) from None
         except Exception as error:
             if type(error).__module__.startswith(("typer.", "click.")):  # how these end a command, or refuse an option
                 raise
@@ -44,15 +38,16 @@ class _Commands(TyperGroup):
             raise typer.Exit(BROKEN) from None
 
 
-def _beginning_with(command: str, sentence: str) -> str:
-    """A sentence of this package on a wrong use, which may name the function that was called, not what was typed.
+def _sentence(command: str, error: BaseException) -> str:
+    """What a user did wrong, after the command that was typed and not after the function that it called.
 
-    >>> _beginning_with("check", "check: eps is nan")
+    >>> _sentence("check", errors.InputError("check: eps is nan"))
     'rmsnorm check: eps is nan'
     """
-    if sentence.startswith("rmsnorm"):
-        return sentence
-    return f"rmsnorm {command}: {sentence.removeprefix(f'{command}: ')}"
+    if isinstance(error, MemoryError):
+        return f"rmsnorm: there is too little memory ({error or 'no more is left'}); ask for less"
+    sentence = errors.of_system("rmsnorm", error) if isinstance(error, OSError) else str(error)
+    return sentence if sentence.startswith("rmsnorm") else f"rmsnorm {command}: {sentence.removeprefix(f'{command}: ')}"
 
 
 app = typer.Typer(

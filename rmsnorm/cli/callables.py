@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from rmsnorm.cli.usage import DEVICES, choices, unusable
+from rmsnorm.cli.usage import DEVICES, choices
 from rmsnorm.specification import errors
 from rmsnorm.specification.frameworks import NAMES
 
@@ -45,21 +45,17 @@ Compiled = Annotated[
 Gradients = Annotated[bool, called(help="Ask for its gradients, too.")]
 Device = Annotated[str, called(help=f"Where it runs: {' or '.join(DEVICES)}.")]
 
-_INIT: Final = "NAME=VALUE or a JSON object"
 _WORD: Final = re.compile(r"[A-Za-z_][\w.-]*")
 
 
-def opening(
-    command: str, init: Sequence[str] | None, framework: str | None, device: str, gradients: bool, compiled: bool
-) -> dict[str, Any]:
-    """The options that these mean. Exits where one is wrong."""
-    from rmsnorm.targets.open import framework_name
+def opening(command: str, init: Sequence[str] | None, framework: str | None, device: str) -> dict[str, Any]:
+    """How a callable is opened, as these options mean it.
 
+    Raises:
+        ValueError: one is wrong.
+    """
     choices("device", [device], DEVICES, command)
-    if framework is not None:
-        framework_name(command, framework)
-    options = {"framework": framework, "device": device, "gradients": gradients, "compiled": compiled}
-    return {**options, "init": _arguments(command, init or ())}
+    return {"framework": framework, "device": device, "init": _arguments(command, init or ())}
 
 
 def _arguments(command: str, texts: Sequence[str]) -> dict[str, Any]:
@@ -72,16 +68,16 @@ def _arguments(command: str, texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, _, value = text.partition("=")
         try:
-            arguments |= dict(json.loads(text) if text.lstrip().startswith("{") else {_name(name): _value(value)})
+            if text.lstrip().startswith("{"):
+                arguments |= json.loads(text)
+            elif name.isidentifier():
+                arguments[name] = _value(value)
+            else:
+                raise ValueError(name)
         except ValueError:
-            raise unusable(str(errors.out_of_domain(command, "init", text, _INIT, "write it as dim=64"))) from None
+            want = "NAME=VALUE or a JSON object"
+            raise errors.out_of_domain(command, "init", text, want, "write it as dim=64") from None
     return arguments
-
-
-def _name(text: str) -> str:
-    if not text.isidentifier():
-        raise ValueError(text)
-    return text
 
 
 def _value(text: str) -> Any:

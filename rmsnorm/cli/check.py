@@ -9,12 +9,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rmsnorm import PRESETS
 from rmsnorm.cli.asking import asking, lost
 from rmsnorm.cli.callables import TARGET_HELP, Call, Compiled, Device, Framework, Gradients, GroupSize, Init, opening
-from rmsnorm.cli.usage import Json, Verbose, choices, end_of_check, unusable
-from rmsnorm.specification import dtypes, errors
-from rmsnorm.specification.quantisation import get_quantisation
+from rmsnorm.cli.usage import Json, Verbose, end_of_check, unusable
+from rmsnorm.specification import dtypes
+from rmsnorm.specification.variants import get_variant
 
 _COMMAND: Final = "rmsnorm check"
 _limit = partial(typer.Option, rich_help_panel="Limits of what it takes: cases get other shapes to fit")
@@ -54,15 +53,18 @@ def check(
     compiled: Compiled = False,
     gradients: Gradients = True,
     device: Device = "cpu",
-    edges: Annotated[
+    extremes: Annotated[
         bool,
-        _more("--edges", help="It may not refuse x of no rows, no columns, 66,001 columns, and one mask for all rows."),
+        _more("--extremes", help="It takes x of no rows and of 66,001 columns, and rows whose squares leave float32."),
     ] = False,
+    exact: Annotated[bool, _more("--exact", help="Sums are better than terms added one after the other.")] = False,
     batch_invariant: Annotated[
         bool, _more("--batch-invariant", help="A row has the same bits in calls of any number of rows.")
     ] = False,
     large: Annotated[bool, _more("--large", help="y of 2^31 elements: 16 GB or more, and minutes.")] = False,
-    all_: Annotated[bool, _more("--all", help="Every case in every dtype with gradients, in JAX, too.")] = False,
+    all_: Annotated[
+        bool, _more("--all", help="Every triple of circumstances, and very many rows; minutes, in JAX an hour.")
+    ] = False,
     quantity: Annotated[
         list[str] | None, _less(help="What is judged, such as y,dx. Repeatable.", show_default="everything")
     ] = None,
@@ -83,62 +85,53 @@ def check(
 ) -> None:
     """Compare your function or layer with a variant: values and gradients, against the golden.
 
-    It is called with each of mask, residual and gate that it takes, alone and together, in every dtype; if one of these
-    is in no comparison, the check fails. If it differs, the report says what it computes and how to mend it. It runs in
-    a process of its own, which is ended after an hour. JAX compiles each shape, so there fewer cases are compared
-    without --all. `rmsnorm.parity.check` does the same in Python.
+    It is called in 40 to 140 circumstances, in which every pair occurs: rows, widths, dtypes, memory, values,
+    gradients, and with and without each of mask, residual, gate and eps that it takes. If it differs, the report says
+    what it computes and how to mend it. It runs in a process of its own, which is ended after an hour. JAX compiles
+    each shape, so there fewer are asked without --all. `rmsnorm.parity.check` does the same in Python.
 
-    The golden runs in NumPy in 106-bit arithmetic and rounds where the variant says. The parity ratio is a distance in
-    units of the rounding error of the terms that add up to an element, so cancellation does not count as a defect.
-    rmsnorm/accuracy/bounds.py derives each bound. `rmsnorm selftest` compares the backends of this package.
+    Each element must lie in an interval around the golden's, whose width is the rounding error of the terms that add
+    up to it, so cancellation does not count as a defect; rmsnorm/accuracy/bounds.py derives it. `rmsnorm selftest`
+    compares the backends of this package.
     """
     if target is None:
         raise unusable(
             f"{_COMMAND}: TARGET is missing, expected your own such as my_norm.py:norm; "
             "to compare the backends of this package, use `rmsnorm selftest`"
         )
+    names = variant or ["standard"]
+    if len(names) > 1:
+        raise unusable(f"{_COMMAND}: --variant is given {len(names)} times, expected one for a TARGET; drop some")
     from rmsnorm.parity import Report, check_quantised
     from rmsnorm.parity import check as check_norm
-    from rmsnorm.parity.checking import quantities_named
     from rmsnorm.parity.comparison import Run
     from rmsnorm.parity.report import write_json
 
-    allowed = {
-        "rank": rank, "multiple_of": multiple_of, "widths": width, "contiguous": contiguous or None,
-        "same_dtype": same_dtype or None, "max_rows": max_rows,
+    wanted = get_variant("check", names[0])
+    wanted = wanted if eps is None else wanted.replace(eps=eps)
+    limits = {
+        "rank": rank, "multiple_of": multiple_of, "widths": width, "contiguous": contiguous, "same_dtype": same_dtype,
+        "max_rows": max_rows,
     }  # fmt: skip
-    allowed = {name: value for name, value in allowed.items() if value is not None}
-    options = opening(_COMMAND, init, framework, device, gradients, compiled)
-    names = choices("variant", variant, tuple(PRESETS), _COMMAND) if variant else ("standard",)
-    if len(names) > 1:
-        raise unusable(f"{_COMMAND}: --variant is given {len(names)} times, expected one for a TARGET; drop some")
-    types = choices("dtype", dtype, dtypes.FLOATS, _COMMAND) if dtype else None
-    try:
-        counted = quantities_named(_COMMAND, [name for name in ",".join(quantity or ()).split(",") if name.strip()])
-        if quantisation is not None:
-            get_quantisation(_COMMAND, quantisation)
-    except errors.InputError as error:
-        raise unusable(str(error)) from None
-    more: dict[str, Any] = {
-        "group_size": group_size, "edges": edges, "batch_invariant": batch_invariant, "large": large,
-        "all_cases": all_, "call": call, "limits": allowed or None, "quantities": counted or None,
+    of_norm: dict[str, Any] = {
+        "group_size": group_size, "compiled": compiled, "extremes": extremes, "exact": exact, "large": large,
+        "batch_invariant": batch_invariant, "strength": 3 if all_ else None, "call": call,
+        "quantities": ",".join(quantity or ()) or None, "limits": {k: v for k, v in limits.items() if v} or None,
     }  # fmt: skip
+    options = {"dtypes": dtype or None, **opening(_COMMAND, init, framework, device)}
     if quantisation is not None:
-        other = {"variant": variant, "eps": eps, "compiled": compiled, "no_gradients": not gradients, **more}
+        other = {"variant": variant, "eps": eps, "no_gradients": not gradients, **of_norm}
         for name in (name for name, value in other.items() if value not in (None, False)):
-            option = {"all_cases": "all", "quantities": "quantity"}.get(name, name).replace("_", "-")
+            option = {"strength": "all", "quantities": "quantity"}.get(name, name).replace("_", "-")
             raise unusable(f"{_COMMAND}: --{option} is for a norm, expected none beside --quantisation; drop it")
-        options = {name: options[name] for name in ("framework", "device", "init")}
-        more = {"quantisation": quantisation}
-    wanted = PRESETS[names[0]] if eps is None else PRESETS[names[0]].replace(eps=eps)
     if end := lost():
-        report = Report(target, wanted, Run(target, end.status, f"its process {end.message}"))
+        report = Report(target, wanted, Run(target, end.status, end.message))
     else:
         with asking(target):
             if quantisation is None:
-                report = check_norm(target, wanted, dtypes=types, **more, **options)
+                report = check_norm(target, wanted, gradients=gradients, **of_norm, **options)
             else:
-                report = check_quantised(target, dtypes=types, **more, **options)
+                report = check_quantised(target, quantisation, **options)
     console = Console(soft_wrap=True)
     console.print(Text(report.text, style="" if report.passed else "red"))
     if verbose:

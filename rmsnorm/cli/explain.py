@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from rmsnorm import PRESETS
-from rmsnorm.cli.usage import BACKEND_NAMES, DIFFERS, backends, choices, sizes, unusable
+from rmsnorm.cli.usage import BACKEND_NAMES, DIFFERS, backends, choices, sizes
 from rmsnorm.specification import dtypes, errors
 
 _COMMAND: Final = "rmsnorm explain"
@@ -46,8 +46,7 @@ def explain(
     present = choices("with", with_, _ARRAYS, _COMMAND) if with_ else ()
     rows = sizes(shape, _COMMAND)
     if not -len(rows) <= axis < len(rows):
-        want = f"an axis of x of shape {shape}"
-        raise unusable(str(errors.out_of_domain(_COMMAND, "axis", axis, want, "pass -1 for the last one")))
+        raise errors.out_of_domain(_COMMAND, "axis", axis, f"an axis of x of shape {shape}", "pass -1 for the last one")
     arrays = bridge(key)
     with arrays.scope(wide=dtype == "float64"):
         ones = {name: arrays.send(np.ones(rows, dtype)) for name in ("x", "residual", "gate")}

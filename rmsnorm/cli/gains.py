@@ -28,7 +28,7 @@ def gains(
 ) -> None:
     """Say whether the gains in a checkpoint are w or 1 + w.
 
-    It reads a safetensors or GGUF file (or a folder of them), a NumPy archive, a file of Keras or a checkpoint of
+    It reads a safetensors file (or a folder of them), a NumPy archive, a file of Keras or a checkpoint of
     Orbax, and calls nothing.
     """
     from rmsnorm.identify import identify_checkpoint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -33,10 +33,8 @@ from rmsnorm.specification import errors
 
 if TYPE_CHECKING:
     from rmsnorm.identify import Identity
-    from rmsnorm.identify.config import ConfigNorm
 
 _COMMAND: Final = "rmsnorm identify"
-_SIZES: Final = "sizes such as 4x64"
 _MORE: Final = 300.0  # seconds beside those for a norm: for imports, or for the norms of a whole model
 EPILOG: Final = (
     "Examples:\n\n"
@@ -53,13 +51,7 @@ EPILOG: Final = (
 
 
 def identify(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TARGET",
-            help=f"{TARGET_HELP}.",
-        ),
-    ] = None,
+    target: Annotated[str | None, typer.Argument(metavar="TARGET", help=f"{TARGET_HELP}.")] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -73,17 +65,9 @@ def identify(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     width: Annotated[
-        int | None,
-        called(help="Size of the normalised axis.", min=1, show_default="64, or its only size"),
+        int | None, called(help="Size of the normalised axis.", min=1, show_default="64, or its only size")
     ] = None,
-    shape: Annotated[
-        str | None,
-        called(help="Shape of x, such as 4x64x8x8.", show_default="tries some"),
-    ] = None,
-    arg: Annotated[
-        list[str] | None,
-        called(help="Another argument of its call, such as condition=4x64, or scale=1:2 for a value beside 0."),
-    ] = None,
+    shape: Annotated[str | None, called(help="Shape of x, such as 4x64x8x8.", show_default="tries some")] = None,
     call: Call = None,
     group_size: GroupSize = None,
     compiled: Compiled = False,
@@ -111,38 +95,34 @@ def identify(
         _of_config(model, json)
         return
     assert target is not None  # noqa: S101  (one of them is given)
-    options = opening(_COMMAND, init, framework, device, gradients, compiled)
     wanted = None if axis is None else _numbers("axis", axis, ",", "integers such as -2,-1")
-    asked: dict[str, Any] = {
-        "shape": None if shape is None else _numbers("shape", shape, "x", _SIZES),
-        "axis": [-1] if wanted is None else wanted,
-        "args": dict(map(_argument, arg or [])),
-    }
-    of_norm = _written(
-        framework=framework, axis=axis, shape=shape, arg=arg, call=call, group_size=group_size, width=width,
-        compiled=compiled or None, no_gradients=None if gradients else True, device=None if device == "cpu" else device,
-    )  # fmt: skip
-    options = {name: options[name] for name in ("framework", "device", "init")} | asked
+    options: dict[str, Any] = {
+        **opening(_COMMAND, init, framework, device), "axis": wanted or [-1],
+        "shape": None if shape is None else _numbers("shape", shape, "x", "sizes such as 4x64"),
+    }  # fmt: skip
+    of_norm = {
+        "framework": framework, "axis": axis, "shape": shape, "call": call, "group-size": group_size, "width": width,
+        "compiled": compiled, "no-gradients": not gradients, "device": device != "cpu",
+    }  # fmt: skip
     from rmsnorm.conversion import replace
     from rmsnorm.conversion.places import together
     from rmsnorm.identify import Identity, NoTarget, open_target
-    from rmsnorm.identify.solve import identify_opened
+    from rmsnorm.identify.search import identify_opened
 
     if end := lost(seconds=time_limit + _MORE):
-        identity = Identity(target, "", defects=(f"its process {end.message}",))
+        identity = Identity(target, "", defects=(end.message,))
     else:
         with asking(target):
             try:
                 opened = open_target(target, width=width, call=call, **options)
                 one = opened.compiled if compiled else opened
-                identity = identify_opened(one, width=width, gradients=gradients, time_limit=time_limit)
-                of_model = None
+                identity, of_model = identify_opened(one, width=width, gradients=gradients, time_limit=time_limit), None
             except NoTarget as error:
                 if error.model is None:
                     raise
                 of_model = {"model": type(error.model).__name__, "norms": together(replace(error.model, dry_run=True))}
         if of_model:
-            _of_model(target, of_model, json, of_norm)
+            _of_model(target, of_model, json, [f"--{name}" for name, value in of_norm.items() if value])
             return
     if json:
         typer.echo(json_.dumps(identity.json, indent=2))
@@ -151,11 +131,6 @@ def identify(
     grouped = group_size is None or identity["group_size"] == group_size
     if not (identity.recognised and identity.is_over(wanted) and grouped):
         raise typer.Exit(DIFFERS)
-
-
-def _written(**options: Any) -> list[str]:
-    """The options that the user wrote, as they are written."""
-    return [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
 
 
 def _of_model(target: str, answer: Mapping[str, Any], json: bool, of_norm: list[str]) -> None:
@@ -186,11 +161,7 @@ def _of_config(folder: str, json: bool) -> None:
     norms, unknown = identify_config(folder)
     if json:
         typer.echo(json_.dumps({"norms": [norm.json for norm in norms], "unknown": unknown}, indent=2))
-    else:
-        _show_config(norms, unknown)
-
-
-def _show_config(norms: Sequence[ConfigNorm], unknown: Mapping[str, str]) -> None:
+        return
     for part, kind, named_by in dict.fromkeys((norm.part, norm.model_type, norm.named_by) for norm in norms):
         kind += " (by architectures)" * (named_by == "architectures")
         typer.echo(wrapped(f"{errors.printable(part) or 'the model'}: {kind}, whose norms in transformers are"))
@@ -208,18 +179,8 @@ def _numbers(name: str, text: str, separator: str, want: str) -> list[int]:
     except ValueError:
         numbers = []
     if not numbers or (name != "axis" and min(numbers) < 1):
-        raise unusable(str(errors.out_of_domain(_COMMAND, name, text, want, "write it so")))
+        raise errors.out_of_domain(_COMMAND, name, text, want, "write it so")
     return numbers
-
-
-def _argument(text: str) -> tuple[str, tuple[list[int], float]]:
-    """The name, the shape and the value of NAME=SHAPE or NAME=SHAPE:VALUE."""
-    name, _, rest = text.partition("=")
-    sizes, _, value = rest.partition(":")
-    try:
-        return name, (_numbers("arg", sizes, "x", _SIZES), float(value or 0))
-    except ValueError:
-        raise unusable(str(errors.out_of_domain(_COMMAND, "arg", text, "NAME=SHAPE:VALUE", "see --help"))) from None
 
 
 def _show(identity: Identity, *, verbose: bool) -> None:

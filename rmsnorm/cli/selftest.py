@@ -45,15 +45,6 @@ def selftest(
     all_: Annotated[
         bool, typer.Option("--all", help="Compare every case in every variant and dtype that it has.")
     ] = False,
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose",
-            "-v",
-            help="Print the largest distance to the golden for each variant.",
-            rich_help_panel="Reports",
-        ),
-    ] = False,
     json: Json = None,
 ) -> None:
     """Compare every backend of this package with the golden: values, gradients and derivatives.
@@ -76,7 +67,7 @@ def selftest(
     if apart.is_child():
         typer.echo(json_.dumps([asdict(run) for run in runs]))
         return
-    Console(soft_wrap=True).print(report.terminal(runs, tables=verbose))
+    Console(soft_wrap=True).print(report.terminal(runs))
     if json:
         report.write_json(runs, json)
     end_of_check(runs, requested=bool(backend))
@@ -89,8 +80,8 @@ def _run_apart(name: str, device: str, variants: Sequence[str], types: Sequence[
     chosen = [*(f"--variant={variant}" for variant in variants), *(f"--dtype={dtype}" for dtype in types)]
     every = [] if brief else ["--all"]
     end = ended(["selftest", "--backend", name, "--device", device, *chosen, *every], printed=True)
-    if isinstance(end, apart.Lost):
-        return Run(name, end.status, f"its process {end.message}")
+    if end.status:
+        return Run(name, end.status, end.message)
     if not end.printed:  # what was wrong is on standard error
         return Run(name, "crashed", f"its process ended with exit status {end.code}")
     (fields,) = json_.loads(end.printed)

@@ -124,17 +124,7 @@ def _of_a_family(name: str) -> Iterator[str]:
 
 
 _GAIN: Final = "gain's name"
-_COLUMNS: Final = (
-    "variant",
-    "eps, place",
-    "rounded",
-    "offset",
-    "bias",
-    "partial",
-    "dtype of y",
-    _GAIN,
-    "source",
-)
+_COLUMNS: Final = ("variant", "eps, place", "rounded", "offset", "bias", "partial", "dtype of y", _GAIN, "source")
 
 
 def _describe(variant: Variant) -> tuple[str, ...]:

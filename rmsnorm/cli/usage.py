@@ -42,39 +42,36 @@ def backends(names: Sequence[str] | None, command: str, known: Sequence[str] = t
         if _KEYS.get(name, name) not in known:
             shown = [other for other in NAMES if _KEYS.get(other, other) in known]
             others = [other for other in known if other not in FRAMEWORKS]
-            raise unusable(str(errors.not_a_choice(command, "backend", name, shown + others)))
+            raise errors.not_a_choice(command, "backend", name, shown + others)
     return tuple(dict.fromkeys(_KEYS.get(name, name) for name in names or known))
 
 
 def choices(option: str, names: Sequence[str] | None, known: Sequence[str], command: str) -> tuple[str, ...]:
-    """The names that the user chose, each once; all known ones if the user chose none. Exits on an unknown name."""
-    chosen = [_choice(option, name, known, command) for name in names or known]
-    return tuple(dict.fromkeys(chosen))
+    """The names that the user chose, each once; all known ones if the user chose none.
+
+    Raises:
+        ValueError: a name is unknown.
+    """
+    return tuple(dict.fromkeys(_choice(option, name, known, command) for name in names or known))
 
 
 def _choice(option: str, name: str, known: Sequence[str], command: str) -> str:
-    try:
-        if option == "variant":
-            return get_variant(command, name).name
-        if option == "dtype":
-            return errors.dtype_named(command, option, name, known)
-        if name not in known:
-            raise errors.not_a_choice(command, option, name, known)
-    except errors.InputError as error:
-        raise unusable(str(error)) from None
+    if option == "variant":
+        return get_variant(command, name).name
+    if option == "dtype":
+        return errors.dtype_named(command, option, name, known)
+    if name not in known:
+        raise errors.not_a_choice(command, option, name, known)
     return name
 
 
 def sizes(text: str, command: str) -> list[int]:
     """The shape that the user wrote."""
-    parts = text.split("x")
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise unusable(str(errors.out_of_domain(command, "shape", text, "sizes > 0", "write it as 4096x4096")))
-    shape = [int(part) for part in parts]
+    shape = [int(part) if part.isdecimal() else 0 for part in text.split("x")]
+    if min(shape) == 0:
+        raise errors.out_of_domain(command, "shape", text, "sizes > 0", "write it as 4096x4096")
     if math.prod(shape) > _MOST:
-        raise unusable(
-            str(errors.out_of_domain(command, "shape", text, "at most 2^48 elements", "write a smaller one"))
-        )
+        raise errors.out_of_domain(command, "shape", text, "at most 2^48 elements", "write a smaller one")
     return shape
 
 
@@ -94,10 +91,7 @@ def unusable(message: str) -> typer.Exit:
 
 
 def progress(unit: str = "cases", *, hidden: bool = False) -> Progress:
-    """A bar for every task on standard error, where that is a terminal. Standard output is left alone.
-
-    hidden: whether there is no bar.
-    """
+    """A bar for every task on standard error, where that is a terminal. Standard output is left alone."""
     console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description:>6}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn(),

@@ -3,7 +3,7 @@
 from rmsnorm.identify.checkpoint import Checkpoint, identify_checkpoint
 from rmsnorm.identify.findings import Finding
 from rmsnorm.identify.identity import Identity
-from rmsnorm.identify.solve import identify
+from rmsnorm.identify.search import identify
 from rmsnorm.targets import NoTarget, open_target
 from rmsnorm.targets.target import Target, TargetError
 

@@ -24,14 +24,12 @@ import numpy as np
 
 from rmsnorm import files
 from rmsnorm.files import check_expansion, check_kind, check_regular, reading, tensors
-from rmsnorm.files.gguf import gguf
 from rmsnorm.specification import errors
 from rmsnorm.specification.variants import PRESETS, Variant, get_variant
 
 _OP: Final = "gains"
 _WANTED: Final = (
-    "a .safetensors, .gguf, .npz, .keras or .weights.h5 file, a folder of safetensors or GGUF files or an Orbax "
-    "checkpoint"
+    "a .safetensors, .npz, .keras or .weights.h5 file, a folder of safetensors files or an Orbax checkpoint"
 )
 _LARGEST: Final = 2**24  # elements of a gain
 _AXES: Final = 5  # of a gain at most: (C, 1, 1, 1) in models of video, (1, C, 1, 1, 1) in others
@@ -49,11 +47,8 @@ _BIASES: Final = {
 
 Fit = Literal["w", "1 + w", "bias", "unclear"]
 _NAMES: Final = 8  # in a sentence; the table has all
-_IN_FOLDERS: Final[dict[str, Callable[[str, Path], tensors.Tensors]]] = {
+_READERS: Final[dict[str, Callable[[str, Path], tensors.Tensors]]] = {
     ".safetensors": tensors.safetensors,
-    ".gguf": gguf,
-}
-_ALONE: Final[dict[str, Callable[[str, Path], tensors.Tensors]]] = {
     ".npz": tensors.npz,
     ".keras": tensors.keras,
     ".weights.h5": tensors.keras,
@@ -110,12 +105,12 @@ class Checkpoint:
 def identify_checkpoint(path: str | os.PathLike[str], variant: str | Variant | None = None) -> Checkpoint:
     """Compare the gains of a checkpoint with a variant, or find out whether they are w or 1 + w.
 
-    Only tensors that are named as gains of a norm are read; of safetensors and GGUF files of any size no others are
-    loaded. Quantisation scales, layer scales, batch norms, the matrices within a norm (AdaLN) and the state of an
+    Only tensors that are named as gains of a norm are read; of safetensors files of any size no others are loaded.
+    Quantisation scales, layer scales, batch norms, the matrices within a norm (AdaLN) and the state of an
     optimiser are no gains.
 
     Args:
-        path: a safetensors or GGUF file or a folder of them, a NumPy archive, a file of Keras, a checkpoint of Orbax.
+        path: a safetensors file or a folder of them, a NumPy archive, a file of Keras, a checkpoint of Orbax.
         variant: a preset or a ``Variant``, of which ``scale_offset`` counts.
 
     Raises:
@@ -157,18 +152,17 @@ def _read(path: Path) -> tensors.Tensors:
     if (path / "_CHECKPOINT_METADATA").is_file():
         return tensors.orbax(_OP, path, _size(path))
     if path.is_dir():
-        for suffix, read in _IN_FOLDERS.items():
-            paths = sorted(path.glob(f"*{suffix}"))
-            for file in paths:
-                check_regular(_OP, file, _WANTED)
-            if paths:
-                return _together([read(_OP, file) for file in paths])
+        paths = sorted(path.glob("*.safetensors"))
+        for file in paths:
+            check_regular(_OP, file, _WANTED)
+        if paths:
+            return _together([tensors.safetensors(_OP, file) for file in paths])
     else:
         check_regular(_OP, path, _WANTED)
-        for suffix, read in (_IN_FOLDERS | _ALONE).items():
+        for suffix, read in _READERS.items():
             if path.name.endswith(suffix):
                 return read(_OP, path)
-        check_kind(_OP, path, _WANTED, files.ZIP, files.SAFETENSORS, files.GGUF, files.HDF5, files.PICKLE)
+        check_kind(_OP, path, _WANTED, files.ZIP, files.SAFETENSORS, files.HDF5, files.PICKLE)
     fix = "save it as one of these; files of pickle (.pt, .bin, .ckpt) are never read"
     raise errors.out_of_domain(_OP, "checkpoint", str(path), _WANTED, fix)
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from fractions import Fraction
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from rmsnorm.identify.asking import Probe
+from rmsnorm.identify.candidates import Candidate
 from rmsnorm.identify.findings import NotRms
 from rmsnorm.identify.groups import responding
-from rmsnorm.identify.model import Model
-from rmsnorm.identify.probe import Probe
+from rmsnorm.identify.mistakes import Mistake
+from rmsnorm.parity.equations import Change
 from rmsnorm.specification.variants import PartialRounding
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
@@ -37,13 +38,6 @@ _RULES: Final[Mapping[tuple[PartialRounding, bool], Callable[[int, Fraction], in
 }
 
 
-class Counted(NamedTuple):
-    """How many elements of a row of n enter the statistic: all of them, or the first k."""
-
-    n: int
-    k: int
-
-
 class Partial(NamedTuple):
     """k = ceil(n p) or floor(n p), at least 1.
 
@@ -61,8 +55,8 @@ class Partial(NamedTuple):
     measured: Mapping[int, int]
 
 
-def find_counted(probe: Probe) -> Counted:
-    """The elements of a row that enter the statistic.
+def find_counted(probe: Probe) -> int:
+    """How many elements of a row enter the statistic: all of them, or the first ones.
 
     Raises:
         NotRms: they are not the first ones.
@@ -79,56 +73,62 @@ def find_counted(probe: Probe) -> Counted:
             raise NotRms("the elements that enter the statistic are not the first ones of a row")
         low, high = int(which[borders[0]]), int(which[borders[0] + 1])
         if high == low + 1:
-            return Counted(n, high)
-    return Counted(n, n)
+            return high
+    return n
 
 
-def with_fraction(probe: Probe, model: Model, own: Counted, known: Mapping[int, int]) -> Model:
-    """The model with the fraction of a row that enters the statistic.
-
-    Args:
-        probe: of the target.
-        model: as far as it is known.
-        own: the elements that count at the width of the probe.
-        known: k at that width and at others.
-    """
-    findings, n, k = probe.findings, own.n, own.k
-    if all(entry == width for width, entry in known.items()):
-        findings.add("partial", None, f"all {n} elements of a row change the others")
-        return model
+def with_fraction(probe: Probe, known: Candidate, k: int) -> Candidate:
+    """The candidate with the fraction of a row that enters the statistic, of which k count at the probe's width."""
+    findings, n = probe.findings, probe.n
 
     def measure(width: int) -> int | None:
         try:
             resized = probe.resized(width) if not probe.layout.group else None
-            return None if resized is None else find_counted(resized).k
+            return None if resized is None else find_counted(resized)
         except (NotRms, TargetError):  # for example the variance of one element
             return None
 
-    p, rounding, floating, measured = fit_partial(known, measure)
+    wider = {width: counts for width in (2 * n,) if (counts := measure(width))} if k == n else {}
+    if all(counts == width for width, counts in wider.items()) and k == n:
+        findings.add("partial", None, f"all {n} elements of a row change the others")
+        return known
+    p, rounding, floating, measured = fit_partial({n: k} | wider, measure)
     listed = ", ".join(f"{entry} of {width}" for width, entry in sorted(measured.items()))
     if p is None:
-        most = max(measured.values())
-        findings.defect(
-            f"the statistic has {most} elements at every width, whatever n is"
-            if all(entry == min(most, width) for width, entry in measured.items())
-            else f"the elements that enter the statistic are no fraction of a row: {listed}"
-        )  # fmt: skip
+        mistake = _no_fraction(measured, listed)
+        findings.defect(mistake.says)
+        known = known.but(mistake)
     if k == n:
         findings.add("partial", None, f"at a width of {n} all elements change the others: {listed}")
-        return model
+        return known
     only = "; no other width could be tried: it may be another fraction, or a constant" if len(measured) == 1 else ""
-    share = p or Fraction(k, n)
-    findings.add("partial", share, f"the first elements that change the others: {listed}{only}")
-    if p is not None and rounding is None:
-        findings.add("partial_rounding", None, f"ceil and floor give the k that was seen: {listed}")
-    elif p is not None:
-        findings.add("partial_rounding", rounding, f"k = {rounding}(n p) at every width")
+    findings.add("partial", p or Fraction(k, n), f"the first elements that change the others: {listed}{only}")
+    if p is not None:
+        both = "ceil and floor give the k that was seen"
+        either = both if rounding is None else f"k = {rounding}(n p) at every width"
+        findings.add("partial_rounding", rounding, f"{either}: {listed}")
     if floating:
         findings.defect(f"k = {rounding}(n p) is computed in floating point: {listed}")
-    variant = model.variant.replace(partial=p or Fraction(k, n), partial_rounding=rounding or "ceil")
-    if variant.counted(n) != k:
-        variant = variant.replace(partial=Fraction(k, n))
-    return replace(model, variant=variant)
+    fraction = known.of(partial=p or Fraction(k, n), partial_rounding=rounding or "ceil")
+    return fraction if fraction.variant.counted(n) == k else fraction.of(partial=Fraction(k, n))
+
+
+def _no_fraction(measured: Mapping[int, int], listed: str) -> Mistake:
+    """Elements that are no fraction of a row."""
+    most = max(measured.values())
+    for block in (2**power for power in range(10, 1, -1)):
+        if all(k == (n // block * block or n) for n, k in measured.items()) and most != block:
+            says = f"only whole blocks of {block} elements are summed, and the rest of a row is lost: {listed}"
+            return Mistake(says, {"k": _whole_blocks_of(block)})
+    if all(k == min(most, n) for n, k in measured.items()):
+        says = f"the statistic has {most} elements at every width, whatever n is"
+        return Mistake(says, {"k": lambda s, k: min(most, s.n)})
+    says = f"the elements that enter the statistic are no fraction of a row: {listed}"
+    return Mistake(says, {"k": lambda s, k: measured.get(s.n, k)})
+
+
+def _whole_blocks_of(size: int) -> Change:
+    return lambda s, k: s.n // size * size or s.n
 
 
 def fit_partial(known: Mapping[int, int], measure: Callable[[int], int | None]) -> Partial:

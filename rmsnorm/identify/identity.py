@@ -11,13 +11,31 @@ from fractions import Fraction
 from typing import Any, Final, Literal
 
 from rmsnorm.identify import mending, names
-from rmsnorm.identify.findings import DEFECT, Finding
-from rmsnorm.identify.model import Gate
+from rmsnorm.identify.findings import Finding
+from rmsnorm.identify.mistakes import OF_SUM
 from rmsnorm.specification.variants import Variant, get_variant
 
 Kind = Literal["rmsnorm", "layernorm", "l2norm", "none"]
+Position = Literal["before", "after"]  # of the normalisation
 _FIRST: Final = ("eps", "eps_position", "statistic_dtype", "rounding", "gain", "scale_offset", "bias", "confirmed")
 _SHOWN: Final = 8  # findings of the short report
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A factor act(gate) of x or of y; the gate is an input, or for ``vector`` a parameter times x.
+
+    The latter is the gated RMSNorm after zero's ReLA attention, which somebody who ports such a model writes again.
+    """
+
+    activation: str
+    position: Position
+    vector: bool = False
+
+    @property
+    def function(self) -> str:
+        """Its name, as of a variant's ``gate_function``."""
+        return f"{self.activation} of gate * x" if self.vector else self.activation
 
 
 @dataclass(frozen=True)
@@ -181,7 +199,7 @@ class Identity:
             "outside": (", eps on the norm", f"x / (|x| + {eps})", "eps / sqrt(n)"),
             "clamp": (", eps below the norm", f"x / max(|x|, {eps})", "the same eps"),
         }.get(position, ("", "x / |x|", "eps 0"))
-        others = [defect for defect in self.defects if defect not in (f.evidence for f in self.findings)]
+        others = [defect for defect in self.defects if defect != OF_SUM.says]
         more = f"; {len(others)} other defect{'s' * (len(others) > 1)}" if others else ""
         return f"the L2 norm{where}: {formula}, which is RMSNorm with {same} and 1 / sqrt(n) times the gain{more}"
 
@@ -200,7 +218,7 @@ class Identity:
     def text(self) -> str:
         """The report, as lines of plain text."""
         lines = [self.headline]
-        for row in [*self.rows, *(Finding(DEFECT, sentence, "") for sentence in self.defects)]:
+        for row in [*self.rows, *(Finding("defect", sentence, "") for sentence in self.defects)]:
             start = f"  {row.name:<17} "
             line = f"{start}{row.word}{f' - {row.evidence}' if row.evidence else ''}"
             lines += textwrap.wrap(

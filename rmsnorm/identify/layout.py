@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,15 +13,11 @@ import numpy as np
 
 from rmsnorm.accuracy.bounds import CHANGED
 from rmsnorm.targets.bridges import Array
-from rmsnorm.targets.open import WIDTH
 from rmsnorm.targets.target import Shape, Target, TargetError
 
 Sizes = tuple[int | None, ...]  # a shape with None for the axis that counts examples
-_OTHERS: Final = (2, 3, 5, 4, 6, 7)  # sizes of the axes of x that have nothing to do with the gain
-_OTHERS_OF_WIDE: Final = (2, 3, 2, 2)  # the same where a row is long, which costs time: a fifth of the rows
-_WIDE: Final = 512
 ROWS: Final = 80  # in one call, so that a library compiles for one shape
-ORDINARY: Final[Mapping[str, float]] = {"scale": 0.5, "bias": 0.25, "gate_vector": 0.0, "gate": 2.0}
+NEUTRAL: Final[Mapping[str, float]] = {"scale": 1.0, "bias": 0.25, "gate_vector": 0.0, "gate": 2.0}
 
 
 @dataclass(frozen=True)
@@ -61,30 +57,6 @@ class Layout:
 
     def shape(self, count: int) -> Shape:
         return tuple(-(-count // self.rows_per_example) if size is None else size for size in self.sizes)
-
-    def to_x(self, rows: Array) -> Array:
-        """Rows as x; rows are repeated to fill the last example."""
-        shape = self.shape(len(rows))
-        rows = np.resize(rows, (math.prod(shape) // self.n, rows.shape[1]))
-        if self.group:
-            return rows.reshape(shape)
-        outer = [axis for axis in range(len(shape)) if axis not in self.axes]
-        order = [*outer, *self.axes]
-        return np.ascontiguousarray(rows.reshape([shape[axis] for axis in order]).transpose(np.argsort(order)))
-
-    def to_rows(self, x: Array, count: int) -> Array:
-        """The rows of an array that has the shape of x."""
-        if self.group:
-            return x.reshape(-1, self.group)[:count]
-        outer = [axis for axis in range(x.ndim) if axis not in self.axes]
-        return x.transpose([*outer, *self.axes]).reshape(-1, self.n)[:count]
-
-    def spread(self, parameter: Array, count: int) -> Array:
-        """The value of a parameter at each element of the rows."""
-        shape = self.shape(count)
-        if parameter.size > 1:
-            parameter = parameter.reshape([s if axis in self.feature_axes else 1 for axis, s in enumerate(shape)])
-        return self.to_rows(np.broadcast_to(parameter, shape), count)
 
     @property
     def last(self) -> bool:
@@ -137,84 +109,6 @@ def _first_taken(target: Target, shapes: Iterable[Sizes], dtype: str) -> tuple[S
     raise failure
 
 
-@dataclass(frozen=True)
-class Axes:
-    """The axes of a target that are the same for x of several numbers of axes.
-
-    Attributes:
-        axes: the normalised axes, counted from the last one or from the first one.
-        gain_axes: the axes along which gain and bias run.
-        shapes: for each number of axes that was tried a shape of x.
-    """
-
-    axes: Shape
-    gain_axes: Shape
-    shapes: tuple[Shape, ...]
-
-    def layout(self, shape: Shape) -> Layout:
-        """How the rows lie in x of a shape."""
-        axes, gain = (tuple(axis % len(shape) for axis in entry) for entry in (self.axes, self.gain_axes))
-        return Layout(shape, axes, gain)
-
-
-def find_axes(target: Target) -> Axes | None:
-    """The axes for x of one to five axes: those of the most of them; None where it normalises none.
-
-    Raises:
-        TargetError: it cannot be called.
-    """
-    layouts: dict[tuple[Shape, Shape], list[Shape]] = {}
-    failure, answered = None, False
-    for rank in range(1, 6):
-        for shape in _shapes(target, rank):
-            try:
-                axes = normalised_axes(target, shape, "float32")
-                gain = feature_axes(target, shape, axes)
-            except TargetError as error:
-                failure = failure or error
-                continue
-            answered = True
-            if axes and (len(axes) < rank or rank == 1):
-                for shift in (rank, 0):  # counted from the last axis, and from the first
-                    key = tuple(axis - shift for axis in axes), tuple(axis - shift for axis in gain)
-                    layouts.setdefault(key, []).append(shape)
-                break
-    if not layouts and not answered and failure is not None:
-        raise failure
-    if not layouts:
-        return None
-    (axes, gain), shapes = max(layouts.items(), key=_likely)
-    return Axes(axes, gain, tuple(shapes))
-
-
-def _likely(entry: tuple[tuple[Shape, Shape], list[Shape]]) -> tuple[Any, ...]:
-    """The gain runs along the normalised axes; then, the layout of the most shapes."""
-    (axes, gain), shapes = entry
-    return set(axes) <= set(gain), len(shapes), len(shapes[-1]), axes[0] < 0
-
-
-def size_of_gain(target: Target, shape: Shape) -> Shape:
-    """The shape of its gain, or else of its bias, for x of a shape; none if it is one number, or is not there."""
-    argument = next((entry for entry in ("scale", "bias") if entry in target.arguments), None)
-    gain = target.shape_of(argument, shape) if argument else ()
-    return gain if math.prod(gain) > 1 else ()
-
-
-def _shapes(target: Target, rank: int) -> Iterator[Shape]:
-    """Shapes of x that suit the gain: at the end of x, and along axis 1."""
-    try:
-        gain = size_of_gain(target, (*_OTHERS[: rank - 1], WIDTH)) or (target.width or WIDTH,)
-    except Exception:  # a layer may refuse a number of axes in any way
-        return
-    others = [size for size in _OTHERS if size not in gain]
-    if math.prod(gain) == max(gain) >= _WIDE:
-        others = list(_OTHERS_OF_WIDE)
-    if len(gain) <= rank:
-        yield (*others[: rank - len(gain)], *(size if size > 1 else others[-1] for size in gain))
-    if rank > 2 and sum(size > 1 for size in gain) == 1:
-        yield (others[0], max(gain), *others[1 : rank - 1])
-
-
 def _candidates(target: Target, width: int) -> list[Sizes]:
     if target.x_shape is not None:
         return [(None, *target.x_shape[1:]) if len(target.x_shape) > 1 else target.x_shape]
@@ -263,7 +157,7 @@ def normalised_axes(target: Target, sizes: Sizes, dtype: str) -> tuple[int, ...]
 def call(target: Target, x: Array, dtype: str) -> Array:
     """y in float64 for ordinary parameters in the dtype of x."""
     x = x.astype(dtype)
-    ordinary = {argument: functools.partial(np.full, fill_value=value) for argument, value in ORDINARY.items()}
+    ordinary = {argument: functools.partial(np.full, fill_value=value) for argument, value in NEUTRAL.items()}
     return target.forward(x, **parameters(target, x, **ordinary)).astype(np.float64)
 
 

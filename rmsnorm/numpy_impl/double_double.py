@@ -152,7 +152,7 @@ class DoubleDouble:
             if dtype == "float64":
                 return _scaled_once(self.hi, self.lo, exponent)
             scaled = self.scaled(exponent)
-            return _narrow(_round_to_odd(scaled.hi, scaled.lo), dtype)
+            return _narrow(round_to_odd(scaled.hi, scaled.lo), dtype)
 
     def truncate(self, dtype: str) -> Array:
         """The number, rounded to the next number of a format towards 0."""
@@ -195,7 +195,7 @@ def _scaled_once(hi: Array, lo: Array, exponent: npt.ArrayLike) -> Array:
     return np.where(np.abs(units) < 2.0**52, np.copysign(np.ldexp(whole, -1074), hi), result)
 
 
-def _round_to_odd(hi: Array, lo: Array) -> Array:
+def round_to_odd(hi: Array, lo: Array) -> Array:
     """The float64 next to hi + lo towards zero, with its last bit set where something was cut off."""
     hi, lo = (np.array(part) for part in np.broadcast_arrays(hi, lo))
     inwards = (lo != 0) & (np.signbit(lo) != np.signbit(hi))

@@ -125,6 +125,14 @@ class Data:
         return {"mask": self.mask, "residual": self.residual, "gate": self.gate}
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """The results of an implementation: of every way to compute each quantity; and the inputs that it changed."""
+
+    results: Mapping[str, list[Array]]
+    touched: tuple[str, ...] = ()
+
+
 def _drawn(count: int) -> Iterator[Case]:
     """Cases with fields of the variant, options and data that no preset and no other case combines."""
     random = np.random.default_rng(9)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rmsnorm.accuracy.bounds import QUANTITIES
+from rmsnorm.parity.circumstances import OPTIONS
 from rmsnorm.parity.comparison import Run, version_of
-from rmsnorm.parity.fitting import in_batches, option_sets
 from rmsnorm.parity.judging import Judging
 from rmsnorm.parity.report import Report
 from rmsnorm.specification import errors
@@ -32,26 +32,26 @@ def check(
     gradients: bool = True,
     dtypes: Sequence[str] | str | None = None,
     device: str = "cpu",
-    extremes: bool = False,
     compiled: bool = False,
     group_size: int | None = None,
     init: Mapping[str, Any] | None = None,
-    edges: bool = False,
-    batch_invariant: bool = False,
-    large: bool = False,
-    all_cases: bool = False,
     quantities: Sequence[str] | str | None = None,
     limits: Limits | Mapping[str, Any] | None = None,
     call: str | None = None,
+    extremes: bool = False,
+    exact: bool = False,
+    strength: int | None = None,
+    batch_invariant: bool = False,
+    large: bool = False,
 ) -> Report:
     """Compare a function or layer with the golden: values, and gradients by its framework's automatic differentiation.
 
-    The cases are those of rmsnorm/parity/cases.py that it can be called with, along the last axis, with the gain
-    and the bias that it takes. Of a mask, a residual and a gate it is called with each that it takes, by the name of
-    the argument, alone and together with the others, in every dtype; where no case has one of these, the check fails.
-    If it must have a gate, every case has one, and the variant says what is done with it. Calls in which every pair of
-    circumstances occurs (rows, widths, axes, dtypes, memory, values, options, gradients, modes, what was called before)
-    follow. If it raises in some calls and answers others, the report names the limits that explain it. A function that
+    It is called along the last axis, with the gain and the bias that it takes, in calls in which every pair of
+    circumstances occurs: rows, widths, axes, dtypes, memory, values, options, gradients, modes, what was called before
+    (rmsnorm/parity/circumstances.py). Of a mask, a residual, a gate and eps it is called with each that it takes, by
+    the name of the argument, and without it. If it must have a gate, every call has one, and the variant says what is
+    done with it. If it raises in some calls and answers others, the report names the limits that explain it. Sums in
+    float32 that are as inexact as terms added one after the other hold, and the report says so. A function that
     quantises y is for ``check_quantised``.
 
     Args:
@@ -62,29 +62,30 @@ def check(
         gradients: whether dx, dscale, dbias, dresidual and dgate count, where the framework differentiates.
         dtypes: of x; None for float16, bfloat16 and float32, or the one that an .onnx file declares.
         device: cpu or cuda.
-        extremes: whether to include rows whose squares leave the range of float32, masks with NaN under them, and
-            masks of one element for each row: few implementations pass these.
         group_size: how many elements of the last axis are normalised together, as in Mamba-2; None for all of them.
         compiled: whether the function, as the compiler of its framework makes it, must agree as well.
         init: arguments for its constructor, or options for a function.
-        edges: whether x of no rows, no columns, one element or very long rows, and one mask for all rows must be taken.
-            Else a target may raise an exception, and the report says so; a wrong answer counts always.
-        batch_invariant: whether a row must have the same bits, in y and dx, alone and in calls of 2 to 4,096 rows, at
-            every place, and dscale the same bits in equal calls.
-        all_cases: whether every case counts in every dtype, with gradients, also in JAX, which compiles each operation
-            for each shape, in a minute or more. Else, unless ``edges`` or ``extremes`` asks for more, JAX has the cases
-            in which the wrong norms of the tests show, most of them in one dtype, and gradients in a few.
         quantities: those that count, such as ("y", "dx"); None for all.
-        limits: of what x it takes: rank, multiple_of, widths, contiguous, same_dtype, max_rows. Cases get other shapes
+        limits: of what x it takes: rank, multiple_of, widths, contiguous, same_dtype, max_rows. Calls get other shapes
             to fit. An exception is a refusal, and the check fails.
-        large: whether y of more than 2^31 elements counts, in the first dtype: 16 GB or more, and minutes. For kernels
-            whose offsets have 32 bits, as those of Liger-Kernel (its issue 1483) and vLLM (its issue 43390).
         call: the arguments of a function in their order, such as "out, x, weight, eps", or "x as out, residual as
             h_out, weight, eps" for one that writes y to x, and x + residual to the residual.
+        extremes: whether x of no rows, rows of 66,001 elements and one mask for all rows must be taken, and rows be
+            right whose squares leave the range of float32, and masks with NaN under them and with a row that counts
+            nothing: few implementations pass these. Else a target may raise an exception for such a shape, and the
+            report says so; a wrong answer counts always.
+        exact: whether sums that are as inexact as terms added one after the other fail.
+        strength: 1 for fewer rows, widths and calls before, as of a library that compiles each shape; 2 for every pair
+            of levels; 3 for every triple, and for calls of 131,073 rows and of more than 2^24 elements. None for 1 in
+            JAX, and for 2 elsewhere.
+        batch_invariant: whether a row must have the same bits, in y and dx, alone and in calls of 2 to 4,096 rows, at
+            every place, and dscale the same bits in equal calls.
+        large: whether y of more than 2^31 elements counts, in the first dtype: 16 GB or more, and minutes. For kernels
+            whose offsets have 32 bits, as those of Liger-Kernel (its issue 1483) and vLLM (its issue 43390).
 
     Raises:
         ValueError: there is no such function, variant or dtype, its width is not a multiple of ``group_size``, or no
-            case can be compared.
+            call can be compared.
 
     Example:
         >>> import numpy as np
@@ -98,11 +99,17 @@ def check(
         norm is not gemma
     """
     chosen, counted = get_variant("check", variant), quantities_named("check", quantities)
+    if not gradients and (without := [name for name in counted if name != "y"]):
+        raise errors.out_of_domain(
+            "check", "quantities", ", ".join(without), "y without gradients", "leave gradients on"
+        )
     gradients = gradients and {*counted} != {"y"}
+    if strength not in (None, 1, 2, 3):
+        raise errors.not_a_choice("check", "strength", strength, (1, 2, 3))
     named = dtypes_named(dtypes)
     declared = limits_of("check", limits)
     opened = open_target(function, framework=framework, init=init, device=device, call=call, op="check")
-    target = in_batches(with_values(opened, eps=chosen.eps, offset=chosen.scale_offset))
+    target = with_values(opened, eps=chosen.eps, offset=chosen.scale_offset)
     target = replace(target, limits=declared, rank=target.rank or declared.rank)
     types = (target.dtypes["x"],) if dtypes is None and "x" in target.dtypes else named
     if group_size is not None and (group_size < 1 or (target.resized is None and (target.width or 0) % group_size)):
@@ -110,18 +117,12 @@ def check(
         raise errors.out_of_domain("check", "group_size", group_size, want, "pass the size that the norm was made with")
     run, began = Run(target.framework, version=version_of(target.framework), device=device), time.monotonic()
     judging = Judging(
-        target, chosen, types, run, group_size, gradients=gradients, compiled=compiled, extremes=extremes, edges=edges,
-        all_cases=all_cases,
+        target, chosen, types, run, group_size, gradients=gradients, compiled=compiled, extremes=extremes,
+        strength=strength or (1 if target.bridge.compiles else 2),
     )  # fmt: skip
-    if judging.of_cases():
-        judging.of_circumstances()
-        judging.refusals.conclude(run, target, chosen, group_size)
-        judging.of_more(batch_invariant=batch_invariant, large=large)
-        judging.of_what_is_missing()
-    if judging.elements:
-        judging.of_parameters()
-    judging.conclude(counted, time.monotonic() - began)
-    return Report(target.name, chosen, run, tuple(option_sets(target.arguments)))
+    judging.ask(batch_invariant=batch_invariant, large=large)
+    judging.conclude(counted, exact, time.monotonic() - began)
+    return Report(target.name, chosen, run, tuple(name for name in OPTIONS if name in target.arguments))
 
 
 def quantities_named(op: str, named: Sequence[str] | str | None) -> tuple[str, ...]:

@@ -1,65 +1,80 @@
-"""The circumstances of a call as factors with levels, and cases in which every pair of levels occurs.
+"""The circumstances of a call as factors with levels, and calls in which every pair of levels occurs.
 
-The cases of ``cases.py`` ask what a formula does with numbers. These ask everything else: how many rows, which width,
-the memory of each tensor, which gradients are asked for, in which mode, and what was called before. An ordinary wrong
-kernel is right but for one of these, or for two of them together.
+They are what ``check`` asks: how many rows, which width, the memory of each tensor, the values, which gradients are
+asked for, in which mode, and what was called before. An ordinary wrong kernel is right but for one of these, or for two
+of them together.
 """
 
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from typing import Any, Final
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
 
-import numpy as np
-
-from rmsnorm.parity.cases import Array, Case, Data, make
 from rmsnorm.parity.covering import covering
-from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import Target
-from rmsnorm.targets.limits import Facts, dense
 
+SQUARE: Final = "as many rows as columns"
 ROWS: Final = {
-    "1 row": 1, "few rows": 6, "257 rows": 257, "thousands of rows": 2050, "8,209 rows": 8209, "65,601 rows": 65601,
+    "no rows": 0, "1 row": 1, "few rows": 6, "257 rows": 257, "thousands of rows": 2050, "8,209 rows": 8209,
+    "65,601 rows": 65601, "131,073 rows": 131073, "524,309 rows": 524309,
 }  # fmt: skip
 WIDTHS: Final = {  # the last two: above 1,024, and more than 16 bits count
-    "33": 33, "72": 72, "256": 256, "768": 768, "1024": 1024, "2048": 2048, "4096": 4096, "5120": 5120, "8192": 8192,
-    "1531": 1531, "66001": 66001,
+    "1": 1, "33": 33, "72": 72, "128": 128, "256": 256, "768": 768, "1024": 1024, "2048": 2048, "4096": 4096,
+    "5120": 5120, "8192": 8192, "1531": 1531, "66001": 66001,
 }  # fmt: skip
 AXES: Final = {"1 axis": 1, "2 axes": 2, "3 axes": 3, "4 axes": 4, "5 axes": 5, "6 axes": 6}
-MOST: Final = 5_400_000  # elements of a case
-_BLOCK: Final = 2**15  # elements of its different rows,
-_ALL: Final = 2**16  # and of all rows, where these must differ
-_OPTIONS: Final = ("gate", "mask", "residual")
-_APART: Final = ("every second element", "transposed")  # layouts in which the elements of a row have gaps
+_LEADS: Final = {  # the axes before the normalised one, but for the one that has the rows, which is the last of these
+    1: (), 2: (), 3: (3,), 4: (3, 2), 5: (3, 1, 2), 6: (2, 1, 3, 1),
+}  # fmt: skip
+MOST: Final = 5_400_000  # elements of a call
+ONE_SIGN: Final = 2**16  # elements of a call whose rows must all differ
+OPTIONS: Final = ("gate", "mask", "residual")
+MASKS: Final = ("mask", "one mask for all rows")
+_NUMPY: Final = ("negative strides", "Fortran order", "read-only")  # layouts that arrays of NumPy alone have
 
 FACTORS: Final[dict[str, tuple[str, ...]]] = {
-    "rows": tuple(ROWS),
+    "rows": ("no rows", "1 row", "few rows", "257 rows", "thousands of rows", "8,209 rows", "65,601 rows", SQUARE),
     "width": tuple(WIDTHS),
     "axes": ("1 axis", "2 axes", "3 axes", "4 axes", "6 axes"),
     "x": ("float16", "bfloat16", "float32"),
-    "gain": ("gain of x's dtype", "gain float32", "no gain"),
+    "gain": ("gain of x's dtype", "gain float32", "gain bfloat16", "no gain"),
     "bias": ("bias", "no bias"),
     "residual": ("residual", "no residual"),
     "gate": ("gate", "no gate"),
-    "mask": ("mask", "no mask"),
-    "layout": ("contiguous", "a slice", "every second element", "transposed", "unaligned", "x alone a slice",
-               "x alone transposed"),
-    "gain's memory": ("dense gain", "strided gain"),
-    "values": ("normal", "heavy tails", "one sign", "zeros in the gain", "ties", "NaN in a row", "negative zeros"),
+    "mask": (*MASKS, "no mask"),
+    "eps": ("eps of the variant", "eps 0.25"),
+    "layout": ("contiguous", "a slice", "every second element", "transposed", "unaligned", "x expanded",
+               "x alone a slice", "x alone transposed", *_NUMPY),
+    "gain's memory": ("dense gain", "strided gain", "unaligned gain"),
+    "values": ("normal", "heavy tails", "one sign", "zeros in the gain", "ties", "large", "small", "a row of zeros",
+               "NaN in a row", "infinity in a row", "huge", "tiny", "NaN under the mask"),
     "gradients": ("none", "all", "frozen gain", "frozen x", "dy alone", "dh alone"),
     "dy": ("dense dy", "expanded dy"),
-    "mode": ("plain", "no_grad", "inference", "autocast", "training"),
-    "history": ("first call", "called again", "after another shape", "two before both backward passes", "y kept",
-                "a second backward pass"),
+    "mode": ("plain", "no_grad", "inference", "autocast", "deterministic", "training"),
+    "history": ("first call", "called again", "after another shape", "gain updated in place", "two threads at once",
+                "two before both backward passes", "results kept", "a second backward pass"),
 }  # fmt: skip
-NAMED: Final = {  # levels that are asked where a caller names them; ``check`` has cases for such values
+NAMED: Final = {  # levels that are asked where a caller names them
     "axes": ("5 axes",), "values": ("size 1", "zeros", "zeros and infinity in rows"),
 }  # fmt: skip
+EDGES: Final = ("no rows", "66001", "one mask for all rows")  # a target may refuse these, unless extremes are asked for
+EXTREMES: Final = ("huge", "tiny", "NaN under the mask")  # values for which few implementations are right
+MANY: Final = {  # asked with the triples: more rows than 17 bits count, more elements than float32 counts
+    "rows": ("131,073 rows", "524,309 rows"), "width": ("33",),
+}  # fmt: skip
+QUICK: Final = {  # where every shape is compiled anew, in seconds: fewer, and none of what no compiled code depends on
+    "rows": ("1 row", "few rows", "257 rows", "thousands of rows"), "width": ("33", "72", "768", "1531"),
+    "values": ("normal", "heavy tails", "one sign", "zeros in the gain", "a row of zeros", "NaN in a row"),
+    "history": ("first call", "called again"),
+}  # fmt: skip
 _OF_GRADIENTS: Final = ("two before both backward passes", "a second backward pass")
+_USUAL: Final = (
+    "contiguous", "dense gain", "normal", "dense dy", "plain", "first call", "gain of x's dtype", "eps of the variant",
+    "no bias", "no residual", "no gate", "no mask",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,12 +89,10 @@ class Circumstance:
     @property
     def name(self) -> str:
         """What is unusual in it, for reports."""
-        usual = {"contiguous", "dense gain", "normal", "dense dy", "plain", "first call", "gain of x's dtype"}
-        usual |= {level for level in self.levels.values() if level.startswith("no ") and level != "no gain"}
         row = self.levels
         head = f"{row['rows']} of {row['width']}, {row['axes']}"
         rest = [level for factor, level in row.items()
-                if factor not in ("rows", "width", "axes", "x", "gradients") and level not in usual]  # fmt: skip
+                if factor not in ("rows", "width", "axes", "x", "gradients") and level not in _USUAL]  # fmt: skip
         if row["gradients"] not in ("none", "all"):
             rest.append(row["gradients"])
         return "; ".join([head, *rest])
@@ -106,130 +119,14 @@ def levels_of(circumstance: str) -> list[str]:
     return [rows, f"rows of {width}", axes, *rest]
 
 
-def allows(row: Mapping[str, str]) -> bool:
-    """Whether levels go together: no more elements than a case may have, and only what has a meaning."""
-    get = row.get
-    rows, width = ROWS.get(get("rows", "1 row"), 1), int(get("width", "1"))
-    if rows * width > MOST:
-        return False
-    if get("axes") == "1 axis" and (
-        rows > 1 or get("layout", "").removeprefix("x alone ") in ("transposed", "a slice")
-    ):
-        return False
-    if get("axes") in ("4 axes", "5 axes", "6 axes") and rows == 1:
-        return False
-    gradients = get("gradients")
-    if gradients is not None:
-        if gradients == "none" and (get("dy") == "expanded dy" or get("history") in _OF_GRADIENTS):
-            return False
-        if gradients != "none" and get("mode") in ("no_grad", "inference"):
-            return False
-        if gradients == "dh alone" and get("residual") == "no residual":
-            return False
-        if gradients == "dh alone" and get("values") == "NaN in a row":  # 0 times NaN, which most programs add
-            return False
-        if gradients == "frozen gain" and get("gain") == "no gain":
-            return False
-    if get("mode") in ("no_grad", "inference") and (get("dy") == "expanded dy" or get("history") in _OF_GRADIENTS):
-        return False
-    if get("mask") == "mask" and get("dy") == "expanded dy":  # what is under a mask has no cotangent
-        return False
-    if get("mask") == "mask" and get("values") == "NaN in a row" and gradients not in (None, "none"):  # nor 0 times NaN
-        return False
-    if get("gain") == "no gain" and (get("gain's memory") == "strided gain" or get("values") == "zeros in the gain"):
-        return False
-    if gradients == "frozen x" and get("gain") == "no gain" and get("bias", "bias") == "no bias":
-        return False
-    if get("x") == "float32" and get("gain") == "gain float32":
-        return False
-    if get("mode") == "autocast" and get("x") not in (None, "float32"):
-        return False
-    if get("layout", "").startswith("x alone") and get("residual") == "no residual" and get("gate") == "no gate":
-        return False
-    # Equal terms of a long sum are rounded alike, where the bound takes roundings as random: all rows are different.
-    return not (get("values") == "one sign" and rows * width > _ALL)
+def options_of(circumstance: str) -> list[str]:
+    """The options in its name.
 
-
-def levels_for(
-    target: Target,
-    types: Sequence[str],
-    *,
-    gradients: bool,
-    group_size: int | None,
-    required_gate: bool,
-    quick: bool = False,
-) -> dict[str, tuple[str, ...]]:
-    """The factors, each with the levels that a target can be asked for."""
-    bridge, takes = target.bridge, target.arguments
-    levels = dict(FACTORS)
-    levels["x"] = tuple(dtype for dtype in levels["x"] if dtype in types) or (types[0],)
-    if target.dtypes:
-        levels["gain"] = ("gain of x's dtype",)
-    if "scale" not in takes:
-        levels["gain"], levels["gain's memory"] = ("no gain",), ("dense gain",)
-    elif "scale" not in target.optional:
-        levels["gain"] = tuple(level for level in levels["gain"] if level != "no gain")
-    if "bias" not in takes:
-        levels["bias"] = ("no bias",)
-    elif "bias" not in target.optional:
-        levels["bias"] = ("bias",)
-    for option in _OPTIONS:
-        if option not in takes:
-            levels[option] = (f"no {option}",)
-    for option in target.required:
-        levels[option] = (option,)
-    if required_gate:
-        levels["gate"] = ("gate",)
-    if all(levels[name] == (f"no {name}",) for name in ("residual", "gate")):
-        levels["layout"] = tuple(level for level in levels["layout"] if not level.startswith("x alone"))
-    if not bridge.strided:
-        levels |= {"layout": ("contiguous",), "gain's memory": ("dense gain",), "dy": ("dense dy",)}
-    if levels["residual"] == ("no residual",):
-        levels["gradients"] = tuple(level for level in levels["gradients"] if level not in ("dy alone", "dh alone"))
-    if "scale" not in takes and "bias" not in takes:
-        levels["gradients"] = tuple(level for level in levels["gradients"] if level != "frozen x")
-    if not gradients or "float64" in levels["x"]:  # whose gradients the equations in float64 are not exact enough for
-        levels |= {"gradients": ("none",), "dy": ("dense dy",)}
-    modes = {"plain", *bridge.modes, *(("training",) if target.training else ())}
-    levels["mode"] = tuple(mode for mode in levels["mode"] if mode in modes)
-    if quick:  # every shape anew, in seconds: fewer of them, and none of what compiled code cannot depend on
-        levels |= {
-            "rows": ("1 row", "few rows", "257 rows", "thousands of rows"), "width": ("33", "72", "768", "1531"),
-            "axes": ("2 axes", "3 axes"), "values": ("normal", "zeros in the gain", "NaN in a row"),
-            "history": ("first call",),
-        }  # fmt: skip
-    if target.width is not None and target.resized is None:
-        levels["width"] = (str(target.width),)
-    elif target.named_width:
-        levels["width"] = (str(target.named_width), *levels["width"])
-    limits = target.limits
-    levels["width"] = tuple(str(limits.width_near(int(width))) for width in levels["width"])
-    if limits.max_rows is not None:
-        levels["rows"] = tuple(name for name in levels["rows"] if ROWS[name] <= limits.max_rows) or ("1 row",)
-    if limits.contiguous:
-        levels |= {"layout": ("contiguous",), "gain's memory": ("dense gain",), "dy": ("dense dy",)}
-    if limits.same_dtype:
-        levels["gain"] = tuple(level for level in levels["gain"] if level != "gain float32")
-    if group_size is not None:
-        levels["width"] = tuple(dict.fromkeys(str(_in_groups_of(int(width), group_size)) for width in levels["width"]))
-    if target.rank is not None:
-        levels["axes"] = tuple(level for level, axes in AXES.items() if axes == target.rank) or ("2 axes",)
-    return {factor: tuple(dict.fromkeys(entries)) for factor, entries in levels.items()}
-
-
-def _in_groups_of(width: int, size: int) -> int:
-    return size * max(2, width // size)
-
-
-def circumstances(levels: Mapping[str, Sequence[str]], *, strength: int = 2) -> list[Circumstance]:
-    """Cases in which every pair of these levels occurs, where it can."""
-    return _circumstances(tuple((factor, tuple(entries)) for factor, entries in levels.items()), strength)
-
-
-@cache
-def _circumstances(levels: tuple[tuple[str, tuple[str, ...]], ...], strength: int) -> list[Circumstance]:
-    rows, _ = covering(dict(levels), allows, strength=strength, seed=67)
-    return [Circumstance(row) for row in rows]
+    >>> options_of("257 rows of 33, 2 axes; residual; gate; NaN in a row")
+    ['gate', 'residual']
+    """
+    parts = ["mask" if part in MASKS else part for part in circumstance.split("; ")]
+    return [name for name in OPTIONS if name in parts]
 
 
 def lead_of(levels: Mapping[str, str]) -> tuple[int, ...]:
@@ -237,145 +134,205 @@ def lead_of(levels: Mapping[str, str]) -> tuple[int, ...]:
 
     >>> lead_of({"rows": "257 rows", "axes": "3 axes"})
     (3, 87)
+    >>> lead_of({"rows": SQUARE, "axes": "4 axes", "width": "72"})  # (batch, channels, height, width)
+    (3, 72, 2)
     """
-    rows, axes = ROWS[levels["rows"]], AXES[levels["axes"]]
-    first = (
-        {1: (), 2: (), 3: (3,), 4: (3, 2), 5: (3, 1, 2), 6: (2, 1, 3, 1)}[axes] if rows > 1 else (1,) * max(0, axes - 2)
-    )
+    axes = AXES[levels["axes"]]
+    first = _LEADS[axes]
     if axes == 1:
         return ()
+    if levels["rows"] == SQUARE:
+        return (*first[:1], int(levels["width"]), *first[1:])
+    rows = ROWS[levels["rows"]]
+    if rows <= 1:
+        return (*[1] * len(first), rows)
     last = -(-rows // math.prod(first))
     return (*first, last if last < 8 or axes == 2 else last | 1)
 
 
-@dataclass(frozen=True)
-class Question:
-    """The arrays of a circumstance: some different rows, and which of them each row of x is."""
-
-    circumstance: Circumstance
-    rows: Data  # the different ones
-    order: Array  # for each row of x, its number among these
-    lead: tuple[int, ...]
-    known: dict[Any, Any] = field(default_factory=dict, compare=False)  # what is expected, once it was computed
-
-    @property
-    def counts(self) -> Array:
-        """How often each of the different rows is there."""
-        return np.bincount(self.order, minlength=len(self.rows.x))
-
-    def spread(self, array: Array) -> Array:
-        """An array of the different rows as one of the shape of x."""
-        return array[self.order].reshape(*self.lead, *array.shape[1:])
-
-    @property
-    def facts(self) -> Facts:
-        """What limits may forbid of it."""
-        shape = (*self.lead, *self.rows.x.shape[1:])
-        own = [array for array in (self.data.x, self.data.residual, self.data.gate) if array is not None]
-        is_dense = all(dense(array.strides, array.shape, array.itemsize) for array in own)
-        same = self.circumstance["gain"] != "gain float32"
-        return Facts(len(shape), shape[-1], math.prod(shape[:-1]), same, is_dense)
-
-    @cached_property
-    def data(self) -> Data:
-        """The whole call, each tensor in the memory that the circumstance says."""
-        level, rows = self.circumstance, self.rows
-        arrays: dict[str, Any] = {name: self.spread(array) for name in ("x", "dy", "dh", *_OPTIONS)
-                  if (array := getattr(rows, name)) is not None}  # fmt: skip
-        for name, array in arrays.items():
-            if name == "x" or (not level["layout"].startswith("x alone") and name != "dh"):
-                arrays[name] = in_memory(array, level["layout"].removeprefix("x alone "))
-        if level["dy"] == "expanded dy":
-            arrays["dy"] = np.broadcast_to(arrays["dy"].dtype.type(1), arrays["dy"].shape)
-        scale = rows.scale
-        if scale is not None and level["gain's memory"] == "strided gain":
-            scale = in_memory(scale, "every second element")
-        return replace(rows, scale=scale, **arrays)
+def _elements(row: Mapping[str, str]) -> int:
+    """At least how many elements a call has, by the levels that are there."""
+    width = int(row.get("width", "1"))
+    if row.get("rows") == SQUARE:
+        return width * width * math.prod(_LEADS[AXES[row.get("axes", "2 axes")]])
+    return ROWS[row.get("rows", "1 row")] * width
 
 
-def question(circumstance: Circumstance, case: Case, variant: Variant) -> Question:
-    """The arrays of a circumstance for a case that the target takes."""
-    level = circumstance
-    axes = len({*case.options.get("axis", (-1,)), *case.options.get("feature_axis", ())})
-    lead, sizes = case.shape[:-axes], case.shape[-axes:]
-    rows, n = math.prod(lead), math.prod(sizes)
-    some = min(rows, max(3, (_ALL if level["values"] == "one sign" else _BLOCK) // n))
-    some -= some < rows and some % 2 == 0  # odd, so that the rows' numbers modulo 64 or 256 say nothing of their values
-    data = make(replace(case, shape=(some, *sizes), name=level.name), variant, level["x"])
-    data = replace(_with_values(data, level), is_dense=level["layout"].removeprefix("x alone ") not in _APART)
-    return Question(circumstance, data, np.arange(rows) % some, lead)
+def allows(row: Mapping[str, str]) -> bool:
+    """Whether levels go together: no more elements than a call may have, and only what has a meaning."""
+    return _allows_sizes(row) and _allows_arrays(row) and _allows_gradients(row)
 
 
-def _with_values(data: Data, level: Circumstance) -> Data:
-    x, scale, dy = data.x, data.scale, data.dy
-    random = np.random.default_rng(zlib.crc32(level.name.encode()))
-    if level["values"] == "NaN in a row":
-        x[len(x) // 2].flat[min(1, x[0].size - 1)] = np.nan
-    if level["values"] == "size 1":
-        x[...] = np.where(x < 0, -1, 1) * random.uniform(0.5, 2.0, x.shape)
-    if level["values"] == "zeros":
-        x[...] = 0
-    if level["values"] == "zeros and infinity in rows":
-        x[0] = 0
-        for row, value in ((len(x) // 2, np.inf), (-1, -np.inf)):
-            x[row].flat[min(1, x[0].size - 1)] = value
-    if level["values"] == "negative zeros":
-        x[random.random(x.shape) < 0.5] = -0.0
-        dy = np.where(random.random(dy.shape) < 0.5, np.array(-0.0, dy.dtype), dy)
-    if level["values"] == "zeros in the gain" and scale is not None:
-        scale = scale.copy()
-        scale.flat[::3], scale.flat[1::3] = 0.0, -data.variant.scale_offset
-    gate = data.gate
-    if gate is not None and level["values"] == "heavy tails":  # up to 40, where f(z) is z, and down to -60
-        gate = (gate.astype(np.float64) * 3).astype(gate.dtype)
-    mask = None
-    if level["mask"] == "mask":  # as callers have it: something counts in every row, and the rest has no cotangent
-        mask = (random.random(x.shape) < 0.6) | np.isnan(x)
-        mask.reshape(len(mask), -1)[:, 0] |= ~mask.any(axis=tuple(range(1, x.ndim)))
-        dy = np.where(mask, dy, dy.dtype.type(0))
-    if level["dy"] == "expanded dy":
-        dy = np.ones_like(dy)
-    if level["gradients"] == "dh alone":
-        dy = np.zeros_like(dy)
-    dh = data.dh if level["gradients"] in ("all", "frozen gain", "dh alone") else None
-    return replace(data, x=x, scale=scale, dy=dy, mask=mask, gate=gate, dh=dh)
+def _allows_sizes(row: Mapping[str, str]) -> bool:
+    get = row.get
+    rows, axes = get("rows", "1 row"), get("axes")
+    if _elements(row) > MOST and rows not in MANY["rows"]:
+        return False
+    if axes == "1 axis" and (
+        rows != "1 row"
+        or get("layout", "").removeprefix("x alone ") in ("transposed", "a slice", "Fortran order", "x expanded")
+    ):
+        return False
+    if axes in ("4 axes", "5 axes", "6 axes") and rows in ("1 row", "no rows"):
+        return False
+    if rows == "no rows" and (
+        get("layout", "contiguous") != "contiguous" or get("values", "normal") != "normal"
+        or get("mask", "no mask") != "no mask" or get("history", "first call") not in ("first call", "called again")
+    ):  # fmt: skip
+        return False
+    # Equal terms of a long sum are rounded alike, where the bound takes roundings as random: all rows are different.
+    return not (get("values") == "one sign" and (_elements(row) > ONE_SIGN or get("layout") == "x expanded"))
 
 
-def case_of(circumstance: Circumstance, variant: Variant) -> Case:
-    """The case of ``cases.py`` with the shape, the values and the options of a circumstance."""
-    level = circumstance
-    kind = {"heavy tails": "rows", "one sign": "one_sign", "ties": "constant"}.get(level["values"], "alike")
-    width = None if level["gain"] != "gain float32" else "float32"
-    return Case(
-        level.name, (*lead_of(level.levels), int(level["width"])), (variant.name,), "circumstances of a call", kind,
-        scale=level["gain"] != "no gain", bias=level["bias"] == "bias", parameters=width,
-        residual=level["residual"] == "residual",
-        gate=(variant.gate_function, variant.gate_position) if level["gate"] == "gate" else None,
+def _allows_arrays(row: Mapping[str, str]) -> bool:
+    get = row.get
+    values, mask, history = get("values"), get("mask"), get("history")
+    if values == "NaN under the mask" and (mask not in (None, "mask") or get("layout") == "x expanded"):
+        return False
+    if values in ("NaN in a row", "infinity in a row") and mask == MASKS[1]:
+        return False
+    if get("gain") == "no gain" and (
+        get("gain's memory", "dense gain") != "dense gain" or values == "zeros in the gain"
+        or history == "gain updated in place"
+    ):  # fmt: skip
+        return False
+    if get("x") == "float32" and get("gain") == "gain float32":
+        return False
+    if get("x") == "bfloat16" and get("gain") == "gain bfloat16":
+        return False
+    if get("mode") == "autocast" and get("x") not in (None, "float32"):
+        return False
+    if get("mode") == "deterministic" and history == "two threads at once":  # the mode is one of the whole process
+        return False
+    if get("mode") == "inference" and history == "gain updated in place":  # PyTorch refuses to write to such a tensor
+        return False
+    return not (
+        get("layout", "").startswith("x alone") and get("residual") == "no residual" and get("gate") == "no gate"
+    )
+
+
+def _allows_gradients(row: Mapping[str, str]) -> bool:
+    get = row.get
+    gradients, values = get("gradients"), get("values")
+    if get("mode") in ("no_grad", "inference"):
+        if gradients not in (None, "none"):
+            return False
+        gradients = "none"
+    if get("mask", "no mask") != "no mask":
+        if get("dy") == "expanded dy":  # what is under a mask has no cotangent
+            return False
+        if values == "NaN in a row" and gradients not in (None, "none"):  # 0 times NaN, which most programs add
+            return False
+    if gradients is None:
+        return True
+    if gradients == "none":
+        return get("dy") != "expanded dy" and get("history") not in _OF_GRADIENTS
+    if values == "infinity in a row":  # such a row has no gradient: what comes depends on the order of operations
+        return False
+    if gradients == "dh alone" and (get("residual") == "no residual" or values == "NaN in a row"):
+        return False
+    if gradients == "frozen gain" and get("gain") == "no gain":
+        return False
+    if get("x") == "float64" and _elements(row) > ONE_SIGN:  # these gradients are the golden's, of every row
+        return False
+    return not (gradients == "frozen x" and get("gain") == "no gain" and get("bias", "bias") == "no bias")
+
+
+def levels_for(
+    target: Target, types: Sequence[str], *, gradients: bool, group_size: int | None, required_gate: bool,
+    quick: bool = False, extremes: bool = False,
+) -> dict[str, tuple[str, ...]]:  # fmt: skip
+    """The factors, each with the levels that a target can be asked for."""
+    bridge, takes, limits = target.bridge, target.arguments, target.limits
+    levels = dict(FACTORS) | (QUICK if quick else {})
+    if quick and extremes:
+        levels["values"] = (*levels["values"], *EXTREMES)
+    levels["x"] = tuple(types)
+
+    def leave_out(factor: str, *names: str) -> None:
+        levels[factor] = tuple(level for level in levels[factor] if level not in names)
+
+    if not extremes:
+        leave_out("values", *EXTREMES)
+    if target.dtypes:
+        levels["gain"] = ("gain of x's dtype",)
+    if "scale" not in takes:
+        levels |= {"gain": ("no gain",), "gain's memory": ("dense gain",)}
+    elif "scale" not in target.optional:
+        leave_out("gain", "no gain")
+    if "bias" not in takes:
+        levels["bias"] = ("no bias",)
+    elif "bias" not in target.optional:
+        levels["bias"] = ("bias",)
+    for option in OPTIONS:
+        if option not in takes:
+            levels[option] = (f"no {option}",)
+    for option in target.required:
+        leave_out(option, f"no {option}")
+    if required_gate:
+        levels["gate"] = ("gate",)
+    if "mask" not in takes:
+        leave_out("values", "NaN under the mask")
+    if "eps" not in target.asks:
+        levels["eps"] = ("eps of the variant",)
+    if levels["residual"] == ("no residual",):
+        leave_out("gradients", "dy alone", "dh alone")
+        if levels["gate"] == ("no gate",):
+            leave_out("layout", "x alone a slice", "x alone transposed")
+    if "scale" not in takes and "bias" not in takes:
+        leave_out("gradients", "frozen x")
+    if not gradients:
+        levels |= {"gradients": ("none",), "dy": ("dense dy",)}
+    if not bridge.strided or limits.contiguous:
+        levels |= {"layout": ("contiguous",), "gain's memory": ("dense gain",), "dy": ("dense dy",)}
+    if bridge.differentiable:
+        leave_out("layout", *_NUMPY)
+    if not target.automatic:  # it writes its results to arguments
+        leave_out("layout", "read-only", "x expanded")
+    if target.names:  # the parameters of a layer are put into it for a call, which two threads cannot do at once
+        leave_out("history", "two threads at once")
+    if not bridge.mutable or "scale" not in takes:
+        leave_out("history", "gain updated in place")
+    levels["mode"] = tuple(
+        mode for mode in levels["mode"]
+        if mode == "plain" or mode in bridge.modes or (mode == "training" and target.training)
     )  # fmt: skip
+    if target.framework == "keras":  # a layer takes batches, and has variables in float32 or its own dtype
+        leave_out("axes", "1 axis")
+        leave_out("gain", "gain bfloat16")
+    if target.sizes and target.sizes[0] is not None:
+        leave_out("rows", "no rows")
+    if limits.max_rows is not None:
+        rows = tuple(name for name in levels["rows"] if ROWS.get(name, limits.max_rows + 1) <= limits.max_rows)
+        levels["rows"] = rows or ("1 row",)
+    if limits.same_dtype:
+        leave_out("gain", "gain float32", "gain bfloat16")
+    if target.rank is not None:
+        levels["axes"] = tuple(level for level, axes in AXES.items() if axes == target.rank) or ("2 axes",)
+    levels["width"] = _widths_for(target, levels["width"], group_size)
+    return {factor: tuple(dict.fromkeys(entries)) for factor, entries in levels.items()}
 
 
-def in_memory(array: Array, layout: str) -> Array:
-    """A copy of an array whose elements lie in memory as a level of the factor layout says."""
-    if layout == "a slice":
-        return _sliced(array, 1)
-    if layout == "every second element":
-        return _sliced(array, 2)
-    if layout == "unaligned":
-        memory = np.zeros(array.size + 64 // array.itemsize + 1, array.dtype)
-        start = -memory.ctypes.data % 64 // array.itemsize + 1
-        flat = memory[start : start + array.size]
-        flat[...] = array.ravel()
-        return flat.reshape(array.shape)
-    if layout == "transposed":
-        last = array.ndim - 1
-        order = {0: (), 1: (0,), 2: (1, 0), 3: (1, 0, 2)}.get(array.ndim, (0, *range(2, last + 1), 1))
-        return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
-    return array
+def _widths_for(target: Target, widths: tuple[str, ...], group_size: int | None) -> tuple[str, ...]:
+    if target.width is not None and target.resized is None:
+        widths = (str(target.width),)
+    elif target.named_width:
+        widths = (str(target.named_width), *widths)
+    near = [target.limits.width_near(int(width)) for width in widths]
+    if group_size is not None:
+        near = [group_size * max(2, width // group_size) for width in near]
+    return tuple(map(str, near))
 
 
-def _sliced(array: Array, step: int) -> Array:
-    """A copy between elements that do not belong to it."""
-    n = array.shape[-1]
-    wider = np.full((*array.shape[:-1], step * n + 3), 7, array.dtype)
-    wider[..., 1 : 1 + step * n : step] = array
-    return wider[..., 1 : 1 + step * n : step]
+def circumstances(levels: Mapping[str, Sequence[str]], *, strength: int = 2) -> list[Circumstance]:
+    """Calls in which every pair of these levels occurs, where it can; or every triple, and calls of very many rows."""
+    found = _circumstances(tuple((factor, tuple(entries)) for factor, entries in levels.items()), strength)
+    if strength > 2 and {*MANY["width"]} <= {*levels["width"]}:
+        found = [*found, *_circumstances(tuple({**levels, **MANY}.items()), 1)]
+    return found
+
+
+@cache
+def _circumstances(levels: tuple[tuple[str, tuple[str, ...]], ...], strength: int) -> list[Circumstance]:
+    rows, _ = covering(dict(levels), allows, strength=strength, seed=67)
+    return [Circumstance(row) for row in rows]

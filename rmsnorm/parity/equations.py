@@ -13,8 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from rmsnorm.accuracy.rounding import cast, rounded
-from rmsnorm.parity.cases import Array, Data
-from rmsnorm.parity.comparison import Outcome
+from rmsnorm.parity.cases import Array, Data, Outcome
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.variants import CLAMPED
 
@@ -166,6 +165,21 @@ def lost(data: Data) -> Array:
         spacing = np.exp2(np.floor(np.log2(total))) * dtypes.epsilon("float32")
         share = np.abs(s.inner(np.rint(squares / spacing) * spacing - squares)) / total
     return np.where(np.isfinite(share), share, 0.0)
+
+
+def added_in_sequence(data: Data) -> Array:
+    """By how much a float32 sum of the squares of each row errs at most, one after the other, as a share of it.
+
+    Each addition errs by at most the unit roundoff of the sum so far. Equal squares are all rounded alike, so that
+    nothing less holds for them.
+    """
+    s = Steps(data, {})
+    last = tuple(range(-len(s.axes), 0))
+    with np.errstate(all="ignore"):
+        squares = np.moveaxis(np.where(s.counted, s.squares, 0.0), s.axes, last)
+        partial = np.cumsum(squares.reshape(*squares.shape[: -len(last)], s.n), axis=-1)
+        share = partial[..., 1:].sum(-1) * dtypes.unit_roundoff("float32") / partial[..., -1]
+    return np.expand_dims(np.where(np.isfinite(share), share, 0.0), s.axes)
 
 
 def ends(data: Data, want: Array, error: Array, away: Array) -> tuple[Array, Array]:

@@ -17,26 +17,21 @@ from rmsnorm.specification import dtypes
 _WIDTH: Final = 100  # columns of a line; most fit into 80
 _DIGITS: Final = {"float16": 5, "bfloat16": 4, "float32": 9, "float64": 17}  # which tell neighbours apart
 _SHOWN: Final = 5  # refusals
+_FEW: Final = 4
 _SOME: Final = 8  # calls that differ: fewer share levels by chance
 _MOST: Final = 0.6  # of the calls with a level
 
 
-def skips(run: Run, *, edges: bool = False) -> list[tuple[list[str], str, str]]:
-    """What was not compared: cases with the same reason together, in which dtypes where it is some of them, and why.
+def skips(run: Run, *, edges: bool = False) -> list[tuple[list[str], str]]:
+    """What was not compared: the names with the same reason together, and that.
 
     ``edges``: those that the target refused, in place of the others.
     """
-    types: dict[tuple[str, str], list[str]] = {}
+    alike: dict[str, dict[str, None]] = {}
     for skip in run.skipped:
-        if skip.edge != edges:
-            continue
-        types.setdefault((skip.reason, skip.case), []).append(dtypes.short(skip.dtype) if skip.dtype else "")
-    compared = {record.case for record in run.records}
-    alike: dict[tuple[str, str], list[str]] = {}
-    for (reason, case), own in types.items():
-        where = f" in {' '.join(own)}" if case in compared else ""
-        alike.setdefault((reason, where), []).append(repr(case) if any(own) else case)
-    return [(names, where, reason) for (reason, where), names in alike.items()]
+        if skip.edge == edges:
+            alike.setdefault(skip.reason, {})[repr(skip.case) if skip.dtype else skip.case] = None
+    return [([*names], reason) for reason, names in alike.items()]
 
 
 def refused(run: Run) -> list[str]:
@@ -56,6 +51,21 @@ def refused(run: Run) -> list[str]:
     return lines
 
 
+def inexact(run: Run) -> list[str]:
+    """A line for each quantity whose sums hold as terms that are added one after the other, and no better."""
+    worst: dict[str, Comparison] = {}
+    for record in run.records:
+        if record.inexact and record.max_ulp >= worst.get(record.quantity, record).max_ulp:
+            worst[record.quantity] = record
+    return [
+        wrapped(
+            f"inexact: the sums of {name} are as inexact as terms added one after the other: up to "
+            f"{record.max_ulp:.0f} ulp of {dtypes.short(record.dtype)}, in {record.case!r}; "
+            "they fail with exact=True, or --exact", _WIDTH)
+        for name, record in worst.items()
+    ]  # fmt: skip
+
+
 def places(run: Run) -> str:
     """In which cases the failures are, and in how many circumstances; with which levels, where all have these."""
     failed = dict.fromkeys(record.case for record in run.failures)
@@ -73,7 +83,10 @@ def _shared(compared: Mapping[str, set[str]], failed: Collection[str]) -> str:
     if len(failed) == 1:
         return f": {next(iter(failed))!r}"
     every: set[str] = reduce(and_, (compared[case] for case in failed))
-    if alike := every - reduce(and_, compared.values()):
+    alike = every - reduce(and_, compared.values())
+    if len(failed) < _FEW:  # calls that share a level by chance
+        alike = {level for level in alike if sum(level in own for own in compared.values()) * _MOST <= len(failed)}
+    if alike:
         return f", each with {' and '.join(repr(level) for level in sorted(alike))}"
     if len(failed) < _SOME:
         return ""
@@ -117,12 +130,15 @@ def wrapped(line: str, width: int) -> str:
 def not_compared(run: Run, *, width: int = _WIDTH) -> list[str]:
     """A line for each reason, with as many cases as fit."""
     lines = []
-    for edges, start, end in (True, "edge: ", "; it fails with edges=True"), (False, "not compared: ", ""):
-        for names, where, reason in skips(run, edges=edges):
+    for edges, start, end in (
+        (True, "edge: ", "; it fails with extremes=True, or --extremes"),
+        (False, "not compared: ", ""),
+    ):
+        for names, reason in skips(run, edges=edges):
             line = ""
             for count in range(len(names), 0, -1):
                 more = f" and {len(names) - count} more" if count < len(names) else ""
-                line = f"{start}{', '.join(names[:count])}{more}{where}: {reason}"
+                line = f"{start}{', '.join(names[:count])}{more}: {reason}"
                 if len(line) + len(end) <= width:
                     break
             lines.append(wrapped(line + end, width))
@@ -130,8 +146,8 @@ def not_compared(run: Run, *, width: int = _WIDTH) -> list[str]:
 
 
 def numbers(record: Comparison) -> str:
-    """The parity ratio of a comparison beside its bound, and the share of identical bits where that is bounded."""
+    """The parity ratio of a comparison beside its bound, and in 16 bits the share of identical bits of y."""
     text = f"parity ratio {record.parity_ratio:.3g}, bound {record.bound:.3g}"
-    if record.identical_bound:
-        text += f"; {100 * record.bit_identical:.2f} % identical, bound {100 * record.identical_bound:.2f} %"
+    if record.quantity == "y" and record.dtype in dtypes.HALF:
+        text += f"; {100 * record.bit_identical:.2f} % identical"
     return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,12 +30,19 @@ def rmsnorm_parity() -> Callable[..., Report]:
         from rmsnorm import parity
 
         judge: Callable[..., Report] = parity.check_quantised if "quantisation" in options else parity.check
+        message, report = "", None
         try:
-            report = judge(function, *what, **options)
-        except InputError as error:
-            pytest.fail(str(error), pytrace=False)
-        if not report.passed:
-            pytest.fail(report.text, pytrace=False)
+            inspect.signature(judge).bind(function, *what, **options)
+        except TypeError as error:
+            names = ", ".join(list(inspect.signature(judge).parameters)[1:])
+            message = f"rmsnorm_parity: {error}, expected some of {names}"
+        else:
+            try:
+                report = judge(function, *what, **options)
+            except InputError as error:
+                message = str(error)
+        if report is None or not report.passed:  # here, so that pytest shows no exception before it
+            pytest.fail(message if report is None else report.text, pytrace=False)
         return report
 
     return parity

@@ -1,60 +1,43 @@
-"""Compares a function that normalises and quantises with the golden, in a chain: h, then g, the scales and the codes.
+"""Compares a function that normalises and quantises with what some y of the interval that is right for y gives.
 
-Each step is judged by what the function itself returned before it, so that one scale that another order of a sum has
-moved does not make a row wrong. y is never asked for.
+That of h is one number. Those of g and of the scales are of the two ends of y, and those of the codes too, for the
+scales that the function itself returned: so one scale that another order of a sum has moved does not make a row wrong.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 
-from rmsnorm.accuracy.rounding import cast
-from rmsnorm.numpy_impl import allowed, rms_norm_quantised
+from rmsnorm.accuracy.bounds import arithmetic_of, operations_of
+from rmsnorm.numpy_impl.quantised import Steps, dtype_of, in_format
 from rmsnorm.parity.cases import Array
 from rmsnorm.parity.checking import dtypes_named
-from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled
+from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled, version_of
 from rmsnorm.parity.judge import failed
-from rmsnorm.parity.kernel import Kernel
-from rmsnorm.parity.quantised_cases import Case, cases_of
+from rmsnorm.parity.quantised_cases import Case, cases_of, scales_of
 from rmsnorm.parity.report import Report
+from rmsnorm.specification import dtypes as formats
 from rmsnorm.specification import errors
 from rmsnorm.specification.quantisation import QUANTISATIONS, Quantisation, choices, get_quantisation
 from rmsnorm.specification.variants import Variant
-from rmsnorm.targets import TargetError
+from rmsnorm.targets import Target, TargetError
+from rmsnorm.targets.arguments import argument_names, required_options
+from rmsnorm.targets.bridges import bridge
+from rmsnorm.targets.locate import locate
+from rmsnorm.targets.open import framework_name, name_of
 from rmsnorm.targets.target import random_state_kept
 
-_F32: Final = 2.0**-24  # unit roundoff
-
-
-@dataclass(frozen=True, repr=False)
-class QuantisedReport(Report):
-    """The result of ``check`` with a quantisation. ``variant`` is the norm before it.
-
-    Attributes:
-        quantisation: what it was compared with.
-        counts: of all codes, how many are the ``same`` as the golden's, a ``tie`` whose other code it has, or
-            ``wrong``; how many ``rows`` there were, and of how many the scale ``moved`` within what is allowed.
-        instead: the presets of which no code, scale or h is wrong, for a function that is not the one asked for.
-    """
-
-    quantisation: Quantisation = field(kw_only=True)
-    counts: Mapping[str, int] = field(kw_only=True)
-    instead: tuple[str, ...] = field(kw_only=True, default=())
-
-    @property
-    def _counts(self) -> list[str]:
-        counts = Counter(self.counts)
-        codes = ", ".join(f"{counts[name]} {name}" for name in ("same", "tie", "wrong"))
-        return [f"codes: {codes}; the scale of {counts['moved']} of {counts['rows']} rows moved"]
+_LIBRARIES: Final = ("torch", "jax", "tensorflow", "numpy")
+Ends = tuple[Array, Array]
 
 
 @random_state_kept()
@@ -67,7 +50,7 @@ def check_quantised(
     device: str = "cpu",
     init: Mapping[str, Any] | None = None,
     reciprocal_slack: float = 0.0,
-) -> QuantisedReport:
+) -> Report:
     """Compare a function that normalises and quantises with the golden.
 
     It is called as f(x, scale, eps=..., residual=..., static_scale=..., global_scale=...), with the options that it
@@ -95,223 +78,205 @@ def check_quantised(
     kernel = Kernel(function, framework, device, init or {})
     if lacks := kernel.lacks(preset):
         want = f"a function f(x, scale, *, {', '.join(lacks)}) for {preset.name}"
-        raise errors.out_of_domain(
-            "check_quantised", "function", kernel.name, want, "write an adapter that takes them by name"
-        )
-    began, run = time.monotonic(), Run("", device=kernel.device)
+        fix = "write an adapter that takes them by name"
+        raise errors.out_of_domain("check_quantised", "function", kernel.name, want, fix)
+    began, run = time.monotonic(), Run("", device=device)
     if not kernel.takes("residual"):
         run.skipped.append(Skip("h", "", "it takes no argument residual"))
-    counts: Counter[str] = Counter()
-    for dtype, case, comparisons, counted in _judged(kernel, preset, types, reciprocal_slack):
+    for dtype, case, comparisons in _judged(kernel, preset, types, reciprocal_slack):
         run.cases += 1
         run.records += labelled(comparisons, preset.name, dtype, case.name)
-        counts += counted
-    kernel.conclude(run)
-    instead: tuple[str, ...] = ()
+    run.name = next(iter(kernel.bridges))
+    run.version = version_of(run.name)
+    run.conclude()
     if run.failures:
-        others = [row for row in QUANTISATIONS.values() if row != preset]
-        instead = tuple(row.label for row in _computed(kernel, others, types, reciprocal_slack))
-        near = instead or [row.label for row in _computed(kernel, _neighbours(preset), types, reciprocal_slack)]
+        others = (row for row in QUANTISATIONS.values() if row != preset)
+        near = _computed(kernel, others, types, reciprocal_slack)
+        near = near or _computed(kernel, _neighbours(preset), types, reciprocal_slack)
         run.message = f"it is {' or '.join(near)}" if near else f"it is no preset, nor {preset.label} but for one field"
     run.seconds = time.monotonic() - began
-    norm = Variant.get("standard")
-    return QuantisedReport(
-        kernel.name, norm, run, label=preset.label, quantisation=preset, counts=dict(counts), instead=instead
-    )
+    return Report(kernel.name, Variant.get("standard"), run, label=preset.label)
 
 
-def _computed(
-    kernel: Kernel, candidates: Iterable[Quantisation], types: Sequence[str], reciprocal_slack: float
-) -> list[Quantisation]:
+def _computed(kernel: Kernel, candidates: Iterable[Quantisation], types: Sequence[str], slack: float) -> list[str]:
     """Those of the candidates of which the function returns no wrong code, scale or h."""
-    judged = [(row, _judged(kernel, row, types, reciprocal_slack)) for row in candidates if not kernel.lacks(row)]
-    return [row for row, calls in judged if all(c.passed for _, _, comparisons, _ in calls for c in comparisons)]
+    judged = [(row.label, _judged(kernel, row, types, slack)) for row in candidates if not kernel.lacks(row)]
+    return [label for label, calls in judged if all(c.passed for _, _, comparisons in calls for c in comparisons)]
 
 
 def _neighbours(preset: Quantisation) -> Iterator[Quantisation]:
     """Those that differ from it in one choice."""
-    known: dict[str, Sequence[Any]] = {**choices(), "round_norm": (True, False), "round_gain": (True, False)}
-    for name, values in known.items():
-        for value in values:
-            if value != getattr(preset, name):
-                with contextlib.suppress(ValueError):  # which another field forbids
-                    yield preset.replace(**{name: value})
+    for name, value in ((name, value) for name, values in choices().items() for value in values):
+        if value != getattr(preset, name):
+            with contextlib.suppress(ValueError):  # which another field forbids
+                yield preset.replace(**{name: value})
 
 
 def _judged(
-    kernel: Kernel, preset: Quantisation, types: Sequence[str], reciprocal_slack: float
-) -> Iterator[tuple[str, Case, list[Comparison], Counter[str]]]:
+    kernel: Kernel, preset: Quantisation, types: Sequence[str], slack: float
+) -> Iterator[tuple[str, Case, list[Comparison]]]:
     for dtype in types:
         for case in cases_of(preset, dtype, residual=kernel.takes("residual"), always=kernel.needs_residual):
-            case = case._replace(reciprocal_slack=case.reciprocal_slack + reciprocal_slack)
-            comparisons, counts = _compare(kernel, preset, case)
-            yield dtype, case, comparisons, counts
+            try:
+                got = _read(preset, case, kernel.call(case))
+            except TargetError as error:
+                yield dtype, case, [failed("q", str(error))]
+            else:
+                yield dtype, case, _compare(preset, case, got, case.reciprocal_slack + slack)
 
 
-class _Outputs(NamedTuple):
-    """What a function returned: the numbers of its codes, its scales in float32, g and h."""
+def _compare(preset: Quantisation, case: Case, got: Mapping[str, Array], slack: float) -> list[Comparison]:
+    steps = Steps(case.x, case.gain, case.residual, eps=case.eps, quantisation=preset, **case.options)
+    # The roundings of float32 that reach y: k for a sum of k terms, in any order.
+    error = operations_of("y", steps.call, worst=True) * formats.unit_roundoff(arithmetic_of(steps.call))
+    exact = allowed = _intervals(steps, got, 0.0, 0.0)
+    if slack or not case.is_exact:
+        allowed = _intervals(steps, got, 0.0 if case.is_exact else error, slack)
+    return [_comparison(name, array, exact[name], allowed[name]) for name, array in got.items()]
 
-    q: Array
-    scales: Array
-    g: Array | None
-    h: Array | None
+
+def _intervals(steps: Steps, got: Mapping[str, Array], error: float, slack: float) -> dict[str, Ends]:
+    """The least and the greatest of each output by what the function returned before it, where 1 / rho may err."""
+    with np.errstate(all="ignore"):
+        ys = [steps.y(error=end) for end in sorted({-error, error})]  # one, where both ends are the same
+        amaxes = [steps.amax(y) for y in ys]
+        most_g, least_g = (steps.g(amaxes[end]) for end in (0, -1))
+        g = got["g"].astype(np.float32) if "g" in got and got["g"] > 0 else most_g
+        (least, low), (most, high) = (steps.scales(amaxes[end], g) for end in (0, -1))
+        own = np.broadcast_to(got["scales"].astype(np.float32), least.shape)
+        divisors = (own, own) if steps.preset.quantise_with == "stored" else (most, least)
+        codes = [steps.numbers(ys[end], divisors[end], g, (-slack, slack)[end]) for end in (0, -1)]
+        q = [in_format(end(*codes), steps.preset.element) for end in (np.minimum, np.maximum)]
+        h = steps.stored()
+    return {"h": (h, h), "g": (least_g, most_g), "scales": (low, high), "q": (q[0], q[1])}
 
 
-def _read(preset: Quantisation, case: Case, arrays: Sequence[Array]) -> _Outputs:
-    """The outputs by their place: q, scales, g where the call computes it, h where it has a residual.
+def _fits(got: Array, low: Array, high: Array) -> Array:
+    """Which numbers are in their interval. Its ends have the bits of the format: NaN beyond it, or wrapped integers."""
+    got, low, high = (np.asarray(array).astype(np.float64) for array in (got, low, high))
+    fits = (low < got) & (got < high)
+    for end in (low, high):
+        fits |= ((got == end) & (np.signbit(got) == np.signbit(end))) | (np.isnan(got) & np.isnan(end))
+    return np.asarray(fits)
+
+
+def _comparison(name: str, got: Array, exact: Ends, allowed: Ends) -> Comparison:
+    same = _fits(got, *exact)
+    fits, detail = same | _fits(got, *allowed), ""
+    if not (passed := bool(np.all(fits))):
+        index = tuple(int(entry) for entry in np.argwhere(~fits)[0]) if fits.ndim else ()
+        number, low, high = (float(np.asarray(array)[index]) for array in (got, *allowed))
+        want = f"{low!r}" if low == high or math.isnan(low) else f"from {low!r} to {high!r}"
+        detail = f"at {index} it is {number!r}, expected {want}; {np.sum(~fits)} of {fits.size} are wrong"
+    apart = math.inf if not passed else float(not np.all(same))
+    return Comparison(name, 0.0 if passed else math.inf, 0.0, float(np.mean(same)), apart, passed, detail)
+
+
+class Kernel:
+    """A function of x, the gain and options, called with NumPy arrays in the library whose arrays it takes."""
+
+    def __init__(self, function: Any, framework: str | None, device: str, init: Mapping[str, Any]) -> None:
+        self.name = function if isinstance(function, str) else name_of(function)
+        function = locate(function) if isinstance(function, str) else function
+        if not callable(function) or isinstance(function, type):
+            want = "a function of x, the gain and options"
+            raise errors.wrong_type("check", "function", function, want, "wrap it in one")
+        self.function = functools.partial(function, **init) if init else function
+        self.names = argument_names(self.function)  # None for any: compiled code is called with all
+        self.needs_residual = "residual" in required_options(self.function)
+        self.bridges, missing = {}, None
+        names = [getattr(value, "__name__", "") for value in getattr(function, "__globals__", {}).values()]
+        near = {str(name).partition(".")[0] for name in names}  # the libraries that its module names come first
+        loaded = sorted((name for name in _LIBRARIES if name in sys.modules), key=lambda name: name not in near)
+        for name in [framework_name("check", framework)] if framework else loaded:
+            try:
+                self.bridges[name] = bridge(name, device)
+            except errors.InputError as error:  # the library is not on that device
+                missing = missing or error
+        if not self.bridges and missing is not None:
+            raise missing
+
+    def takes(self, name: str) -> bool:
+        return self.names is None or name in self.names
+
+    def lacks(self, preset: Quantisation) -> list[str]:
+        """The options of a call that it does not take."""
+        return [name for name in ("eps", *scales_of(preset, 1.0, 1.0)) if not self.takes(name)]
+
+    def call(self, case: Case) -> list[Array]:
+        """What it returns, as NumPy arrays.
+
+        Raises:
+            TargetError: it raised, or returned what is no array.
+        """
+        options, refusals = {"eps": case.eps, **case.options}, []
+        arrays = {"x": case.x, "scale": case.gain} | ({} if case.residual is None else {"residual": case.residual})
+
+        def run(sent: Mapping[str, Any]) -> Any:
+            return self.function(sent["x"], sent["scale"], **{name: sent[name] for name in [*sent][2:]}, **options)
+
+        for name, opened in self.bridges.items():
+            target = Target(self.name, name, opened, run)
+            try:
+                outputs = _fetched(target, target.called(arrays).result)
+            except TargetError as error:
+                refusals.append(error)
+            else:
+                self.bridges = {name: opened}
+                return outputs
+        raise refusals[0]
+
+
+def _fetched(target: Target, result: Any) -> list[Array]:
+    outputs, kind = result if isinstance(result, (tuple, list)) else (result,), target.bridge.array
+    if target.touched:
+        raise TargetError(f"inputs written to: {', '.join(sorted(target.touched))}")
+    if not isinstance(outputs[0], kind):
+        raise TargetError(f"q is a {type(outputs[0]).__name__}, expected {kind.__module__}.{kind.__qualname__}")
+    fetched = []
+    for tensor in outputs:
+        name = str(getattr(tensor, "dtype", ""))
+        is_float8 = name.startswith(("torch.float8", "torch.float4"))  # of which NumPy gets the bytes
+        codes = target.bridge.fetch(tensor.view(sys.modules["torch"].uint8) if is_float8 else tensor)
+        is_own = is_float8 and not name.endswith("x2")
+        fetched.append(codes.view(getattr(ml_dtypes, name.removeprefix("torch."))) if is_own else codes)
+    return fetched
+
+
+def _read(preset: Quantisation, case: Case, arrays: list[Array]) -> dict[str, Array]:
+    """The numbers of the outputs by their place: q, scales, g where the call computes it, h where it has a residual.
 
     Raises:
         TargetError: one is missing, or has another shape or dtype.
     """
-    shape, left = case.x.shape, list(arrays[1:])
-    blocks = shape[-1] // preset.block if isinstance(preset.block, int) else 1
-    own_g, has_h, is_static = preset.global_scale == "amax", case.residual is not None, preset.block == "static"
-    names = ["q", *([] if is_static else ["scales"]), *(["g"] if own_g else []), *(["h"] if has_h else [])]
-    static = np.asarray(case.options.get("static_scale", 1.0), np.float32)
-    if is_static and left and left[0].size == 1 and shape != left[0].shape:  # which a kernel need not return
-        static = left.pop(0).reshape(())
-    if len(left) != len(names) - 1:
-        raise TargetError(f"{len(arrays)} outputs, expected {', '.join(names)}; write an adapter that returns these")
-    scales = static if is_static else _numbers("scales", preset.scale_format, left.pop(0), (*shape[:-1], blocks))
-    g = left.pop(0).astype(np.float32) if own_g else None
-    q = _numbers("q", preset.element, arrays[0], shape)
-    if g is not None and g.size != 1:
-        raise TargetError(f"g is {_described(g)}, expected one number; write an adapter")
-    return _Outputs(q, scales.astype(np.float32), g, left.pop(0) if has_h else None)
+    (rows, n), is_static = case.x.shape, preset.block == "static"
+    blocks = n // preset.block if isinstance(preset.block, int) else 1
+    wanted: dict[str, tuple[str, tuple[int, ...]]] = {"q": (preset.element, (rows, n))}
+    wanted |= {"scales": (preset.scale_format, () if is_static else (rows, blocks))}
+    wanted |= {"g": ("float32", ())} if preset.global_scale == "amax" else {}
+    wanted |= {"h": (case.x.dtype.name, (rows, n))} if case.residual is not None else {}
+    if is_static and len(arrays) == len(wanted) - 1:  # which a kernel need not return
+        arrays.insert(1, np.asarray(case.options["static_scale"], np.float32))
+    if len(arrays) != len(wanted):
+        names = ", ".join(name for name in wanted if name != "scales" or not is_static)
+        raise TargetError(f"{len(arrays)} outputs, expected {names}; write an adapter that returns these")
+    return {name: _numbers(name, array, *wanted[name]) for name, array in zip(wanted, arrays, strict=True)}
 
 
-def _numbers(name: str, element: str, codes: Array, shape: tuple[int, ...]) -> Array:
-    """The numbers of an output in float64. uint8 is codes, and for E2M1 also two in a byte, the first in its low half.
+def _numbers(name: str, array: Array, element: str, shape: tuple[int, ...]) -> Array:
+    """The numbers of an output. uint8 is codes, and for E2M1 also two in a byte, the first in its low half.
 
     A scale may also be a number in a wider dtype than its format.
     """
-    full = f"float{4 if element.startswith('e2m1') else 8}_{element}" if element.startswith("e") else element
-    dtype = np.dtype(getattr(ml_dtypes, full, full))
-    if codes.dtype == np.uint8 and dtype.itemsize == 1:
-        if element == "e2m1fn" and codes.shape == (*shape[:-1], shape[-1] // 2):
-            codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(shape)
-        codes = np.ascontiguousarray(codes).view(dtype)
-    if codes.shape == shape[:-1] and shape[-1] == 1:
-        codes = codes[..., None]
-    wider = name == "scales" and codes.dtype in (np.float32, np.float64)
-    if codes.shape != shape or not (codes.dtype == dtype or wider):
+    dtype, got, is_scale = np.dtype(dtype_of(element)), array, name in ("scales", "g")
+    if got.dtype == np.uint8 and dtype.itemsize == 1:
+        if element == "e2m1fn" and got.shape == (*shape[:-1], shape[-1] // 2):
+            got = np.stack([got & 15, got >> 4], axis=-1).reshape(shape)
+        got = np.ascontiguousarray(got).view(dtype)
+    if is_scale and [size for size in got.shape if size != 1] == [size for size in shape if size != 1]:
+        got = got.reshape(shape)
+    if got.shape != shape or not (got.dtype == dtype or (is_scale and got.dtype in (np.float32, np.float64))):
         or_codes = ", or its codes in uint8" if dtype.itemsize == 1 else ""
-        want = f"{errors.describe(shape, dtype.name)}{or_codes}"
-        raise TargetError(f"{name} is {_described(codes)}, expected {want}; write an adapter that returns this")
-    return codes.astype(np.float64)
-
-
-def _described(array: Array) -> str:
-    return errors.describe(array.shape, array.dtype.name)
-
-
-def _compare(kernel: Kernel, preset: Quantisation, case: Case) -> tuple[list[Comparison], Counter[str]]:
-    known: dict[str, Any] = {"residual": case.residual, "eps": case.eps, "quantisation": preset}
-    _, scales, *rest = rms_norm_quantised(case.x, case.gain, **known | case.options)
-    try:
-        got = _read(preset, case, kernel.call(case))
-    except TargetError as error:
-        return [failed("q", str(error))], Counter()
-    comparisons, g = [], case.options.get("global_scale")
-    ends: list[Array] = [scales.astype(np.float32)] * 2
-    inexact = case.slack and preset.block != "static"
-    stored = case.x if case.residual is None else rest[-1]
-    amaxes = [_largest(preset, case, stored, e * (case.slack + 2.0**-40)) for e in (-1, 1)] if inexact else []
-    if got.h is not None:
-        comparisons.append(_inside("h", got.h, stored, stored))
-    if got.g is not None:
-        of_ends = [_scales_of(preset, a.max(), None)[1] for a in reversed(amaxes)] or [rest[0]] * 2
-        comparisons.append(_inside("g", got.g.reshape(()), *of_ends))
-        g = float(got.g.ravel()[0]) if got.g.ravel()[0] > 0 else float(rest[0])
-    if inexact:
-        ends = [_scales_of(preset, a, g)[0] for a in amaxes]
-    comparisons.append(_inside("scales", got.scales, *ends))
-    want = scales.astype(np.float32)
-    moved = np.any(~_between(got.scales, want, want) & _between(got.scales, *ends), axis=-1)
-    known |= {"global_scale": g} if preset.global_scale != "none" else {}
-    both = exact = allowed(case.x, case.gain, got.scales, slack=0.0, **known)
-    if case.slack or case.reciprocal_slack:
-        known["reciprocal_slack"] = case.reciprocal_slack
-        both = allowed(case.x, case.gain, got.scales, slack=case.slack, **known)
-    same, fits = (_is_code(preset, got.q, *interval) for interval in (exact, both))
-    fits |= same
-    counts = Counter(
-        same=int(np.sum(same)), tie=int(np.sum(fits & ~same)), wrong=int(np.sum(~fits)), rows=len(case.x),
-        moved=int(np.sum(moved)),
-    )  # fmt: skip
-    detail = ""
-    if counts["wrong"]:
-        index = _first(~fits)
-        low, high = (end[index] for end in both)
-        expected = f"{low:g}" if low == high or np.isnan(low) else f"{low:g} or {high:g}"
-        detail = f"at {index} it is {got.q[index]:g}, expected {expected}; {counts['wrong']} of {fits.size} codes are "
-        detail += f"wrong, {counts['tie']} are ties"
-    return [*comparisons, _comparison("q", same, fits, detail)], counts
-
-
-def _comparison(name: str, same: Array, fits: Array, detail: str) -> Comparison:
-    passed = bool(np.all(fits))
-    apart = math.inf if not passed else float(not np.all(same))
-    return Comparison(name, 0.0 if passed else math.inf, 0.0, float(np.mean(same)), 0.0, apart, passed, detail)
-
-
-def _inside(name: str, got: Array, low: Array, high: Array) -> Comparison:
-    """Whether an output is in the interval that is allowed, and of the right shape, h also of the right dtype."""
-    if got.shape != low.shape or (name == "h" and got.dtype != low.dtype):
-        return failed(name, f"{_described(got)}, expected {_described(low)}; write an adapter that returns this")
-    fits, detail = _between(got, low, high), ""
-    if not np.all(fits):
-        index = _first(~fits)
-        number, *ends = (float(array[index]) for array in (got, low, high))
-        want = f"{ends[0]!r}" if ends[0] == ends[1] or math.isnan(ends[0]) else f"from {ends[0]!r} to {ends[1]!r}"
-        detail = f"at {index} it is {number!r}, expected {want}; {np.sum(~fits)} of {fits.size} are wrong"
-    return _comparison(name, fits, fits, detail)
-
-
-def _between(got: Array, low: Array, high: Array) -> Array:
-    got, low, high = (array.astype(np.float64) for array in (got, low, high))
-    return np.asarray(((low <= got) & (got <= high)) | (np.isnan(got) & np.isnan(low)))
-
-
-def _is_code(preset: Quantisation, got: Array, low: Array, high: Array) -> Array:
-    """Whether the codes are in an interval of ``allowed``: also the sign of a zero that has one."""
-    with np.errstate(invalid="ignore"):
-        fits = _between(got, low, high)
-        if preset.overflow == "wrap":
-            fits |= (got - low) % 256 <= high - low
-        elif preset.overflow == "nan" and preset.element != "e5m2":  # which has an infinity
-            fits |= np.isnan(got) & (np.isinf(low) | np.isinf(high))
-    is_signed = preset.element not in ("int8", "e4m3fnuz")
-    zero = (got == 0) & (low == 0) & (high == 0)
-    return np.asarray(fits & ~(zero & (np.signbit(got) != np.signbit(low))) if is_signed else fits)
-
-
-def _first(wrong: Array) -> tuple[int, ...]:
-    return tuple(int(entry) for entry in np.argwhere(wrong)[0]) if wrong.ndim else ()
-
-
-def _largest(preset: Quantisation, case: Case, stored: Array, error: float) -> Array:
-    """float32(max |y|) of each block, for a 1 / rho with a relative error that is far above those of float64."""
-    x, kept, gain = (array.astype(np.float64) for array in (case.x, stored, case.gain))
-    total = x if case.residual is None else x + case.residual.astype(np.float64)
-    read = total if preset.statistic_reads == "sum" else kept
-    inverse = (1 + error) / np.sqrt(np.mean(read * read, axis=-1, keepdims=True) + case.eps)
-    gain = gain + (preset.offset != "none")
-    if preset.offset == "rounded":
-        gain = cast(gain, case.gain.dtype.name).astype(np.float64)
-    y = total if preset.values_read == "sum" else kept
-    for step in ("norm", "gain") if preset.order == "norm_first" else ("gain", "norm"):
-        y = y * (inverse if step == "norm" else gain)
-        if preset.round_norm if step == "norm" else preset.round_gain:
-            y = cast(y, case.x.dtype.name).astype(np.float64)
-    size = preset.block if isinstance(preset.block, int) else x.shape[-1]
-    sizes = cast(np.abs(y), "float32").reshape(len(x), -1, size).max(axis=2)
-    return np.asarray(np.maximum(sizes, np.float32(preset.amax_floor)))
-
-
-def _scales_of(preset: Quantisation, amax: Array, g: float | None) -> tuple[Array, ...]:
-    """The scale of each amax, and g where it is computed: those of a row of ones and this gain, in blocks of one."""
-    of_one = preset.replace(block=1, offset="none", global_scale=preset.global_scale if g is None else "given")
-    gain = np.asarray(amax, np.float32).ravel()
-    _, scales, *rest = rms_norm_quantised(np.ones_like(gain), gain, eps=0.0, quantisation=of_one, global_scale=g)
-    return scales.astype(np.float32).reshape(np.shape(amax)), *rest
+        came, want = errors.describe(array.shape, array.dtype.name), errors.describe(shape, dtype.name)
+        raise TargetError(f"{name} is {came}, expected {want}{or_codes}; write an adapter that returns this")
+    return got.astype(np.float64)

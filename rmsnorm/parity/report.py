@@ -8,47 +8,45 @@ import re
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from rmsnorm.accuracy.bounds import QUANTITIES
 from rmsnorm.files import write_text
 from rmsnorm.identify import mending
-from rmsnorm.parity.circumstances import is_circumstance
+from rmsnorm.parity.circumstances import OPTIONS, is_circumstance, options_of
 from rmsnorm.parity.comparison import Comparison, Run
-from rmsnorm.parity.fitting import OPTIONS, option_sets, options_of
-from rmsnorm.parity.lines import difference, not_compared, numbers, places, refused, shortened
+from rmsnorm.parity.lines import difference, inexact, not_compared, numbers, places, refused, shortened, wrapped
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.frameworks import FRAMEWORKS
 from rmsnorm.specification.variants import Variant
 from rmsnorm.specification.version import VERSION
 
-_LEGEND: Final = (
-    "Cells: the largest distance to the golden in f16 bf16 f32 f64, in ulps of the terms that make the element; "
-    "0 is bit for bit, - is not there, x is beyond the bound."
-)
 _COMPARED: Final = (
     "Compared were y, 1/rho, the gradients and derivatives with the golden, the exact reference in NumPy."
 )
 _ELSEWHERE: Final = (
     "Where a number is not bit for bit the golden's, it is within its bound, most often one ulp, the distance to the "
-    "next number: -v prints the largest distance for each variant."
+    "next number."
 )
+_WIDTH: Final = 100  # columns
+_OF_HALF: Final = (
+    "rounding is",
+    "result_dtype is",
+    "scale_dtype is",
+    "the dtype of y follows",
+)  # seen in 16 bits alone
 _SHOWN: Final = 5  # lines of failures of a target, and of what is wrong
 
 
 def options(run: Run) -> dict[str, int]:
-    """How many comparisons a run has in the cases for a gate, a mask, a residual, and for several of these."""
-    counts = Counter(options_of(record.case) for record in run.records)
-    return {name: counts[name] for name in option_sets(OPTIONS) if counts[name]}
+    """How many comparisons a run has with a gate, with a mask and with a residual."""
+    counts = Counter(name for record in run.records for name in options_of(record.case))
+    return {name: counts[name] for name in OPTIONS if counts[name]}
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,7 +59,7 @@ class Report:
         run: every comparison; report.write_json([run], path) writes it. Its ``skipped`` has what was not compared. If
             the target differs, its ``message`` has what ``identify`` says, and its ``identity`` is the answer of
             ``identify``, or None if that raised an exception.
-        options: those of mask, residual and gate that the target takes, and their combinations.
+        options: those of gate, mask and residual that the target takes.
         label: the name of what it should be, where that is more than the variant.
     """
 
@@ -80,25 +78,29 @@ class Report:
         """The verdict, how to mend it, what else is wrong, the worst differences, and what was not compared."""
         run, name = self.run, self.label or self.variant.label
         where = f"{run.name} {run.version} on {run.device}"
+        count = f"{len(run.records)} comparisons of {run.cases} cases"
         if self.passed:
-            agreement = f"all {len(run.records)} comparisons of {run.cases} cases held ({where})"
-            return "\n".join([f"{self.target} is {name}: {agreement}", *self._counts, *not_compared(run)])
-        if run.status == "refuses":
-            agree = f"{len(run.records)} comparisons of {run.cases} cases agree ({where})"
-            first = f"{self.target} is {name} where it answers: {agree}, {len(run.refusals)} calls are refused"
-            return "\n".join([first, *refused(run), *self._counts, *not_compared(run)])
-        if run.status != "differs":
+            lines = [f"{self.target} is {name}: all {count} held ({where})", *inexact(run)]
+        elif run.status == "refuses":
+            agree = f"{count} agree ({where}), {len(run.refusals)} calls are refused"
+            lines = [f"{self.target} is {name} where it answers: {agree}"]
+        elif run.status == "differs":
+            lines = [*self._verdict(name), *self._worst(where)]
+        else:
             return f"{self.target} was not compared: {run.message}"
+        more = ["report.details, -v or --json FILE has everything"] * (run.status == "differs")
+        return "\n".join([*lines, *refused(run), *self._counts, *not_compared(run), *more])
+
+    def _worst(self, where: str) -> list[str]:
+        """How many comparisons differ, and some of them."""
+        run = self.run
         alike: dict[str, list[Comparison]] = {}
-        for record in sorted(run.failures, key=lambda record: record.quantity != "y"):
+        for record in sorted(run.failures, key=lambda record: (record.quantity != "y", record.case.count("; "))):
             alike.setdefault(_kind(record), []).append(record)
         shown = [shortened(records[0], self.target) for records in list(alike.values())[:_SHOWN]]
         more = f"; {len(shown)} of them" if len(run.failures) > len(shown) else ""
-        differ = f"{len(run.failures)} of {len(run.records)} comparisons differ ({where}){more}:"
-        return "\n".join([
-            *self._verdict(name), differ, *shown, *refused(run), *self._counts, *not_compared(run),
-            "report.details, -v or --json FILE has everything",
-        ])  # fmt: skip
+        words = f"{len(run.failures)} of {len(run.records)} comparisons differ ({where}), in {places(run)}{more}:"
+        return [wrapped(words, _WIDTH), *shown]
 
     def _verdict(self, name: str) -> list[str]:
         """The sentence that matters most, how to mend it, and the other sentences of ``identify``."""
@@ -121,7 +123,7 @@ class Report:
     def _counts(self) -> list[str]:
         """A line that says how many comparisons had each option that the target takes."""
         compared = options(self.run)
-        parts = [f"{compared.get(name, 0)} with {name.replace(', ', ' + ')}" for name in self.options]
+        parts = [f"{compared.get(name, 0)} with a {name}" for name in self.options]
         return [f"options: of {len(self.run.records)} comparisons {', '.join(parts)}"] if parts else []
 
     @cached_property
@@ -145,12 +147,21 @@ def sentences(run: Run, variant: Variant) -> list[str]:
     if identity is None:
         return [run.message]
     differences = identity.differences(variant) if identity.variant else ()
-    wrong = [*identity.other_defects, *differences]
+    every = [*identity.other_defects, *differences]
+    asked = {record.dtype for record in run.records}
+    wrong = [sentence for sentence in every if _is_of(sentence, asked)]
     headline = identity.headline
-    if identity.recognised and identity.last_axes and not wrong:
+    if (identity.recognised or len(wrong) < len(every)) and identity.last_axes and not wrong:
         groups = f", in groups of {identity['group_size']}" if identity["group_size"] else ""
         headline = f"it agrees on the rows that identify tries{groups}, and not in {places(run)}"
     return [*wrong, headline]
+
+
+def _is_of(sentence: str, asked: Collection[str]) -> bool:
+    """Whether a sentence of ``identify`` may be of these dtypes of x: it asks 16 bits whatever was asked."""
+    halves = {dtype for dtype in dtypes.HALF if dtype in asked}
+    others = [f"for {dtype} x" for dtype in dtypes.HALF if dtype not in halves]
+    return not any(words in sentence for words in others) and bool(halves or not sentence.startswith(_OF_HALF))
 
 
 def _kind(record: Comparison) -> str:
@@ -160,25 +171,18 @@ def _kind(record: Comparison) -> str:
     return f"{case} {record.quantity}" if record.bound else words
 
 
-def terminal(runs: Sequence[Run], *, failures: int = 12, tables: bool = False) -> RenderableType:
-    """A line for every backend, what was compared and where y is bit for bit the golden's, and the first failures.
-
-    ``tables`` adds a table for every backend that ran.
-    """
-    parts: list[RenderableType] = [_line(run) for run in runs]
-    if any(run.records for run in runs):
-        parts += [Text(_COMPARED), *(_bits(run) for run in runs if run.records)]
-        parts.append(Text(_LEGEND if tables else _ELSEWHERE, style="dim"))
-    for run in runs:
-        if tables and run.records:
-            parts += ["", _table(run)]
+def terminal(runs: Sequence[Run], *, failures: int = 12) -> Text:
+    """A line for every backend, what was compared and where y is bit for bit the golden's, and the first failures."""
+    lines = [_line(run) for run in runs]
+    if compared := [run for run in runs if run.records]:
+        lines += [Text(_COMPARED), *map(_bits, compared), Text(_ELSEWHERE, style="dim")]
     failed = [(run, record) for run in runs for record in run.failures]
     for run, record in failed[:failures]:
         label = f"{run.name} {record.variant} {dtypes.short(record.dtype)} {record.case!r} {record.quantity}"
-        parts.append(Text(f"x {label}: {numbers(record)}; {record.detail}", style="red"))
+        lines.append(Text(f"x {label}: {numbers(record)}; {record.detail}", style="red"))
     if len(failed) > failures:
-        parts.append(Text(f"x and {len(failed) - failures} more; --json FILE has them all", style="red"))
-    return Group(*parts)
+        lines.append(Text(f"x and {len(failed) - failures} more; --json FILE has them all", style="red"))
+    return Text("\n").join(lines)
 
 
 def write_json(runs: Sequence[Run], path: Path) -> None:
@@ -204,40 +208,6 @@ def write_json(runs: Sequence[Run], path: Path) -> None:
 
 def _title(run: Run) -> str:
     return FRAMEWORKS[run.name].title if run.name in FRAMEWORKS else run.name
-
-
-def _table(run: Run) -> Table:
-    """One number in a cell for every dtype."""
-    title = _title(run)
-    if run.version:
-        title += f" {run.version} on {run.device}"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("variant", no_wrap=True)
-    for quantity in QUANTITIES:
-        table.add_column({"inverse_rms": "1/rho"}.get(quantity, quantity), justify="right")
-    compared = [record for record in run.records if math.isfinite(record.max_ulp) or not record.passed]
-    for variant in dict.fromkeys(record.variant for record in compared):
-        cells = []
-        for quantity in QUANTITIES:
-            records = [r for r in compared if (r.variant, r.quantity) == (variant, quantity)]
-            cells.append(_cell(records))
-        table.add_row(variant, *cells)
-    return table
-
-
-def _cell(records: Sequence[Comparison]) -> Text:
-    numbers = []
-    for dtype in dtypes.FLOATS:
-        own = [record for record in records if record.dtype == dtype]
-        numbers.append("x" if any(not r.passed for r in own) else _ulps(r.parity_ratio / 2 for r in own))
-    return Text(" ".join(numbers) if set(numbers) != {"-"} else "-", style="red" if "x" in numbers else "")
-
-
-def _ulps(distances: Iterable[float]) -> str:
-    largest = max(distances, default=-1.0)
-    if largest < 0:
-        return "-"
-    return f"{math.ceil(largest * 10) / 10:.1f}" if 0 < largest < 10 else f"{math.ceil(largest)}"
 
 
 def _bits(run: Run) -> Text:

@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-_MAGNITUDE: Final = {  # of x, such that its square leaves the range of the dtype, or of float32
+_MAGNITUDE: Final = {  # of x, such that its square leaves the range of float16, or that of the dtype and of float32
+    "large": dict.fromkeys(("float16", "bfloat16", "float32", "float64"), 2e4),
+    "small": dict.fromkeys(("float16", "bfloat16", "float32", "float64"), 2e-3),
     "huge": {"float16": 2e4, "bfloat16": 1e20, "float32": 1e20, "float64": 1e300},
     "tiny": {"float16": 2e-3, "bfloat16": 1e-30, "float32": 1e-30, "float64": 1e-300},
     "clamped": {"float16": 1e-4, "bfloat16": 1e-14, "float32": 1e-14, "float64": 1e-14},

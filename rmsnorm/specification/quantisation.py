@@ -10,7 +10,8 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -26,15 +27,19 @@ class Format(NamedTuple):
     least: int
     largest: float
 
+    def has(self, number: float) -> bool:
+        """Whether it is one of them and above 0."""
+        step = 2.0 ** (max(math.frexp(number)[1] - 1, self.least) - self.mantissa)
+        return 0 < number <= self.largest and number % step == 0
 
-FORMATS: Final = MappingProxyType(
-    {
-        "e4m3fn": Format(3, -6, 448.0),
-        "e5m2": Format(2, -14, 57344.0),
-        "e4m3fnuz": Format(3, -7, 240.0),
-        "e2m1fn": Format(1, 0, 6.0),
-    }
-)
+
+FORMATS: Final = {
+    "e4m3fn": Format(3, -6, 448.0),
+    "e5m2": Format(2, -14, 57344.0),
+    "e4m3fnuz": Format(3, -7, 240.0),
+    "e2m1fn": Format(1, 0, 6.0),
+    "int8": Format(40, 40, 127.0),  # all integers below 2^41, of which those beyond wrap
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +106,9 @@ class Quantisation:
     amax_floor: float = 0.0
     amax_nan: Literal["drop", "keep"] = "drop"
     scale: Literal[
-        "amax / qmax",
-        "amax * (1 / qmax)",
-        "(g * amax) * (1 / qmax)",
-        "g * (amax * (1 / qmax))",
+        "amax / qmax", "amax * (1 / qmax)", "(g * amax) * (1 / qmax)", "g * (amax * (1 / qmax))",
         "amax * (g * (1 / qmax))",
-    ] = "amax / qmax"
+    ] = "amax / qmax"  # fmt: skip
     scale_floor: float = 0.0
     scale_format: Literal["float32", "float16", "e8m0fnu", "e4m3fn"] = "float32"
     scale_round: Literal["half_even", "floor", "ceil", "rceil", "even", "nearest"] = "half_even"
@@ -122,60 +124,46 @@ class Quantisation:
 
     def __post_init__(self) -> None:
         for name, known in choices().items():
-            if getattr(self, name) not in known:
-                raise errors.not_a_choice("Quantisation", name, getattr(self, name), known)
-        for name in ("round_norm", "round_gain"):
-            if not isinstance(getattr(self, name), bool):
-                raise errors.wrong_type("Quantisation", name, getattr(self, name), "a bool", "use True or False")
-        self._check_numbers()
-        self._check_pairs()
-
-    def _check_numbers(self) -> None:
-        for name in ("qmax", "qmin", "amax_floor", "scale_floor"):
-            if not is_real(getattr(self, name)):
-                raise errors.wrong_type("Quantisation", name, getattr(self, name), "a number", "pass a float")
-        for name in ("amax_floor", "scale_floor"):
-            if not 0 <= getattr(self, name) < math.inf:
-                fix = "pass 0 for none"
-                raise errors.out_of_domain("Quantisation", name, getattr(self, name), "a finite number >= 0", fix)
-        largest = 127.0 if self.element == "int8" else FORMATS[self.element].largest
-        if not (0 < self.qmax <= largest and self.has(self.qmax)):
-            want = f"a number of {self.element} above 0, at most {largest:g}"
-            raise errors.out_of_domain("Quantisation", "qmax", self.qmax, want, f"pass {largest:g}")
-        lowest = (-self.qmax, -128.0) if self.element == "int8" else (-self.qmax,)
-        if self.qmin not in lowest:
-            want = " or ".join(f"{number:g}" for number in lowest)
-            raise errors.out_of_domain("Quantisation", "qmin", self.qmin, want, "change it together with qmax")
-        if self.block not in ("static", "row"):
-            want, fix = "'static', 'row' or a number of elements", "pass 16 or 32"
-            if not isinstance(self.block, int) or isinstance(self.block, bool):
-                raise errors.wrong_type("Quantisation", "block", self.block, want, fix)
-            if self.block < 1:
-                raise errors.out_of_domain("Quantisation", "block", self.block, want, fix)
-
-    def _check_pairs(self) -> None:
-        is_e8m0, has_global = self.scale_format == "e8m0fnu", self.global_scale != "none"
-        modes = choices()["scale_round"][1:] if is_e8m0 else ("half_even",)
-        overflows = {"int8": ("saturate", "wrap"), "e2m1fn": ("saturate",)}.get(self.element, ("saturate", "nan"))
-        nans = ("qmax", "zero") if self.element in ("int8", "e2m1fn") else choices()["nan"]
-        is_after_amax = self.scale_round in ("floor", "ceil", "even")
-        is_plain = not has_global and self.scale_format == "float32"
-        of_global = f"one {'with' if has_global else 'without'} g, which global_scale decides"
-        with_global = {name: "g" in re.findall(r"\w+", getattr(self, name)) for name in ("scale", "apply")}
-        rules = (
-            (self.scale_round in modes, "scale_round", f"{' or '.join(modes)} for a scale in {self.scale_format}"),
-            (not (self.scale_floor and is_after_amax), "scale_floor", f"0 where scale_round is {self.scale_round}"),
-            (self.block != "static" or is_plain, "block", "a computed scale for this scale_format and global_scale"),
-            (with_global["scale"] == has_global, "scale", of_global),
-            (with_global["apply"] == has_global, "apply", of_global),
-            (self.nan in nans, "nan", f"{' or '.join(nans)} for {self.element}"),
-            (self.overflow in overflows, "overflow", f"{' or '.join(overflows)} for {self.element}"),
-            (self.zero_scale == "infinity" or self.apply != "y / s", "zero_scale", "infinity where apply is y / s"),
-        )
-        for is_kept, name, want in rules:
+            value = getattr(self, name)
+            if value not in known or type(value) is not type(known[0]):
+                raise errors.not_a_choice("Quantisation", name, value, known)
+        for name, is_kept, want, fix in self._rules():
             if not is_kept:
-                fix = "change the two together"
                 raise errors.out_of_domain("Quantisation", name, getattr(self, name), want, fix)
+
+    def _rules(self) -> Iterator[tuple[str, bool, str, str]]:
+        """Of a field: its name, whether it is in its domain and goes with another field, what it may be, and a fix."""
+        for name in ("amax_floor", "scale_floor"):
+            number = getattr(self, name)
+            yield name, is_real(number) and 0 <= number < math.inf, "a finite number >= 0", "pass 0 for none"
+        numbers = FORMATS[self.element]
+        want = f"a number of {self.element} above 0, at most {numbers.largest:g}"
+        yield "qmax", is_real(self.qmax) and numbers.has(self.qmax), want, f"pass {numbers.largest:g}"
+        is_size = isinstance(self.block, int) and self.block > 0 and self.block is not True
+        want = "'static', 'row' or a number of elements"
+        yield "block", self.block in ("static", "row") or is_size, want, "pass 16 or 32"
+        every, is_static, is_mx = choices(), self.block == "static", self.scale_format == "e8m0fnu"
+        has_no_nan, overflows = self.element in ("int8", "e2m1fn"), {"int8": "wrap", "e2m1fn": "saturate"}
+        is_of_amax = self.scale_round in ("floor", "ceil", "even")
+        of_g = {
+            name: [text for text in every[name] if ("g" in re.findall(r"\w+", text)) == (self.global_scale != "none")]
+            for name in ("scale", "apply")
+        }
+        pairs: dict[str, tuple[str, Sequence[Any]]] = {
+            "qmin": ("qmax", (-self.qmax, -128.0) if self.element == "int8" else (-self.qmax,)),
+            "scale_format": ("block", ("float32",) if is_static else every["scale_format"]),
+            "global_scale": ("block", ("none",) if is_static else every["global_scale"]),
+            "scale": ("global_scale", of_g["scale"]),
+            "apply": ("global_scale", of_g["apply"]),
+            "scale_round": ("scale_format", every["scale_round"][1:] if is_mx else ("half_even",)),
+            "scale_floor": ("scale_round", (0.0,) if is_of_amax else (self.scale_floor,)),
+            "zero_scale": ("apply", ("infinity",) if self.apply == "y / s" else every["zero_scale"]),
+            "overflow": ("element", ("saturate", overflows.get(self.element, "nan"))),
+            "nan": ("element", ("qmax", "zero") if has_no_nan else every["nan"]),
+        }  # fmt: skip
+        for name, (other, known) in pairs.items():
+            want = f"{' or '.join(map(str, known))} for {other} {getattr(self, other)!r}"
+            yield name, getattr(self, name) in known, want, "change the two together"
 
     @property
     def label(self) -> str:
@@ -184,20 +172,9 @@ class Quantisation:
         >>> Quantisation.get("torchao.mx").replace(scale_round="ceil").label, Quantisation.get("torchao.mx").label
         ("torchao.mx with scale_round='ceil'", 'torchao.mx')
         """
-        preset = QUANTISATIONS.get(self.name)
-        own = (
-            () if preset is None else (f.name for f in fields(self) if getattr(self, f.name) != getattr(preset, f.name))
-        )
-        changed = ", ".join(f"{name}={getattr(self, name)!r}" for name in own if name != "source")
-        return f"{self.name} with {changed}" if changed else self.name
-
-    def has(self, number: float) -> bool:
-        """Whether the element has this number, 0 < number <= its largest."""
-        if self.element == "int8":
-            return number == int(number)
-        mantissa, least, _ = FORMATS[self.element]
-        step = 2.0 ** (max(math.frexp(number)[1] - 1, least) - mantissa)
-        return number / step == int(number / step)
+        own, preset = asdict(self), asdict(QUANTISATIONS.get(self.name, self))
+        changed = [f"{name}={own[name]!r}" for name in own if own[name] != preset[name] and name != "source"]
+        return f"{self.name} with {', '.join(changed)}" if changed else self.name
 
     def replace(self, **changes: Any) -> Quantisation:
         """One with other fields, which are checked as in a new one.
@@ -205,10 +182,9 @@ class Quantisation:
         >>> Quantisation.get("torchao.mx").replace(scale_round="rceil").scale_round
         'rceil'
         """
-        known = [field.name for field in fields(self)]
         for name in changes:
-            if name not in known:
-                raise errors.not_a_choice("Quantisation.replace", "field", name, known)
+            if name not in asdict(self):
+                raise errors.not_a_choice("Quantisation.replace", "field", name, asdict(self))
         return replace(self, **changes)
 
     @staticmethod
@@ -222,10 +198,11 @@ class Quantisation:
 
 
 @lru_cache(maxsize=1)
-def choices() -> dict[str, tuple[str, ...]]:
+def choices() -> dict[str, tuple[Any, ...]]:
     """The choices of each field that has some."""
     hints = get_type_hints(Quantisation)
-    return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
+    known = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
+    return known | {name: (True, False) for name, hint in hints.items() if hint is bool}
 
 
 def get_quantisation(op: str, quantisation: Any) -> Quantisation:
@@ -247,56 +224,45 @@ _E2M1: Final[dict[str, Any]] = {
 _PRESETS: Final = (
     Quantisation(
         name="vllm.static", block="static", round_norm=True, apply="y * (1 / s)", nan="qmax",
-        source="vLLM, csrc layernorm_quant_kernels.cu: rms_norm_static_fp8_quant",
-    ),
+        source="vLLM, csrc layernorm_quant_kernels.cu: rms_norm_static_fp8_quant"),
     Quantisation(
-        name="vllm.dynamic_fp8", statistic_reads="sum", values_read="sum", round_norm=True,
-        scale_floor=1 / (448 * 512), nan="qmax",
-        source="vLLM, fused_layernorm_dynamic_per_token_quant.cu: rms_norm_dynamic_per_token_quant",
-    ),
+        name="vllm.dynamic_fp8", statistic_reads="sum", values_read="sum", round_norm=True, nan="qmax",
+        scale_floor=1 / (448 * 512),
+        source="vLLM, fused_layernorm_dynamic_per_token_quant.cu: rms_norm_dynamic_per_token_quant"),
     Quantisation(
         name="flashinfer.static", block="static", statistic_reads="sum", values_read="sum", round_gain=False,
         apply="y * (1 / s)", round_scaled="none", nan="qmax",
-        source="FlashInfer, include/flashinfer/norm.cuh: RMSNormQuant, FusedAddRMSNormQuant",
-    ),
+        source="FlashInfer, include/flashinfer/norm.cuh: RMSNormQuant, FusedAddRMSNormQuant"),
     Quantisation(
         name="flashinfer.fp4", order="gain_first", scale="(g * amax) * (1 / qmax)", global_scale="given",
         apply="y * (g * (1 / s))", zero_scale="zero", round_scaled="none", **_E2M1,
-        source="FlashInfer, cute_dsl/rmsnorm_fp4quant.py: rmsnorm_fp4quant, NVFP4",
-    ),
+        source="FlashInfer, cute_dsl/rmsnorm_fp4quant.py: rmsnorm_fp4quant, NVFP4"),
     Quantisation(
         name="trtllm.add_nvfp4", statistic_reads="sum", values_read="sum", scale="g * (amax * (1 / qmax))",
         global_scale="given", apply="y * (1 / (s * (1 / g)))", **_E2M1,
-        source="TensorRT-LLM, fusedLayernormKernels/low_latency_layernorm.cuh, fp4_converter.cuh",
-    ),
+        source="TensorRT-LLM, fusedLayernormKernels/low_latency_layernorm.cuh, fp4_converter.cuh"),
     Quantisation(
         name="te.mxfp8", block=32, scale="amax * (1 / qmax)", scale_format="e8m0fnu", scale_round="rceil",
         round_scaled="none",
-        source="Transformer Engine, RMSNorm to the dtype of x, then the MXFP8 quantiser: the default, without cuDNN",
-    ),
+        source="Transformer Engine, RMSNorm to the dtype of x, then the MXFP8 quantiser: the default, without cuDNN"),
     Quantisation(
         name="te.nvfp4", scale="amax * (g * (1 / qmax))", global_scale="amax", apply="y * (1 / (s * (1 / g)))",
         zero_scale="largest", **_E2M1,
-        source="Transformer Engine, RMSNorm to the dtype of x, then core_nvfp4.cuh",
-    ),
+        source="Transformer Engine, RMSNorm to the dtype of x, then core_nvfp4.cuh"),
     Quantisation(
         name="torchao.mx", block=32, amax_nan="keep", scale_format="e8m0fnu", scale_round="floor", round_scaled="none",
-        source="torchao, mx_formats/mx_tensor.py: to_mx of RMSNorm in the dtype of x; scale_round is its mode",
-    ),
+        source="torchao, mx_formats/mx_tensor.py: to_mx of RMSNorm in the dtype of x; scale_round is its mode"),
     Quantisation(
         name="aiter.int8", statistic_reads="sum", values_read="sum", residual_rounding="truncate", round_gain=False,
         qmin=-128.0, amax_floor=1e-10, scale="amax * (1 / qmax)", apply="y * (1 / s)", round_scaled="none",
         rounding="truncate", overflow="wrap", nan="zero", **_INT8,
-        source="aiter, rmsnorm_quant_kernels.hip on gfx942, before its int8 was rounded to nearest",
-    ),
+        source="aiter, rmsnorm_quant_kernels.hip on gfx942, before its int8 was rounded to nearest"),
     Quantisation(
         name="llama.q8_0", block=32, round_norm=True, scale_format="float16", quantise_with="unrounded",
         apply="y * (1 / s)", zero_scale="zero", rounding="half_away", qmin=-128.0, overflow="wrap", nan="zero", **_INT8,
-        source="llama.cpp, ggml-quants.c: quantize_row_q8_0_ref of norm and mul in float32",
-    ),
+        source="llama.cpp, ggml-quants.c: quantize_row_q8_0_ref of norm and mul in float32"),
     Quantisation(
         name="onnx.qdq", block="static", round_norm=True, qmin=-128.0, nan="zero", **_INT8,
-        source="ONNX, RMSNormalization-23 and QuantizeLinear-25 without a zero point, to int8",
-    ),
+        source="ONNX, RMSNormalization-23 and QuantizeLinear-25 without a zero point, to int8"),
 )  # fmt: skip
 QUANTISATIONS: Final = MappingProxyType({preset.name: preset for preset in _PRESETS})

@@ -27,18 +27,20 @@ _PROGRAM: Final = f"import sys; sys.path.append({_FOLDER!r}); from rmsnorm.cli i
 _ROLE: Final[ContextVar[Literal["", "parent", "child"]]] = ContextVar("role", default="")
 
 
-class Lost(NamedTuple):
-    """How a process ended that did not come to its end: its status in a report, and a sentence without its subject."""
-
-    status: Literal["crashed", "hung"]
-    message: str
-
-
 class Ended(NamedTuple):
-    """The exit status of a process that came to its end, and what it printed, where that was asked for."""
+    """How a process ended: its exit status and what it printed; or what a report says, where it came to no end.
 
-    code: int
-    printed: str
+    Attributes:
+        code: its exit status.
+        printed: its standard output, where that was asked for.
+        status: empty, or what a report says in place of an exit status: crashed or hung.
+        message: how it ended, in a sentence, where it is crashed or hung.
+    """
+
+    code: int = 0
+    printed: str = ""
+    status: Literal["", "crashed", "hung"] = ""
+    message: str = ""
 
 
 def is_parent() -> bool:
@@ -54,7 +56,7 @@ def is_child() -> bool:
     return _ROLE.get() == "child"
 
 
-def run(arguments: Sequence[str], *, seconds: float = LIMIT, printed: bool = False) -> Ended | Lost:
+def run(arguments: Sequence[str], *, seconds: float = LIMIT, printed: bool = False) -> Ended:
     """Run ``rmsnorm`` with these arguments in a process of its own, for so many seconds at most.
 
     Ctrl-C in a terminal is for this process alone, which then ends the other one. ``printed``: its standard output is
@@ -62,20 +64,19 @@ def run(arguments: Sequence[str], *, seconds: float = LIMIT, printed: bool = Fal
     """
     with tempfile.TemporaryDirectory() as folder:
         end = Path(folder) / "status"
-        limit = seconds if seconds < threading.TIMEOUT_MAX else None
         try:
             done = subprocess.run(
                 [sys.executable, "-P", "-c", _PROGRAM, *arguments], stdout=subprocess.PIPE if printed else None,
-                encoding="utf-8", env={**os.environ, _ENDED: str(end)}, timeout=limit, start_new_session=True,
+                encoding="utf-8", env={**os.environ, _ENDED: str(end)}, start_new_session=True,
+                timeout=seconds if seconds < threading.TIMEOUT_MAX else None,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            lost = Lost("hung", f"did not answer within {seconds:g} seconds")
-        else:
-            name = next((number.name for number in signal.Signals if number == -done.returncode), "")
-            lost = Lost("crashed", f"was ended by {name}" if name else f"ended with exit status {done.returncode}")
-            if end.is_file():  # a framework may also crash after that
-                return Ended(int(end.read_text()), done.stdout or "")
-    return lost
+            return Ended(status="hung", message=f"its process did not answer within {seconds:g} seconds")
+        if end.is_file():  # a framework may also crash after that
+            return Ended(int(end.read_text()), done.stdout or "")
+    name = next((number.name for number in signal.Signals if number == -done.returncode), "")
+    how = f"was ended by {name}" if name else f"ended with exit status {done.returncode}"
+    return Ended(status="crashed", message=f"its process {how}")
 
 
 @contextlib.contextmanager
@@ -101,19 +102,6 @@ def told() -> Iterator[None]:
         raise
 
 
-@contextlib.contextmanager
-def _without_stderr() -> Iterator[None]:
-    """No setting of TensorFlow makes its import silent: it writes before it reads them."""
-    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(null)
-
-
 class _TritonFirst:
     """A finder of modules that lets the import of TensorFlow import Triton first."""
 
@@ -126,8 +114,14 @@ class _TritonFirst:
             def triton_first(module: Any) -> None:
                 with contextlib.suppress(ImportError, OSError):  # it is not installed, or it does not load
                     import_module("triton")
-                with _without_stderr():
+                kept = os.dup(2)  # no setting of TensorFlow makes its import silent: it writes before it reads them
+                with open(os.devnull, "w") as null:
+                    os.dup2(null.fileno(), 2)
+                try:
                     load(module)
+                finally:
+                    os.dup2(kept, 2)
+                    os.close(kept)
 
             spec.loader.exec_module = triton_first  # type: ignore[method-assign]
         return spec

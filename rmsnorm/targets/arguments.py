@@ -34,8 +34,6 @@ BUFFERS: Final = {  # the arrays to which a function writes y, and x + residual
     "h_out": re.compile(r"(residual|res|h|sum)_out(put)?|out(put)?_(residual|h)"),
 }
 
-_NO_DEFAULT: Final[Any] = inspect.Parameter.empty
-
 
 class Unguessable(TypeError):
     """A required argument, ``argument``, with a name that does not say what it means; empty where it is none."""
@@ -54,6 +52,14 @@ class FromCall(Enum):
     EPS = "eps"
     OFFSET = "the number that is added to the gain"
     CENTRED = "whether 1 is added to the gain"
+
+
+_AXES: Final = ("axis", "dim", "axes", "reduction_axes")
+_FROM_CALL: Final = {
+    **dict.fromkeys(_WIDTHS, FromCall.WIDTH), "normalized_shape": FromCall.GAIN_SHAPE,
+    **dict.fromkeys(_ROWS, FromCall.ROWS), **dict.fromkeys(_OFFSETS, FromCall.OFFSET),
+    **dict.fromkeys(_CENTRED, FromCall.CENTRED),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,14 +107,12 @@ def takes_array(parameter: inspect.Parameter) -> bool:
     return parameter.default in (parameter.empty, None) and str(parameter.annotation) not in ("bool", "<class 'bool'>")
 
 
-def arguments_of(
-    function: Callable[..., Any], axis: Any = -1, others: Collection[str] = (), order: str | None = None
-) -> tuple[Slot, ...]:
+def arguments_of(function: Callable[..., Any], axis: Any = -1, order: str | None = None) -> tuple[Slot, ...]:
     """The parameters of a function, in their order, that get something.
 
     x is the first parameter, unless that is a gain, the array for the result or the like, and a later one is named as
-    x. An axis that it requires is ``axis``; ``others`` are left out. ``order`` has the arguments by their place, for a
-    function that does not show its own, or that writes its results to x or the residual.
+    x. An axis that it requires is ``axis``. ``order`` has the arguments by their place, for a function that does not
+    show its own, or that writes its results to x or the residual.
 
     Raises:
         Unguessable: something else is required.
@@ -124,11 +128,15 @@ def arguments_of(
     every, keys, writes = (parameters_of(function), {}, {}) if order is None else _written(order)
     if every is None:
         return (Slot("", "x"),)
-    parameters = [p for p in every if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in others]
+    parameters = [p for p in every if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if not parameters:
         got = f"takes {inspect.Signature(every)}, which does not say what it takes" if every else "takes no argument"
         raise Unguessable(f"{got}, expected x")
     roles = _roles(parameters)
+    meant = next((p.name for p in parameters if p.name.lower() in _XS and p.name not in roles), None)
+    unread = parameters[0].name
+    if meant is not None and roles.get(unread) == "x" and unread.lower() not in _XS:
+        raise Unguessable(f"requires {unread!r} before {meant!r}, whose value cannot be guessed")
     slots = []
     for parameter in parameters:
         required, role = parameter.default is parameter.empty, roles.get(parameter.name)
@@ -138,7 +146,7 @@ def arguments_of(
             slots.append(Slot(key, role, required=required, writes=writes.get(parameter.name, "")))
         elif isinstance(parameter.default, _Literal):
             slots.append(Slot(key, "value", parameter.default.value))
-        elif _EPS.search(parameter.name.lower()):
+        elif means_eps(parameter.name.lower()):
             slots.append(Slot(key, "value", FromCall.EPS, required))
         elif required:
             slots.append(Slot(key, "value", _value(parameter, axis)))
@@ -191,19 +199,12 @@ def _is_bias(parameter: inspect.Parameter) -> bool:
 def _value(parameter: inspect.Parameter, axis: Any) -> Any:
     """What a required parameter that is no array gets."""
     name = parameter.name
-    if name == "normalized_shape":
-        return FromCall.GAIN_SHAPE
-    if name in ("axis", "dim", "axes", "reduction_axes"):
+    if name in _AXES:
         return axis
-    if name in _WIDTHS:
-        return FromCall.WIDTH
-    if name in _ROWS:
-        return FromCall.ROWS
-    if name in _CENTRED or (name in _OFFSETS and "bool" in str(parameter.annotation)):
-        return FromCall.CENTRED
-    if name in _OFFSETS:
-        return FromCall.OFFSET
-    raise Unguessable(f"requires {name!r}, whose value cannot be guessed", name)
+    if name not in _FROM_CALL:
+        raise Unguessable(f"requires {name!r}, whose value cannot be guessed", name)
+    is_flag = name in _OFFSETS and "bool" in str(parameter.annotation)
+    return FromCall.CENTRED if is_flag else _FROM_CALL[name]
 
 
 @dataclass(frozen=True)
@@ -222,19 +223,18 @@ def _written(order: str) -> tuple[list[inspect.Parameter], dict[str, str], dict[
     parameters: list[inspect.Parameter] = []
     keys: dict[str, str] = {}
     writes: dict[str, str] = {}
-    want = f"the arguments in their order, such as 'out, x, weight, eps' or {IN_PLACE!r}"
-    wrong = Unguessable(f"has call {order!r}, expected {want}")
     for place, text in enumerate(order.split(",")):
         key, named, words = (part.strip() for part in text.rpartition("="))
-        word, _, buffer = (part.strip() for part in words.partition(" as "))
-        if buffer not in ("", *BUFFERS):
-            raise wrong
-        name, default = word, _NO_DEFAULT
-        if not word.isidentifier() or word in ("None", "True", "False"):
-            try:
-                name, default = f"value_{place}", _Literal(literal_eval(word))
-            except (ValueError, SyntaxError):
-                raise wrong from None
+        name, _, buffer = (part.strip() for part in words.partition(" as "))
+        default: Any = inspect.Parameter.empty
+        try:
+            if not name.isidentifier() or name in ("None", "True", "False"):
+                name, default = f"value_{place}", _Literal(literal_eval(name))
+            if buffer not in ("", *BUFFERS):
+                raise ValueError(buffer)
+        except (ValueError, SyntaxError):
+            want = f"the arguments in their order, such as 'out, x, weight, eps' or {IN_PLACE!r}"
+            raise Unguessable(f"has call {order!r}, expected {want}") from None
         kind = inspect.Parameter.KEYWORD_ONLY if named else inspect.Parameter.POSITIONAL_ONLY
         parameters.append(inspect.Parameter(name, kind, default=default))
         keys[name], writes[name] = key or name, buffer
@@ -254,9 +254,13 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | Non
         except (TypeError, ValueError):  # a built-in function, or what is not callable
             return None
     kinds = {False: inspect.Parameter.POSITIONAL_OR_KEYWORD, True: inspect.Parameter.KEYWORD_ONLY}
-    defaults = [a.default_value if a.has_default_value() else inspect.Parameter.empty for a in arguments]
-    pairs = zip(arguments, defaults, strict=True)
-    return [inspect.Parameter(a.name, kinds[a.kwarg_only], default=d) for a, d in pairs]
+    return [
+        inspect.Parameter(
+            a.name, kinds[a.kwarg_only],
+            default=a.default_value if a.has_default_value() else inspect.Parameter.empty,
+        )
+        for a in arguments
+    ]  # fmt: skip
 
 
 def argument_names(function: Callable[..., Any]) -> list[str] | None:
@@ -344,7 +348,7 @@ def constructor_arguments(make: Callable[..., Any], init: Mapping[str, Any], wid
             chosen[name] = nnx.Rngs(0)
         elif name in _WIDTHS and (required or (parameter.default is None and "int" in str(parameter.annotation))):
             chosen[name] = width
-        elif required and _EPS.search(name):
+        elif required and means_eps(name):
             chosen[name] = 1e-6
         elif required and name in ("axis", "axes"):
             chosen[name] = -1

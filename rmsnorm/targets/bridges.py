@@ -32,6 +32,7 @@ class Bridge:
         differentiable: whether the library has automatic differentiation.
         compiles: whether it compiles a function again for every new shape.
         strided: whether ``send`` keeps the strides of an array: the order of its axes in memory, gaps, repeats.
+        mutable: whether an array may be written to.
         array: the class of its arrays.
         modes: contexts in which a call must give the same, by their names.
     """
@@ -39,6 +40,7 @@ class Bridge:
     differentiable = True
     compiles = False
     strided = False
+    mutable = False
     array: type
     modes: Mapping[str, Callable[[], contextlib.AbstractContextManager[Any]]] = MappingProxyType({})
 
@@ -50,16 +52,11 @@ class Bridge:
         """The same of a call of this package, which needs nothing else of a scope."""
         return self.scope(wide)
 
-    def send(self, array: Array) -> Any:
-        """The library's array."""
-        raise NotImplementedError
-
-    def fetch(self, tensor: Any) -> Array:
-        """An array of the library in NumPy."""
-        raise NotImplementedError
-
-    def is_floating(self, tensor: Any) -> bool:
-        raise NotImplementedError
+    send: Callable[[Array], Any]  # the library's array
+    fetch: Callable[[Any], Array]  # an array of the library in NumPy
+    overwrite: Callable[[Any, Array], None]  # writes numbers to a library's array, where it is mutable
+    is_floating: Callable[[Any], bool]
+    push: Callable[[Outputs, Tensors, Tensors], Any]  # the derivative of the first result along tangents
 
     def linear(self, function: Function, tensors: Tensors, leaves: Collection[str]) -> tuple[Any, Back]:
         """What a function returns, and what turns cotangents into the gradient for each leaf, by its name.
@@ -73,10 +70,6 @@ class Bridge:
         outputs, back = self.linear(function, tensors, [name for name, t in tensors.items() if self.is_floating(t)])
         return outputs, dict(back(cotangents))
 
-    def push(self, function: Outputs, tensors: Tensors, tangents: Tensors) -> Any:
-        """The derivative of the first result along tangents, by forward differentiation."""
-        raise NotImplementedError
-
     def compiled(self, function: Function) -> Function:
         """The function as the library's compiler makes it."""
         raise errors.out_of_domain("check", "compiled", True, "a framework with a compiler for a function", "drop it")
@@ -84,7 +77,7 @@ class Bridge:
 
 class NumPy(Bridge):
     differentiable = False
-    strided = True
+    strided = mutable = True
     array = np.ndarray
 
     def __init__(self, device: str = "cpu") -> None:
@@ -94,15 +87,21 @@ class NumPy(Bridge):
         return np.errstate(all="ignore")
 
     def send(self, array: Array) -> Any:
-        memory, first, strides = _memory(array)
-        return np.lib.stride_tricks.as_strided(memory[first:], array.shape, strides)
+        backwards = tuple(slice(None, None, -1 if stride < 0 else 1) for stride in array.strides)
+        memory, first, strides = _memory(array[backwards])
+        sent = np.lib.stride_tricks.as_strided(memory[first:], array.shape, strides)[backwards]
+        sent.flags.writeable = array.flags.writeable
+        return sent
 
     def fetch(self, tensor: Any) -> Array:
         return np.asarray(tensor)
 
+    def overwrite(self, tensor: Any, array: Array) -> None:
+        tensor[...] = array
+
 
 class Torch(Bridge):
-    strided = True
+    strided = mutable = True
 
     def __init__(self, device: str = "cpu") -> None:
         import torch
@@ -155,25 +154,53 @@ class Torch(Bridge):
         return {
             "no_grad": self.torch.no_grad, "inference": self.torch.inference_mode,
             "autocast": lambda: self.torch.autocast(kind, dtype=self.torch.bfloat16),
+            "deterministic": self._deterministic,
         }  # fmt: skip
+
+    @contextlib.contextmanager
+    def _deterministic(self) -> Iterator[None]:
+        """Tensors that nobody has written to are full of NaN there."""
+        torch = self.torch
+        before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+    def overwrite(self, tensor: Any, array: Array) -> None:
+        with self.torch.no_grad():
+            tensor.copy_(self.send(array))
 
     def is_floating(self, tensor: Any) -> bool:
         return bool(tensor.is_floating_point())
 
     def linear(self, function: Function, tensors: Tensors, leaves: Collection[str]) -> tuple[Any, Back]:
         inputs = {name: tensors[name].detach().requires_grad_() for name in leaves}
-        with self.torch.enable_grad():
-            result = function({**tensors, **inputs})
 
-        def back(cotangents: Sequence[Any]) -> Mapping[str, Any]:
+        def run() -> Any:
+            with self.torch.enable_grad():
+                return function({**tensors, **inputs})
+
+        def gradients(result: Any, cotangents: Sequence[Any], *, kept: bool) -> Mapping[str, Any]:
             pairs = [(y, dy.to(y.dtype)) for y, dy in zip(_listed(result), cotangents, strict=False)
                      if dy is not None and y.requires_grad]  # fmt: skip
             if not pairs:
                 return dict.fromkeys(inputs)
             ys, dys = zip(*pairs, strict=True)
-            gradients = self.torch.autograd.grad(ys, list(inputs.values()), dys, retain_graph=True, allow_unused=True)
-            return dict(zip(inputs, gradients, strict=True))
+            leaves = list(inputs.values())
+            return dict(zip(inputs, self.torch.autograd.grad(ys, leaves, dys, kept, allow_unused=True), strict=True))
 
+        def back(cotangents: Sequence[Any]) -> Mapping[str, Any]:
+            try:
+                return gradients(result, cotangents, kept=True)
+            except RuntimeError as error:
+                if "donated buffers" not in str(error):
+                    raise
+            # What torch.compile made can be differentiated once: each backward pass gets a call of its own.
+            return gradients(run(), cotangents, kept=False)
+
+        result = run()
         return result, back
 
     def push(self, function: Outputs, tensors: Tensors, tangents: Tensors) -> Any:
@@ -314,12 +341,7 @@ def _memory(array: Array) -> tuple[Array, int, tuple[int, ...]]:
     return memory, first, strides
 
 
-_BRIDGES: Final[dict[str, Callable[[str], Bridge]]] = {
-    "numpy": NumPy,
-    "torch": Torch,
-    "tf": TensorFlow,
-    "flax": Jax,
-}
+_BRIDGES: Final[dict[str, Callable[[str], Bridge]]] = {"numpy": NumPy, "torch": Torch, "tf": TensorFlow, "flax": Jax}
 
 
 def bridge(name: str, device: str = "cpu") -> Bridge:

@@ -14,6 +14,7 @@ from rmsnorm.targets.target import Target
 
 _INPUTS: Final = ("scale", "bias", "gate", "mask", "residual")
 _EPS: Final = 1e-6
+_CHOSEN: Final = {FromCall.EPS: "eps", FromCall.OFFSET: "offset", FromCall.CENTRED: "offset"}  # the names of values
 
 
 @dataclass
@@ -25,14 +26,12 @@ class Caller:
         slots: its parameters, in their order.
         gain_shape: the shape of the gain for a shape of x.
         values: eps and offset, where the caller has chosen them; else those that it must have are 1e-6 and 0.
-        others: arguments that the caller passes under their own names.
     """
 
     function: Callable[..., Any]
     slots: Sequence[Slot]
     gain_shape: Callable[[Sequence[int]], tuple[int, ...]]
     values: Mapping[str, float | None] = field(default_factory=dict)
-    others: Sequence[str] = ()
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -57,19 +56,17 @@ class Caller:
     @property
     def asks(self) -> dict[str, bool]:
         """Whether it requires eps, and the number that is added to the gain, by their names, where it takes these."""
-        names = {FromCall.EPS: "eps", FromCall.OFFSET: "offset", FromCall.CENTRED: "offset"}
-        return {names[s.value]: s.required for s in self.slots if s.role == "value" and s.value in list(names)}
+        chosen = [(_CHOSEN.get(slot.value), slot.required) for slot in self.slots if isinstance(slot.value, FromCall)]
+        return {name: required for name, required in chosen if name}
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What was passed without being asked for, as sentences."""
         known = {FromCall.EPS: self.values.get("eps", _EPS), FromCall.OFFSET: self.values.get("offset") or 0.0}
-        constants = [
-            (slot.key, known.get(slot.value, slot.value)) for slot in self.slots
-            if slot.role == "value" and slot.required and slot.key
-            and (slot.value in list(known) or not isinstance(slot.value, FromCall))
-        ]  # fmt: skip
-        return tuple(f"{key}={value!r} was passed" for key, value in constants)
+        slots = [slot for slot in self.slots if slot.role == "value" and slot.required and slot.key]
+        constants = [(slot.key, slot.value) for slot in slots if not isinstance(slot.value, FromCall)]
+        chosen = [(slot.key, known[slot.value]) for slot in slots if slot.value in [*known]]
+        return tuple(f"{key}={value!r} was passed" for key, value in constants + chosen)
 
     def with_values(self, **values: float | None) -> Caller:
         return replace(self, values={**self.values, **values})
@@ -78,7 +75,7 @@ class Caller:
         x, written, before = arrays["x"], {}, {}
         gain = self.gain_shape(x.shape) if arrays.get("scale") is None else tuple(arrays["scale"].shape)
         positional: list[Any] = []
-        named: dict[str, Any] = {name: arrays[name] for name in self.others}
+        named: dict[str, Any] = {}
         for slot in self.slots:
             if slot.role in BUFFERS:
                 value = written[slot.role] = _empty(x)
@@ -89,7 +86,7 @@ class Caller:
                 if slot.writes:  # nothing can be written where elements share memory
                     value = written[slot.writes] = _copy(value) if _overlaps(value) else value
                     before[slot.writes] = _copy(value)
-            elif not slot.required and self._chosen(slot.value) not in self.values:
+            elif not slot.required and "eps" not in self.values:
                 continue
             else:
                 value = self._value(slot.value, x, gain)
@@ -106,10 +103,6 @@ class Caller:
             array, written[role] = written[role], _copy(written[role])
             array[...] = numbers
         return _joined(items, written)
-
-    @staticmethod
-    def _chosen(value: Any) -> str:
-        return "eps" if value is FromCall.EPS else "offset"
 
     def _eps(self, x: Any) -> float:
         eps = self.values.get("eps", _EPS)

@@ -15,15 +15,15 @@ from typing import Any, Final
 import numpy as np
 
 from rmsnorm.targets.bridges import bridge
-from rmsnorm.targets.names import Others, assign, assigned, inputs_of, renamed
+from rmsnorm.targets.names import assign, assigned, inputs_of, renamed
 from rmsnorm.targets.target import NoTarget, Shape, Target
 
-Opener = Callable[[Any, str, str, Others], Target]
+Opener = Callable[[Any, str, str], Target]
 _UNNAMED: Final = re.compile(r"variable(_\d+)?")
 
 
 def opener(thing: Any) -> Opener | None:
-    """What opens a layer or its class, as (layer, name, device, other inputs) -> target; None where it is no layer."""
+    """What opens a layer or its class, as (layer, name, device) -> target; None where it is no layer."""
     kind = thing if isinstance(thing, type) else type(thing)
     modules = ((getattr(sys.modules.get(module), name, None), opens) for (module, name), opens in _OPENERS.items())
     bases = {base: opens for base, opens in modules if isinstance(base, type)}
@@ -54,7 +54,7 @@ def keras_library() -> str:
     return str(keras.backend.backend())
 
 
-def _torch(layer: Any, name: str, device: str, others: Others = ()) -> Target:
+def _torch(layer: Any, name: str, device: str) -> Target:
     import torch
 
     if isinstance(layer, torch.jit.ScriptModule):
@@ -65,7 +65,7 @@ def _torch(layer: Any, name: str, device: str, others: Others = ()) -> Target:
     shapes = {key: tuple(p.shape) for key, p in layer.named_parameters()}
     if not assign(shapes):  # a gain that does not learn is a buffer
         shapes |= {key: tuple(p.shape) for key, p in layer.named_buffers() if p.is_floating_point()}
-    own, inputs = assign(shapes), inputs_of(layer.forward, others)
+    own, inputs = assign(shapes), inputs_of(layer.forward)
     size = shapes[own["scale"]] if "scale" in own else shapes.get(own.get("bias", ""), ())
     if math.prod(size) == 1:
         size = ()  # one number goes with any width
@@ -91,21 +91,11 @@ def _torch(layer: Any, name: str, device: str, others: Others = ()) -> Target:
     )  # fmt: skip
 
 
-def open_keras(
-    layer: Any, name: str, device: str, others: Others = (), change: Callable[[Any], None] = lambda fresh: None
-) -> Target:
+def open_keras(layer: Any, name: str, device: str, change: Callable[[Any], None] = lambda fresh: None) -> Target:
     """A Keras layer: new ones are built from its config, for each shape and policy, and changed by ``change``."""
     config = layer.get_config()
-    inputs = {argument: key for argument, key in inputs_of(layer.call, others).items() if argument != "mask"}
+    inputs = {argument: key for argument, key in inputs_of(layer.call).items() if argument != "mask"}
     options: dict[str, bool] = {}  # of every call
-
-    @contextlib.contextmanager
-    def training(mode: bool) -> Iterator[None]:
-        options["training"] = mode
-        try:
-            yield
-        finally:
-            options.clear()
 
     @functools.cache
     def built(shape: Shape, x: str, g: str) -> Any:
@@ -135,9 +125,18 @@ def open_keras(
     own, notes = assigned(shapes, _rank(config), (4, 4, 8), (4, 4, 4, 8))
     return Target(
         name, "keras", bridge(keras_library(), device), call, (*own, *inputs), names=own, notes=notes,
-        training=training if "training" in inspect.signature(layer.call).parameters else None,
+        width=_own_width(shapes, _rank(config), own),
+        training=_training(options) if "training" in inspect.signature(layer.call).parameters else None,
         shape_of=lambda argument, shape: shapes(shape)[assign(shapes(shape))[argument]],
     )  # fmt: skip
+
+
+def _own_width(shapes: Callable[[Shape], Mapping[str, Shape]], shape: Shape, own: Mapping[str, str]) -> int | None:
+    """The width of a layer whose gain has one size whatever x is; None where it follows x, or there is none."""
+    with contextlib.suppress(Exception):  # a layer of somebody's may raise anything on x of these shapes
+        (size,) = {shapes(tuple(factor * size for size in shape))[own["scale"]] for factor in (1, 2)}
+        return math.prod(size)
+    return None
 
 
 def made_again(layer: Any, config: Mapping[str, Any], policy: Any) -> Any:
@@ -194,36 +193,44 @@ def dtype_of(tensor: Any) -> str:
     return name.rsplit(".", 1)[-1]
 
 
-def _nnx(layer: Any, name: str, device: str, others: Others = ()) -> Target:
+def _nnx(layer: Any, name: str, device: str) -> Target:
     import jax
     from flax import nnx
 
     graph, state = nnx.split(layer)
-    graphs = [graph]  # the last one is that of the next call
-    modes = {mode: _in_mode(layer, mode) for mode in (True, False)}
+    options: dict[str, bool] = {}
+    graphs: dict[bool | None, Any] = {None: graph, True: _in_mode(layer, True), False: _in_mode(layer, False)}
     leaves = _flat(nnx.to_pure_dict(state))
     shapes = {key: tuple(np.shape(value)) for key, value in leaves.items() if np.ndim(value)}
-    own, inputs = assign(shapes), inputs_of(layer.__call__, others)
+    own, inputs = assign(shapes), inputs_of(layer.__call__)
 
     def call(arrays: Mapping[str, Any]) -> Any:
         fresh = jax.tree.map(lambda leaf: leaf, state)
         nnx.replace_by_pure_dict(fresh, _nested({**leaves, **renamed(arrays, own)}))
-        return nnx.merge(graphs[-1], fresh)(arrays["x"], **renamed(arrays, inputs))
-
-    @contextlib.contextmanager
-    def training(mode: bool) -> Iterator[None]:
-        graphs.append(modes[mode])
-        try:
-            yield
-        finally:
-            graphs.pop()
+        return nnx.merge(graphs[options.get("training")], fresh)(arrays["x"], **renamed(arrays, inputs))
 
     width = int(np.prod(shapes[own["scale"]])) if "scale" in own else None
     return Target(
         name, "flax", bridge("jax", device), call, (*own, *inputs), width=width, names=own,
-        training=training if modes[True] != modes[False] else None,
+        training=_training(options) if graphs[True] != graphs[False] else None,
         shape_of=lambda argument, shape: shapes[own[argument]],
     )  # fmt: skip
+
+
+def _training(options: dict[str, bool]) -> Callable[[bool], contextlib.AbstractContextManager[None]]:
+    """The context in which the options of every call say whether the layer trains."""
+
+    @contextlib.contextmanager
+    def training(mode: bool) -> Iterator[None]:
+        before = options.copy()
+        options["training"] = mode
+        try:
+            yield
+        finally:
+            options.clear()
+            options.update(before)
+
+    return training
 
 
 def _in_mode(layer: Any, training: bool) -> Any:
@@ -236,31 +243,25 @@ def _in_mode(layer: Any, training: bool) -> Any:
     return nnx.split(copy)[0]
 
 
-def _flat(tree: Mapping[Any, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
+def _flat(tree: Mapping[Any, Any]) -> dict[str, Any]:
     """The leaves by their path, with dots."""
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        inner = (*path, str(key))
-        leaves |= _flat(value, inner) if isinstance(value, Mapping) else {".".join(inner): value}
-    return leaves
+    from flax.traverse_util import flatten_dict
+
+    return {".".join(map(str, path)): leaf for path, leaf in flatten_dict(tree).items()}
 
 
 def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """The tree that ``_flat`` made leaves of."""
-    tree: dict[str, Any] = {}
-    for path, value in leaves.items():
-        *folders, last = path.split(".")
-        branch = tree
-        for folder in folders:
-            branch = branch.setdefault(folder, {})
-        branch[last] = value
-    return tree
+    from flax.traverse_util import unflatten_dict
+
+    nested: dict[str, Any] = unflatten_dict({tuple(path.split(".")): leaf for path, leaf in leaves.items()})
+    return nested
 
 
-def _linen(layer: Any, name: str, device: str, others: Others = ()) -> Target:
+def _linen(layer: Any, name: str, device: str) -> Target:
     import jax
 
-    inputs = inputs_of(type(layer).__call__, others)
+    inputs = inputs_of(type(layer).__call__)
 
     def init(key: Any, x: Any) -> Any:
         return layer.init(key, x).get("params", {})

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rmsnorm.specification import errors
 
 _FEW: Final = 4  # widths, which one writes as options
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """What limits may forbid of a call: numbers of axes, columns and rows, dtypes and memory."""
 
     axes: int
@@ -52,6 +51,9 @@ class Limits:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise errors.out_of_domain("check", name, value, "a positive integer", "leave it out for no limit")
+        if odd := [width for width in self.widths if width % self.multiple_of]:
+            wanted = f"multiples of {self.multiple_of}, as multiple_of says"
+            raise errors.out_of_domain("check", "widths", odd, wanted, "leave out one of the two limits")
 
     @property
     def options(self) -> str:
@@ -82,9 +84,9 @@ def limits_of(op: str, declared: Limits | Mapping[str, Any] | None) -> Limits:
     """The limits that a user declared, by their names.
 
     Raises:
-        ValueError: there is no such limit, or it is no number.
+        ValueError: there is no such limit, it is no number, or two of them contradict each other.
     """
-    if declared is None or isinstance(declared, Limits):
+    if not isinstance(declared, Mapping):
         return declared or Limits()
     names = [field.name for field in fields(Limits)]
     for name in declared:
@@ -95,9 +97,9 @@ def limits_of(op: str, declared: Limits | Mapping[str, Any] | None) -> Limits:
 
 
 def explaining(answered: Sequence[Facts], refused: Sequence[Facts], declared: Limits = Limits()) -> Limits:
-    """The fewest limits, beside the declared ones, that allow as few refused calls as possible, and every answered one.
+    """Limits beside the declared ones that forbid as many refused calls as possible, and no more than that needs.
 
-    Where these allow refused calls and others do not that name a few of many widths, it is those.
+    They allow every answered call. Where such limits allow refused calls, too, they name a few of many widths.
 
     Example:
         >>> there = [Facts(2, 72, 5, True, True), Facts(2, 768, 1, True, True)]
@@ -107,29 +109,25 @@ def explaining(answered: Sequence[Facts], refused: Sequence[Facts], declared: Li
         >>> explaining(*vectors).options
         '--width 64'
     """
-    ranks, widths = ({getattr(facts, name) for facts in answered} - {0} for name in ("axes", "width"))
-    powers = [width & -width for width in widths]
-    tried: list[dict[str, Any]] = [
-        {"rank": next(iter(ranks))} if len(ranks) == 1 else {},
-        {"multiple_of": math.lcm(declared.multiple_of, min([*powers, 256]))},
-        {"same_dtype": all(facts.same_dtype for facts in answered)},
-        {"contiguous": all(facts.contiguous for facts in answered)},
-        {"max_rows": max((facts.rows for facts in answered), default=1)},
-    ]
-    some = sorted(widths)
-    some = [some[place * (len(some) - 1) // (_FEW - 1)] for place in range(_FEW)] if len(some) > _FEW else some
-    every = [declared]
-    for change in tried:
-        every += [replace(limits, **change) for limits in every if change]
-    every += [replace(limits, widths=tuple(some)) for limits in every]
-
-    def order(limits: Limits) -> tuple[int, int, int, bool]:
-        allowed = [sum(map(limits.allow, calls)) for calls in (refused, answered)]
-        options = limits.options.count("--")
-        return allowed[0], len(answered) - allowed[1], options, len(widths) > 1 or not limits.widths
-
-    exact = [limits for limits in every if all(map(limits.allow, answered))]
-    return min([*exact, *(every if len(widths) > _FEW else [])], key=order)
+    ranks, widths = {facts.axes for facts in answered}, sorted({facts.width for facts in answered})
+    powers = [width & -width for width in widths if width]
+    narrow: dict[str, Any] = {  # each as narrow as the answers allow, and those first that are left out first
+        "max_rows": max((facts.rows for facts in answered), default=1),
+        "contiguous": all(facts.contiguous for facts in answered),
+        "same_dtype": all(facts.same_dtype for facts in answered),
+        "rank": min(ranks) if len(ranks) == 1 else declared.rank,
+        "multiple_of": math.lcm(declared.multiple_of, min([*powers, 256])),
+    }
+    limits = replace(declared, **narrow)
+    if len(widths) == 1 or any(map(limits.allow, refused)):
+        places = range(_FEW) if len(widths) > _FEW else ()
+        narrow["widths"] = tuple([widths[place * (len(widths) - 1) // (_FEW - 1)] for place in places] or widths)
+        limits = replace(limits, **narrow)
+    for name in narrow:
+        wider = replace(limits, **{name: getattr(declared, name)})
+        if sum(map(wider.allow, refused)) == sum(map(limits.allow, refused)):
+            limits = wider
+    return limits
 
 
 def dense(strides: Sequence[int], shape: Sequence[int], itemsize: int) -> bool:

@@ -16,8 +16,7 @@ from typing import Any, Final
 from rmsnorm.specification import errors
 from rmsnorm.targets.target import NoTarget
 
-# by the name of a file's module: the file and the text of each module that came with it
-_read: Final[dict[str, dict[str, tuple[Path, bytes]]]] = {}
+_read: Final[dict[str, bytes]] = {}  # by the name of a file's module: its text
 _RELATIVE: Final = ": name a file of a package as package.module:attribute, in the folder that has the package"
 
 
@@ -56,25 +55,19 @@ def raised(text: str, error: BaseException) -> str:
 def _from_file(name: str) -> types.ModuleType:
     """The module of a file: one that is imported already, or its own under a name that no other file has.
 
-    It is loaded again, with what it imports from its own folder, where one of these files is another one by now.
+    It is loaded again where its text is another one by now; what it imports stays as it was imported first.
     """
     path = Path(name)
     own_name = f"{path.stem}_{zlib.crc32(os.fsencode(path.resolve())):08x}"
     spec = importlib.util.spec_from_file_location(own_name, path)
     if spec is None or spec.loader is None or not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
-    read = _read.get(own_name, {})
-    if all(_text(file) == text for file, text in read.values()):
-        for name in (own_name, path.stem):
-            loaded = sys.modules.get(name)
-            if loaded is not None and getattr(loaded, "__file__", None) == spec.origin:
-                _read.setdefault(own_name, {name: (path, _text(path))})
-                return loaded
-    for edited, (file, _) in read.items():
-        sys.modules.pop(edited, None)
-        with contextlib.suppress(OSError):  # which tells an edit by the second and the size alone
-            Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
-    module, before, text = importlib.util.module_from_spec(spec), {*sys.modules}, path.read_bytes()
+    text = path.read_bytes()
+    for known in (own_name, path.stem):
+        loaded = sys.modules.get(known)
+        if getattr(loaded, "__file__", None) == spec.origin and _read.setdefault(own_name, text) == text:
+            return loaded  # type: ignore[return-value]
+    module = importlib.util.module_from_spec(spec)
     sys.modules[own_name] = module  # where dataclasses and pickle look for it
     try:
         with _beside(path):
@@ -82,26 +75,8 @@ def _from_file(name: str) -> types.ModuleType:
     except BaseException:
         del sys.modules[own_name]
         raise
-    _read[own_name] = {own_name: (path, text)} | {
-        name: (beside, _text(beside))
-        for name in {*sys.modules} - before - {own_name}
-        if (beside := _file_beside(name, path.resolve().parent)) is not None
-    }
+    _read[own_name] = text
     return module
-
-
-def _file_beside(name: str, folder: Path) -> Path | None:
-    """The file of a module that lies in a folder, or in a package there; of this package, which is no target, none."""
-    top, file = (getattr(sys.modules.get(part), "__file__", None) for part in (name.partition(".")[0], name))
-    if not (top and file) or name.partition(".")[0] == __name__.partition(".")[0]:
-        return None
-    place = Path(top).resolve()
-    return Path(file) if folder == (place.parent.parent if place.name == "__init__.py" else place.parent) else None
-
-
-def _text(path: Path) -> bytes:
-    """The bytes of a file; none where it is gone, or is no file."""
-    return path.read_bytes() if path.is_file() else b""
 
 
 @contextlib.contextmanager

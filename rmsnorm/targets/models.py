@@ -20,31 +20,28 @@ def is_model(thing: Any) -> bool:
         >>> is_model(nn.Sequential(nn.Linear(8, 8), nn.RMSNorm(8))), is_model(nn.Sequential(nn.RMSNorm(8)))
         (True, False)
     """
-    kind = next((module for module, name in _MODULES if _is_of(thing, module, name)), None)
-    return (
-        kind is not None and not _is_named_norm(thing) and sum(_parts(part, kind) for part in _inner(thing, kind)) > 1
+    kind = next(
+        (m for m, name in _MODULES if m in sys.modules and isinstance(thing, getattr(sys.modules[m], name))), ""
     )
+    return bool(kind) and not _is_norm(thing) and sum(_parts(part, kind) for part in _inner(thing, kind)) > 1
 
 
-def _is_of(thing: Any, module: str, name: str) -> bool:
-    return module in sys.modules and isinstance(thing, getattr(sys.modules[module], name))
-
-
-def _is_named_norm(thing: Any) -> bool:
+def _is_norm(thing: Any) -> bool:
     return "norm" in type(thing).__name__.lower()
 
 
 def _parts(thing: Any, kind: str) -> int:
     """How many norms and modules with parameters of their own there are in a module, itself among them."""
-    inner = [] if _is_named_norm(thing) else list(_inner(thing, kind))
-    return int(_is_named_norm(thing) or _has_own(thing, kind, inner)) + sum(_parts(part, kind) for part in inner)
+    if _is_norm(thing):
+        return 1
+    inner = _inner(thing, kind)
+    return int(_has_own(thing, kind, inner)) + sum(_parts(part, kind) for part in inner)
 
 
-def _inner(thing: Any, kind: str) -> Iterable[Any]:
+def _inner(thing: Any, kind: str) -> list[Any]:
     """The modules right inside of one."""
     if kind == "torch.nn":
-        children: Iterable[Any] = thing.children()
-        return children
+        return list(thing.children())
     if kind == "keras":
         return [part for part in thing._flatten_layers(include_self=False, recursive=False) if part is not thing]
     return _inside(vars(thing).values(), sys.modules[kind].Module)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rmsnorm.targets.arguments import argument_named, parameters_of, takes_array
 from rmsnorm.targets.target import Shape
-
-Others = Collection[str]
 
 
 def assign(shapes: Mapping[str, Shape]) -> dict[str, str]:
@@ -50,18 +48,13 @@ def assigned(shapes: Callable[[Shape], Mapping[str, Shape]], *tried: Shape) -> t
     return {}, (f"it has no parameters, as it could not be built for x of shape {tried[0]} ({reason:.200})",)
 
 
-def inputs_of(call: Callable[..., Any], others: Others) -> dict[str, str]:
-    """The own names of gate, mask and residual where a layer's call takes them after x; others keep their names."""
-    parameters = parameters_of(call)
-    if parameters is None:
-        return {}
-    inputs = {name: name for name in others}
-    for parameter in parameters[1:]:
+def inputs_of(call: Callable[..., Any]) -> dict[str, str]:
+    """The own names of gate, mask and residual where a layer's call takes them after x."""
+    inputs: dict[str, str] = {}
+    for parameter in (parameters_of(call) or ())[1:]:
         argument = argument_named(parameter.name)
         by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if not (by_name and takes_array(parameter)) or parameter.name in others:
-            continue
-        if argument in ("gate", "mask", "residual"):
+        if argument in ("gate", "mask", "residual") and by_name and takes_array(parameter):
             inputs.setdefault(argument, parameter.name)
     return inputs
 

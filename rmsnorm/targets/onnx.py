@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,16 +12,18 @@ import numpy as np
 
 from rmsnorm.specification import errors
 from rmsnorm.targets.arguments import argument_named
-from rmsnorm.targets.bridges import NumPy
+from rmsnorm.targets.bridges import Array, NumPy
 from rmsnorm.targets.names import assign
-from rmsnorm.targets.target import NoTarget, Target
+from rmsnorm.targets.target import WIDTH, NoTarget, Target
 
 
 def open_onnx(path: Path, device: str = "cpu") -> Target:
     """Open a model whose first output is y, and whose x is the first input without the name of another argument.
 
-    Initializers with more than one element become inputs, so that the gain can be set. Whether it is a model is for
-    onnxruntime to say: it has operators of its own, also in ONNX's domain, that the checker of onnx does not know.
+    Initializers with more than one element, and those with the name of a gain or a bias, become inputs, so that these
+    can be set. A model for so many rows, as torch.onnx.export writes it, is run for as many batches as a call has, the
+    last one filled up. Whether it is a model is for onnxruntime to say: it has operators of its own, also in ONNX's
+    domain, that the checker of onnx does not know.
 
     Raises:
         NoTarget: there is no such file, or it is no ONNX model that onnxruntime runs.
@@ -51,7 +54,8 @@ def _opened(path: Path, onnx: Any, onnxruntime: Any, provider: str) -> Target:
         raise ValueError("it has no input or no output")
     inputs = {value.name for value in graph.input}
     for tensor in graph.initializer:
-        if int(np.prod(tensor.dims)) > 1 and tensor.name not in inputs and tensor.data_type in _DTYPES:
+        is_parameter = math.prod(tensor.dims) > 1 or (tensor.dims and argument_named(tensor.name) in ("scale", "bias"))
+        if is_parameter and tensor.name not in inputs and tensor.data_type in _DTYPES:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     required = [value.name for value in graph.input if value.name not in constants]
@@ -60,7 +64,7 @@ def _opened(path: Path, onnx: Any, onnxruntime: Any, provider: str) -> Target:
     shapes = {value.name: _sizes(value) for value in graph.input}
     types = {value.name: _DTYPES.get(value.type.tensor_type.elem_type, "float32") for value in graph.input}
     named = {str(argument_named(name)): name for name in reversed(required) if name != x}
-    like_x = {argument: named[argument] for argument in ("gate", "residual") if argument in named}
+    like_x: dict[str, str] = {argument: named[argument] for argument in ("gate", "residual") if argument in named}
     own = assign({name: tuple(size or 0 for size in shapes[name]) for name in others if name not in like_x.values()})
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
@@ -68,28 +72,49 @@ def _opened(path: Path, onnx: Any, onnxruntime: Any, provider: str) -> Target:
     if session.get_providers()[0] != provider:  # onnxruntime goes on without it
         raise ValueError(f"{provider} does not start")
 
+    names = {"x": x, **like_x}
+    batch = shapes[x][0] if len(shapes[x]) > 1 else None
+
+    def run(feeds: Mapping[str, Array]) -> list[Array]:
+        y, *more = session.run(None, {**{name: constants[name] for name in others if name in constants}, **feeds})
+        h = [array for array in more if array.shape == y.shape]  # the mean and 1 / rho have other shapes
+        return [y, *h] if "residual" in like_x else [y]
+
     def call(arrays: Mapping[str, Any]) -> Any:
-        feeds = {
-            x: arrays["x"],
-            **{name: arrays[argument] for argument, name in (own | like_x).items() if argument in arrays},
-        }
+        feeds = {name: arrays[argument] for argument, name in (own | names).items() if argument in arrays}
         for name, array in feeds.items():
             if array.dtype.name != types[name]:
                 raise TypeError(f"{name} is {types[name]} in the model")
-        y, *more = session.run(None, {**{name: constants[name] for name in others if name in constants}, **feeds})
-        h = [array for array in more if array.shape == y.shape]  # the mean and 1 / rho have other shapes
-        return (y, *h) if "residual" in like_x else y
+        if batch is None:
+            results = run(feeds)
+        else:
+            count = len(arrays["x"])
+            rows = {name: feeds[name] for name in names.values() if name in feeds}
+            parts = [
+                run(feeds | {name: _filled(array[start : start + batch], batch) for name, array in rows.items()})
+                for start in range(0, max(1, count), batch)
+            ]
+            results = [np.concatenate(entries)[:count] for entries in zip(*parts, strict=True)]
+        return results[0] if len(results) == 1 else tuple(results)
 
     last = shapes[x][-1] if shapes[x] else None
     fixed = next((shapes[own[argument]] for argument in ("scale", "bias") if argument in own), ())
-    size = last or (int(np.prod([n or 1 for n in fixed])) if fixed and all(fixed) else None)
+    count = math.prod(size or 0 for size in fixed)  # one number goes with any width
+    size = last or (count if count > 1 else None)
+    few = tuple(size or 4 for size in shapes[x][:-1])
+    is_declared = any(shapes[x][:-1]) or len(shapes[x]) == 1
     return Target(
         str(path), "onnx", NumPy(), call, (*own, *like_x), width=size,
         shape_of=lambda argument, shape: tuple(n or shape[-1] for n in shapes[own[argument]]),
-        rank=len(shapes[x]) or None, sizes=shapes[x],
-        dtypes={argument: types[name] for argument, name in ({"x": x} | own | like_x).items()},
+        rank=len(shapes[x]) or None, sizes=shapes[x], x_shape=(*few, size or WIDTH) if is_declared else None,
+        dtypes={argument: types[name] for argument, name in (own | names).items()},
         required=frozenset({"residual"} & {*like_x}),
     )  # fmt: skip
+
+
+def _filled(array: Array, size: int) -> Array:
+    """So many rows of an array that has fewer."""
+    return np.resize(array, (size, *array.shape[1:]))
 
 
 _PROVIDERS: Final = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}

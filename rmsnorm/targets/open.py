@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -29,24 +30,24 @@ from rmsnorm.targets.arguments import (
 )
 from rmsnorm.targets.bridges import bridge
 from rmsnorm.targets.calling import Caller
-from rmsnorm.targets.layers import dtype_of, keras_library, opener, probed
+from rmsnorm.targets.layers import keras_library, opener, probed
 from rmsnorm.targets.locate import locate, raised
 from rmsnorm.targets.models import is_model
 from rmsnorm.targets.onnx import open_onnx
-from rmsnorm.targets.target import NoTarget, Target, TargetError, refused_by
+from rmsnorm.targets.target import WIDTH as WIDTH
+from rmsnorm.targets.target import NoTarget, Target, TargetError
 
-WIDTH: Final = 64
-_BEYOND: Final = {"onnx": "numpy"}  # a framework without an RMSNorm here, and whose arrays it takes
 _FACTORY: Final = "or name a function without arguments that returns the layer"
 _HOW: Final = f"pass it in init, such as --init {{}}=64, {_FACTORY}"
 _KNOWN: Final = "pass one of these in init"
-_OPTION: Final = "pass an option in init, such as --init {0}=1"
-_SHAPE: Final = ", or the shape of an array, such as --arg {0}=4x64"
+_OPTION: Final = "pass an option in init, such as --init {}=1, or "
 _MODEL: Final = (
     "{name} is a whole model ({kind}), expected one norm; for all norms in it, name it to rmsnorm identify, or ask "
     "rmsnorm.conversion.replace(model, dry_run=True)"
 )
-_NAMED: Final = "name a function of x, of (x, weight) or of (x, weight, bias) that calls it"
+_NAMED: Final = (
+    "name a function of x, of (x, weight) or of (x, weight, bias) that calls it, as lambda x, weight: {}(...)"
+)
 _PACKAGES: Final = {name for row in FRAMEWORKS.values() for name in (row.package, row.layers)}
 
 
@@ -59,7 +60,6 @@ def open_target(
     device: str = "cpu",
     shape: Sequence[int] | None = None,
     axis: int | Sequence[int] = -1,
-    args: Mapping[str, tuple[Sequence[int], float]] | None = None,
     call: str | None = None,
     op: str = "identify",
 ) -> Target:
@@ -76,8 +76,6 @@ def open_target(
         device: cpu or cuda.
         shape: of x; None for the first one that it takes.
         axis: the axes of x along which a function's parameters run; their sizes are the width of a layer.
-        args: other arguments of its call by name: a shape and the value of every element. A first size that is that
-            of ``shape`` follows x.
         op: what asks, with which the sentences of errors begin.
 
     Raises:
@@ -96,61 +94,33 @@ def open_target(
         framework = None if framework is None else framework_name(op, framework)
     except ValueError as error:
         raise NoTarget(str(error)) from None
-    with refused_by(op):
+    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    try:
         if isinstance(target, (str, Path)) and str(target).endswith(".onnx"):
             return open_onnx(Path(target), device)
-        name = target if isinstance(target, str) else name_of(target)
-        thing = locate(target) if isinstance(target, str) else target
-        axes = (axis,) if isinstance(axis, int) else tuple(axis)
         if shape is not None:
             if not all(-len(shape) <= entry < len(shape) for entry in axes):
                 raise NoTarget(f"axis is {axis}, expected axes of shape {tuple(shape)}")
             width = width or math.prod(shape[entry] for entry in axes)
-        how = _Call(framework, device, axes, tuple(args or {}), op, call)
-        opened = _open(thing, name, width, dict(init or {}), how)
-        return _with_arguments(opened, None if shape is None else tuple(shape), args or {})
+        thing, name = (locate(target), target) if isinstance(target, str) else (target, name_of(target))
+        opened = _open(thing, name, width, dict(init or {}), _Call(framework, device, axes, call))
+    except NoTarget as error:
+        raise NoTarget(f"{op}: {error}", error.model) from error.__cause__
+    return replace(opened, x_shape=None if shape is None else tuple(shape))
 
 
 @dataclass(frozen=True)
 class _Call:
-    """How to call what is opened: the axes of a function's parameters, and the names of its other arguments.
+    """How to call what is opened: the axes of a function's parameters, and its arguments by their places, in words.
 
-    ``op``: what asks. ``order``: the arguments of a function by their places, in words. ``fresh``: whether nobody else
-    has it.
+    ``fresh``: whether nobody else has it.
     """
 
     framework: str | None
     device: str
     axes: tuple[int, ...]
-    others: tuple[str, ...]
-    op: str
-    order: str | None = None
+    order: str | None
     fresh: bool = False
-
-
-def _with_arguments(
-    target: Target, shape: tuple[int, ...] | None, args: Mapping[str, tuple[Sequence[int], float]]
-) -> Target:
-    """The target with a shape of x, and with other arguments that are constant."""
-
-    function, resized = target.function, target.resized
-
-    def call(arrays: Mapping[str, Any]) -> Any:
-        x, more = arrays["x"], {}
-        for name, (sizes, value) in args.items():
-            lead = x.shape[:1] if shape and tuple(sizes[:1]) == shape[:1] else sizes[:1]
-            more[name] = target.bridge.send(np.full((*lead, *sizes[1:]), value, np.dtype(dtype_of(x))))
-        return function({**arrays, **more})
-
-    listed = ", ".join(f"{name}={value:g} of shape {tuple(sizes)}" for name, (sizes, value) in args.items())
-    return replace(
-        target,
-        x_shape=shape,
-        function=call if args else function,
-        arguments=tuple(entry for entry in target.arguments if entry not in args),
-        notes=(*target.notes, f"{listed} was passed") if args else target.notes,
-        resized=None if resized is None else lambda size: _with_arguments(resized(size), None, args),
-    )
 
 
 def framework_name(op: str, name: str) -> str:
@@ -162,8 +132,6 @@ def framework_name(op: str, name: str) -> str:
     >>> framework_name("identify", "pytorch"), framework_name("identify", "keras"), framework_name("identify", "nnx")
     ('torch', 'keras', 'jax')
     """
-    if name in _BEYOND:
-        return name
     row = row_of(op, name)
     return name if name in (row.package, row.layers) else row.package
 
@@ -173,13 +141,12 @@ def _open(thing: Any, name: str, width: int | None, init: dict[str, Any], call: 
     if not isinstance(thing, type) and not target.required:  # of a class, the layer was asked
         called = next((getattr(thing, name) for name in ("forward", "call") if hasattr(thing, name)), thing)
         target = replace(target, required=required_options(called))
-    return target if target.library else replace(target, library=library_of(thing))
+    return replace(target, library=target.library or library_of(thing))
 
 
 def library_of(thing: Any) -> str:
     """The package that the class of a layer, or a function, is of."""
-    own = _plain(thing)
-    return (getattr(own, "__module__", None) or "").partition(".")[0]  # of an object that of its class
+    return (getattr(_plain(thing), "__module__", None) or "").partition(".")[0]  # of an object that of its class
 
 
 def _opened(thing: Any, name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
@@ -188,11 +155,9 @@ def _opened(thing: Any, name: str, width: int | None, init: dict[str, Any], call
         try:
             return _built(thing, name, width, init, call)
         except NoTarget as error:
-            if error.model is not None:
-                raise
-            with contextlib.suppress(NoTarget, TargetError):  # a function of x, with the name of a width
-                target = None if isinstance(thing, type) else _function(thing, name, call)
-                if target is not None:
+            if error.model is None and not isinstance(thing, type):
+                with contextlib.suppress(NoTarget, TargetError):  # a function of x, with the name of a width
+                    target = _function(thing, name, call)
                     target.forward(np.ones((4, 8), "float32"))
                     return target
             raise
@@ -201,18 +166,14 @@ def _opened(thing: Any, name: str, width: int | None, init: dict[str, Any], call
     if is_model(thing):
         raise NoTarget(_MODEL.format(name=name, kind=type(thing).__name__), thing)
     if open_layer is not None:
-        return open_layer(thing if call.fresh else probed(thing, name), name, call.device, call.others)
+        return open_layer(thing if call.fresh else probed(thing, name), name, call.device)
     if not callable(thing):
         raise NoTarget(f"{name} is of type {type(thing).__name__}, expected a function, a layer or a class of layers")
-    _check_known(thing, name, init)
-    return _function(functools.partial(thing, **init) if init else thing, name, call)
-
-
-def _check_known(function: Callable[..., Any], name: str, options: Iterable[str]) -> None:
-    known = argument_names(function)
-    for option in options if known is not None else ():
+    known = argument_names(thing)
+    for option in init if known is not None else ():
         if option not in (known or ()):
             raise NoTarget(f"{name} takes no argument {option!r}, expected some of {', '.join(known or ())}")
+    return _function(functools.partial(thing, **init) if init else thing, name, call)
 
 
 def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
@@ -232,8 +193,8 @@ def _built(make: Callable[..., Any], name: str, width: int | None, init: dict[st
             shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())[:120]
             raise NoTarget(f"{name}({shown}) raised {raised(lines[0], error)}; pass init, {_FACTORY}") from error
         is_new = isinstance(make, type)
-        opened = replace(_open(made, name, None, {}, replace(call, fresh=is_new)), resized=build, is_new=is_new)
-        opened = replace(opened, named_width=init.get(own_width or ""))
+        opened = _open(made, name, None, {}, replace(call, fresh=is_new))
+        opened = replace(opened, resized=build, is_new=is_new, named_width=init.get(own_width or ""))
         if opened.width is None and (named := width_argument(arguments)) and arguments[named] == size:
             opened = replace(opened, width=size)  # without a gain of that size, it may still compute with it
         if eps is None:
@@ -251,30 +212,25 @@ def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
     """A function; where it does not show whose arrays it takes, those of several libraries are tried."""
     one = how.axes[0] if len(how.axes) == 1 else how.axes
     try:
-        _check_known(function, name, how.others)
-        slots = arguments_of(function, one, how.others, how.order)
+        slots = arguments_of(function, one, how.order)
     except Unguessable as error:
-        option = _OPTION + _SHAPE * (how.op == "identify") + ", or "  # which alone has that option
-        raise NoTarget(f"{name} {error}; {option.format(error.argument) * bool(error.argument)}{_NAMED}") from None
+        option = _OPTION.format(error.argument) if error.argument else ""
+        raise NoTarget(f"{name} {error}; {option}{_NAMED.format(name.rpartition(':')[2])}") from None
 
     def shape_of(argument: str, shape: Sequence[int]) -> tuple[int, ...]:
         axes = sorted(entry % len(shape) for entry in how.axes)
         return tuple(int(shape[entry]) for entry in axes)
 
-    gain_shape = functools.partial(shape_of, "scale")
-
     def target_for(candidate: str, caller: Caller) -> Target:
-        library = keras_library() if candidate == "keras" else _BEYOND.get(candidate, candidate)
-        opened = bridge(library, how.device)
+        library = keras_library() if candidate == "keras" else candidate
 
-        def call(arrays: Mapping[str, Any]) -> Any:
+        def call(arrays: Mapping[str, Any]) -> Any:  # a function, as compilers take it
             return caller(arrays)
 
         return Target(
-            name, candidate, opened, call, caller.arguments, notes=caller.notes, shape_of=shape_of,
-            asks=caller.asks, automatic=not caller.writes,
-            required=caller.required, optional=caller.optional, library=library_of(function),
-            remade=lambda values: target_for(candidate, caller.with_values(**values)),
+            name, candidate, bridge(library, how.device), call, caller.arguments, notes=caller.notes,
+            shape_of=shape_of, asks=caller.asks, automatic=not caller.writes, required=caller.required,
+            optional=caller.optional, remade=lambda values: target_for(candidate, caller.with_values(**values)),
         )  # fmt: skip
 
     def answers(target: Target) -> bool:
@@ -283,10 +239,11 @@ def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
             arrays = {a: x if a in ("gate", "residual") else x[0] for a in target.arguments if a != "mask"}
             with contextlib.suppress(TargetError):
                 target.forward(x, **arrays)
+                target.noticed.answered = False  # to nobody who asked
                 return True
         return False
 
-    own = Caller(function, slots, gain_shape, others=how.others)
+    own = Caller(function, slots, functools.partial(shape_of, "scale"))
     candidates = [how.framework] if how.framework else _candidates(function)
     if len(candidates) == 1:
         return target_for(candidates[0], own)
@@ -321,19 +278,14 @@ def _candidates(function: Any) -> list[str]:
     others = _PACKAGES - {"numpy"}
     if own in others:
         return [own]
-    code, space = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    used = [_package(space[word]) for word in getattr(code, "co_names", ()) if word in space]
-    used += [_package(value) for value in _closure(function) if isinstance(value, types.ModuleType)]
+    space, used = getattr(function, "__globals__", {}), list[Any]()
+    with contextlib.suppress(TypeError, ValueError):  # it is no function of Python, or a variable has no value yet
+        seen = inspect.getclosurevars(function)
+        used = [*seen.globals.values(), *(v for v in seen.nonlocals.values() if isinstance(v, types.ModuleType))]
     near = sorted({_package(value) for value in space.values() if isinstance(value, types.ModuleType)} & others)
     loaded = [row.package for row in FRAMEWORKS.values() if row.package in sys.modules]
-    return list(dict.fromkeys([*(package for package in used if package in _PACKAGES), *near, "numpy", *loaded]))
-
-
-def _closure(function: Any) -> Iterator[Any]:
-    """The values of variables of the functions around it."""
-    for cell in getattr(function, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # it has no value yet
-            yield cell.cell_contents
+    named = [package for package in map(_package, used) if package in _PACKAGES]
+    return list(dict.fromkeys([*named, *near, "numpy", *loaded]))
 
 
 def _package(value: Any) -> str:

@@ -27,26 +27,18 @@ def results(result: Any, sent: Mapping[str, Any], array: Any) -> Results:
     """
     if not isinstance(result, (tuple, list)):
         return Results(result, unknown="" if isinstance(result, array) else described(result))
-    x, whole = sent["x"], described(result)
-    shape = tuple(x.shape)
-    rows = math.prod(shape[:-1])
-    first = result[0] if result else None
-    total = inverse_rms = None
-    recognised, alike = "residual" in sent, [e for e in result[1:] if isinstance(e, array) and tuple(e.shape) == shape]
-    for place, entry in enumerate(result[1:]):
-        if not isinstance(entry, array):
-            if place == 0 and "residual" in sent and len(result) == 2:
-                return Results(first, unknown=f"{whole} whose second entry is {described(entry)}")
-            continue
-        own = tuple(entry.shape)
-        if own == shape and "residual" in sent and (len(alike) == 1 or math.prod(own) != rows):
-            total = entry if total is None else total
-        elif own != shape and math.prod(own) == rows:
-            inverse_rms = entry
-        elif not ("residual" in sent or entry is x or (own == shape and math.prod(own) == rows)):
-            return Results(first, unknown=whole)
-        recognised = True
-    return Results(first, total, inverse_rms, "" if recognised else whole)
+    shape, whole, has_residual = tuple(sent["x"].shape), described(result), "residual" in sent
+    rows, size = math.prod(shape[:-1]), math.prod(shape)
+    arrays = [entry for entry in result[1:] if isinstance(entry, array)]
+    alike = [entry for entry in arrays if tuple(entry.shape) == shape]
+    of_rows = [entry for entry in arrays if tuple(entry.shape) != shape and math.prod(entry.shape) == rows]
+    unknown = ""
+    if has_residual and len(result) == 2 and not arrays:
+        unknown = f"{whole} whose second entry is {described(result[1])}"
+    if not has_residual and not (arrays and all(e is sent["x"] or math.prod(e.shape) == rows for e in arrays)):
+        unknown = whole
+    total = alike[0] if has_residual and alike and (len(alike) == 1 or size != rows) else None
+    return Results(result[0] if result else None, total, of_rows[-1] if of_rows else None, unknown)
 
 
 def described(value: Any) -> str:

@@ -17,8 +17,7 @@ from rmsnorm.specification import dtypes, errors
 from rmsnorm.targets.arguments import IN_PLACE
 from rmsnorm.targets.bridges import Array, Bridge, Function
 from rmsnorm.targets.limits import Limits
-from rmsnorm.targets.results import Results, results
-from rmsnorm.targets.results import described as _described
+from rmsnorm.targets.results import Results, described, results
 
 Shape = tuple[int, ...]
 # what libraries say where there is no GPU, or of arrays that are not on one; other errors may have the same words
@@ -29,7 +28,8 @@ _NEEDS_GPU: Final = re.compile(
     r"|(needs?|requires?|must be( on)?|expected|works|supports|runs)( only)?( on)? (an? |the )?(cuda|gpu|nvidia)\b",
     re.IGNORECASE,
 )
-
+WIDTH: Final = 64  # of x, where nothing says another one
+_WIDTHS: Final = (128, 256, 512, 1024, 2048, 4096)  # that a kernel may be written for, and for no other one
 
 TO_RETURN: Final = f"return y, or say where it is written, as by --call {IN_PLACE!r}"
 
@@ -57,15 +57,6 @@ class NoTarget(errors.InputValueError):
         self.model = model
 
 
-@contextlib.contextmanager
-def refused_by(op: str) -> Iterator[None]:
-    """Puts the name of an operation before the sentence of a NoTarget that is raised in the block."""
-    try:
-        yield
-    except NoTarget as error:
-        raise NoTarget(f"{op}: {error}", error.model) from error.__cause__
-
-
 class TargetError(Exception):
     """A call of the target failed: the message is one sentence that says what happened."""
 
@@ -81,20 +72,20 @@ class Noticed:
     Attributes:
         touched: the arguments whose arrays it wrote to; dy is the gradient of y.
         returned: what it returned that is no array of the library.
-        second: x + residual of its last call with a residual, None where it returned none.
-        inverse_rms: 1 / rho of its last call, None where it returned none.
+        second: x + residual of its last call by ``forward``, None where it returned none.
+        answered: whether it has ever answered, or was asked for another width because it did not.
     """
 
     touched: set[str] = field(default_factory=set)
     returned: set[str] = field(default_factory=set)
     second: Array | None = None
-    inverse_rms: Array | None = None
+    answered: bool = False
 
     def forget(self) -> None:
         """Begin anew, so that what other calls did is not said of the next ones."""
         self.touched.clear()
         self.returned.clear()
-        self.second = self.inverse_rms = None
+        self.second = None
 
 
 @dataclass
@@ -102,37 +93,29 @@ class Target:
     """A function of x and of some other arguments, with a bridge to the library that computes it.
 
     Attributes:
-        name, framework: as in reports.
-        bridge: to the library that computes it.
-        library: the package that its class or function is of.
+        name, framework, library: as in reports; the library is the package that its class or function is of.
         function: takes the library's arrays by the name of the argument: x, and some of ``arguments``.
         arguments: what the function takes beside x: some of scale, bias, factor, gate, gate_vector, mask and residual.
-        width: the only size of the normalised axis that it takes, None for any.
-        shape_of: shape of an argument (scale, bias, factor or gate_vector) for a shape of x.
-        names: the layer's own name of each parameter.
-        resized: makes the same target for another width, None where that is impossible.
-        is_new: whether it was made of its class alone, so that its parameters are the first ones.
-        derivatives: for a function without automatic differentiation: (arrays, dy) to gradients, by argument.
-        notes: assumptions that were needed to open it, as sentences.
-        rank: the only number of axes of x that it takes, None for any.
-        sizes: the size of each axis of x that a file declares, None for any; empty where nothing is declared.
-        dtypes: the only dtype of an argument, by its name, where a file declares it.
+        optional, required: those that it need not get; and of residual and mask those that it gets in every call, a
+            residual of zeros and a mask that counts all where nothing else is asked.
+        width, rank, sizes, dtypes: what it takes alone: a size of the normalised axis, a number of axes, a size of each
+            axis (None for any), a dtype of each argument by its name.
+        named_width: the width that its user named, where it is made for others, too.
+        limits: of what x it takes, as its user declared them.
         x_shape: the shape of x to ask with, whose first size counts examples unless it is normalised; None to try some.
-        training: for a layer: the context in which it trains (True) or not; None where that is all the same.
-        required: which of residual and mask it takes no x without: it gets a residual of zeros, a mask that counts all.
+        shape_of: shape of an argument (scale, bias, factor or gate_vector) for a shape of x.
+        names: a layer's own name of each parameter.
+        is_new: whether it was made of its class alone, so that its parameters are the first ones.
+        resized: makes the same target for another width, None where that is impossible.
         asks: whether it requires eps, and offset, the number that is added to the gain; empty where these are no
             arguments of it.
         remade: makes the same target that is called with other values of these; ``calling.with_values`` uses it.
+        training: for a layer: the context in which it trains (True) or not; None where that is all the same.
+        mode: one of ``bridge.modes``, in which it is called; empty for none.
         automatic: whether automatic differentiation goes through it: not where it writes its results to its arguments.
         probe: for a layer of PyTorch: what is called in its place, and what calls may change.
-        optional: the arguments that it need not get, as a function may say by a default value of None.
-        named_width: the width that its user named, where it is made for others, too.
-        limits: of what x it takes, as its user declared them.
-        mode: one of ``bridge.modes``, in which it is called; empty for none.
-        layout: the sizes of the last axes of x, and along which of these it normalises and has its parameters, where
-            these are not simply the axes of its gain.
-        noticed: what its calls showed; the targets that ``replace`` makes of it write there, too, as they are the same
-            function called in another way.
+        notes: assumptions that were needed to open it, as sentences.
+        noticed: what its calls showed, shared by all that are made of it, as they are the same function.
     """
 
     name: str
@@ -140,29 +123,27 @@ class Target:
     bridge: Bridge
     function: Function
     arguments: tuple[str, ...] = ()
+    optional: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()
     width: int | None = None
-    shape_of: Callable[[str, Shape], Shape] = lambda argument, shape: shape[-1:]
-    names: Mapping[str, str] = field(default_factory=dict)
-    resized: Callable[[int], Target] | None = None
-    is_new: bool = False
-    derivatives: Callable[[Mapping[str, Array], Array], Mapping[str, Array | None]] | None = None
-    notes: tuple[str, ...] = ()
     rank: int | None = None
     sizes: tuple[int | None, ...] = ()
     dtypes: Mapping[str, str] = field(default_factory=dict)
-    x_shape: Shape | None = None
-    training: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None
-    required: frozenset[str] = frozenset()
-    asks: Mapping[str, bool] = field(default_factory=dict)
-    remade: Callable[[Mapping[str, float | None]], Target] | None = None
-    automatic: bool = True
-    probe: Any = None
-    optional: frozenset[str] = frozenset()
     named_width: int | None = None
     limits: Limits = field(default_factory=Limits)
+    x_shape: Shape | None = None
+    shape_of: Callable[[str, Shape], Shape] = lambda argument, shape: shape[-1:]
+    names: Mapping[str, str] = field(default_factory=dict)
+    is_new: bool = False
+    resized: Callable[[int], Target] | None = None
+    asks: Mapping[str, bool] = field(default_factory=dict)
+    remade: Callable[[Mapping[str, float | None]], Target] | None = None
+    training: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None
     mode: str = ""
+    automatic: bool = True
+    probe: Any = None
+    notes: tuple[str, ...] = ()
     library: str = ""
-    layout: tuple[Shape, Shape, Shape] | None = None
     noticed: Noticed = field(default_factory=Noticed)
 
     @property
@@ -197,7 +178,7 @@ class Target:
 
     @property
     def differentiable(self) -> bool:
-        return self.derivatives is not None or (self.bridge.differentiable and self.automatic)
+        return self.bridge.differentiable and self.automatic
 
     def forward(self, x: Array, scale: Array | None = None, bias: Array | None = None, **others: Array | None) -> Array:
         """y for NumPy arrays in any of the four dtypes; a parameter that is None keeps the target's own value.
@@ -206,10 +187,10 @@ class Target:
             TargetError: the target raised.
             WrongResult: it did not return a floating-point array of the shape of x.
         """
-        self.noticed.second = self.noticed.inverse_rms = None
-        called = self.called(_present(x=x, scale=scale, bias=bias, **others))
-        y = called.y
-        self.noticed.second, self.noticed.inverse_rms = called.sum, called.inverse_rms
+        self.noticed.second = None
+        given = {"x": x, "scale": scale, "bias": bias, **others}
+        called = self.called({name: array for name, array in given.items() if array is not None})
+        y, self.noticed.second = called.y, called.sum
         return y
 
     def all_gradients(self, dy: Array, **arrays: Array) -> Mapping[str, Array | None]:
@@ -221,8 +202,12 @@ class Target:
         leaves = [name for name, array in self._completed(arrays).items() if array.dtype.name in dtypes.FLOATS]
         return self.called(arrays, leaves).gradients(dy)
 
-    def called(self, arrays: Mapping[str, Array], leaves: Collection[str] = ()) -> Called:
+    def called(
+        self, arrays: Mapping[str, Array], leaves: Collection[str] = (), sent: Mapping[str, Any] | None = None
+    ) -> Called:
         """A call whose results are fetched, and whose gradients for ``leaves`` are asked for, later and often.
+
+        ``sent``: the library's arrays of another call with the same numbers, which are passed once more.
 
         Raises:
             TargetError: the target raised.
@@ -230,17 +215,31 @@ class Target:
         complete = self._completed(arrays)
 
         def run() -> Called:
-            sent = {argument: self.bridge.send(array) for argument, array in complete.items()}
-            if leaves and self.derivatives is None:
-                result, back = self.bridge.linear(self.function, sent, leaves)
-            else:
-                result, back = self.function(sent), None
-            called = Called(self, complete, sent, result, back)
-            self._look(sent, complete)
-            return called
+            own = sent or {argument: self.bridge.send(array) for argument, array in complete.items()}
+            result, back = self.bridge.linear(self.function, own, leaves) if leaves else (self.function(own), None)
+            self._look(own, complete)
+            return Called(self, complete, own, result, back)
 
-        called: Called = self._guarded(run, complete)
+        is_first, self.noticed.answered = not self.noticed.answered, True
+        try:
+            called: Called = self._guarded(run, complete)
+        except TargetError as error:
+            width = self._another_width(complete) if is_first and self.width is None else None
+            hint = f"; it takes rows of {width} elements, so name that width: --width {width}" if width else ""
+            raise type(error)(f"{error}{hint}") from error.__cause__
         return called
+
+    def _another_width(self, arrays: Mapping[str, Array]) -> int | None:
+        """A width of x that it takes, as it does not take these arrays; None where it takes none of the usual ones."""
+        own = arrays["x"].shape[-1:]
+        for width in _WIDTHS:
+            with contextlib.suppress(TargetError):
+                self.called({
+                    name: np.resize(array, (*array.shape[:-1], width)) if array.shape[-1:] == own else array
+                    for name, array in arrays.items()
+                })  # fmt: skip
+                return width
+        return None
 
     def _look(self, sent: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         """Notice which of the library's arrays a call wrote to."""
@@ -255,7 +254,7 @@ class Target:
 
     def _fetched(self, result: Any, arrays: Mapping[str, Array]) -> Array:
         """y in NumPy, of an array of the library or of what its reader takes for one."""
-        y = _first(result)
+        y = result[0] if isinstance(result, (tuple, list)) else result  # (y, x + residual), (y, 1 / rho)
         try:
             if y is None or isinstance(y, (tuple, list, dict)):
                 raise TypeError("no array")
@@ -264,7 +263,7 @@ class Target:
             if isinstance(y, self.bridge.array):
                 raise
             wanted, x = self.bridge.array, arrays["x"]
-            what = _described(result) + ("" if y is result else f" whose first entry is {_described(y)}")
+            what = described(result) + ("" if y is result else f" whose first entry is {described(y)}")
             raise WrongResult(
                 f"{self.name} returned {what} for x {errors.describe(x.shape, x.dtype.name)}"
                 f", expected {wanted.__module__}.{wanted.__qualname__}; {TO_RETURN if result is None else 'return y'}"
@@ -353,29 +352,16 @@ class Called:
             TargetError: the differentiation raised.
         """
         target = self.target
-        if (derivatives := target.derivatives) is not None and dy is not None:
-            own: Mapping[str, Array | None] = target._guarded(lambda: derivatives(self.arrays, dy), self.arrays)
-            return own
 
         def run() -> Mapping[str, Array | None]:
             cotangents = {name: array for name, array in (("dy", dy), ("dh", dh)) if array is not None}
             sent = {name: target.bridge.send(array) for name, array in cotangents.items()}
-            back = self.back or (lambda cotangents: {})
-            gradients = back([sent.get("dy"), sent.get("dh")])
+            gradients = self.back([sent.get("dy"), sent.get("dh")]) if self.back else {}
             target._look({**self.sent, **sent}, {**self.arrays, **cotangents})
             return {name: None if g is None else target.bridge.fetch(g) for name, g in gradients.items()}
 
         gradients: Mapping[str, Array | None] = target._guarded(run, self.arrays)
         return gradients
-
-
-def _present(**arrays: Array | None) -> dict[str, Array]:
-    return {argument: array for argument, array in arrays.items() if array is not None}
-
-
-def _first(value: Any) -> Any:
-    """y of a function that returns more: (y, x + residual), (y, 1 / rho)."""
-    return value[0] if isinstance(value, (tuple, list)) else value
 
 
 def _bits(array: Array) -> Array:

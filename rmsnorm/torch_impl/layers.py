@@ -210,7 +210,7 @@ class RMSNorm(torch.nn.RMSNorm):
             shown += f", partial={self.variant.partial}"
         if (label := self.variant.replace(partial=None).label) != "torch":
             shown += f", variant={label!r}"
-        return shown
+        return f"{shown}, computed by rmsnorm" if "_is_replaced" in self.__dict__ else shown
 
 
 def _sizes(normalized_shape: Any) -> tuple[int, ...]:

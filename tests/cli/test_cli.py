@@ -33,10 +33,9 @@ def test_help_begins_with_at_most_six_options():
 
 def test_selftest_holds_and_writes_its_report(tmp_path):
     file = tmp_path / "parity.json"
-    shown = rmsnorm("selftest", "--backend", "numpy", "--variant", "llama", "--dtype", "bfloat16", "-v", "--json", file)
+    shown = rmsnorm("selftest", "--backend", "numpy", "--variant", "llama", "--dtype", "bfloat16", "--json", file)
     assert shown.exit_code == 0, shown.stderr
     assert "NumPy held: all" in shown.stdout
-    assert "llama" in shown.stdout
     records = json.loads(file.read_text())["records"]
     assert {(r["backend"], r["variant"], r["dtype"]) for r in records} == {("numpy", "llama", "bfloat16")}
 

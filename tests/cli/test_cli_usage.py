@@ -49,7 +49,6 @@ USAGE = [
     ("gains /no/such.npz", "rmsnorm gains: /no/such.npz is missing, expected a .safetensors"),
     ("identify x:y --framework caffe", "framework is 'caffe', expected 'torch'"),
     ("identify x:y --shape 4,64", "shape is '4,64', expected sizes such as 4x64"),
-    ("identify x:y --arg condition=4x64:one", "arg is 'condition=4x64:one', expected NAME=SHAPE:VALUE"),
     ("vectors /proc/no-such", "/proc/no-such cannot be used, as the system says: No such file or directory"),
     ("compare --backend theano", "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax', 'numpy',"),
     ("compare --op recurrent", "op is 'recurrent', expected 'fwd' or 'fwd+bwd'"),
@@ -73,11 +72,11 @@ HELP = {
     ),
     "check": (
         "--variant --eps --dtype --init --framework --group-size --compiled --no-gradients --device --json "
-        "--edges --batch-invariant --large",
+        "--extremes --batch-invariant --large",
         "rmsnorm check my_norm:norm --variant llama", "Exit status: 0 everything agrees", "rmsnorm selftest",
     ),
     "identify": (
-        "--init --framework --group-size --compiled --no-gradients --device --axis --width --shape --arg --time-limit",
+        "--init --framework --group-size --compiled --no-gradients --device --axis --width --shape --time-limit",
         "rmsnorm identify torch.nn:RMSNorm", "Exit status: 0 an RMSNorm",
     ),
     "compare": (

@@ -16,6 +16,7 @@ from torch import nn  # noqa: E402
 
 from rmsnorm.conversion.layer_norm import to_rms_norm  # noqa: E402
 from rmsnorm.conversion.layer_norm.result import difference  # noqa: E402
+from rmsnorm.specification.errors import InputError  # noqa: E402
 
 
 def test_an_embedding_of_two_readers_that_are_both_centred_stays_tied():
@@ -253,7 +254,7 @@ def test_a_wrong_choice_is_not_given_out(monkeypatch):
     )
     assert not to_rms_norm(randomised(model), x).centred  # by halves
     monkeypatch.setattr(convert, "by_halves", lambda shifts, fit: shifts)
-    with pytest.raises(ValueError, match=r"the outputs differ by .* of the greatest element, expected at most"):
+    with pytest.raises(InputError, match=r"the outputs differ by .* of the greatest element, expected at most"):
         to_rms_norm(model, x)
 
 
@@ -324,3 +325,20 @@ def test_differences():
 def test_what_is_no_model():
     with pytest.raises(TypeError, match=r"to_rms_norm: model is 3 \(int\), expected torch.nn.Module, keras.Model or"):
         to_rms_norm(3)
+
+
+def test_where_nothing_was_replaced_nothing_was_compared():
+    result = to_rms_norm(nn.Sequential(nn.Linear(4, 4)), torch.ones(2, 4))
+    assert (result.exact, result.error) == (None, None)
+    assert str(result) == "nothing was replaced, and so no outputs were compared"
+
+
+def test_a_model_that_differs_from_run_to_run_is_refused():
+    calls = iter(range(99))
+
+    class Noise(nn.Module):
+        def forward(self, x):
+            return x + torch.arange(4) * next(calls)
+
+    with pytest.raises(InputError, match="to_rms_norm: two runs on the same inputs differ"):
+        to_rms_norm(nn.Sequential(Noise(), nn.Linear(4, 4), nn.LayerNorm(4)), torch.ones(2, 4))

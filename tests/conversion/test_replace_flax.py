@@ -119,6 +119,7 @@ def test_a_model_says_and_learns_the_same() -> None:
     for got, expected in zip(measured(mine), want, strict=True):
         assert np.abs(got - expected).max() <= 2.0**-7 * np.abs(expected).max()  # two roundings to bfloat16
     own = mine.norms[0]
+    assert "computed_by='rmsnorm'" in repr(mine)
     assert np.array_equal(own(X, 2.0), OwnNorm.__call__(own, X, 2.0))
     assert not np.array_equal(own(X), OwnNorm.__call__(own, X))  # ours is exact
 
@@ -186,3 +187,35 @@ def test_an_l2_norm_is_left_with_its_formula() -> None:
     (entry,) = replace(UnitNorm(), dry_run=True)
     assert entry.variant is None
     assert entry.why.startswith("it computes the L2 norm, eps below the norm: x / max(|x|, 1e-12), which is RMSNorm")
+
+
+@pytest.mark.parametrize("make", [lambda rngs: OwnNorm(8), lambda rngs: nnx.RMSNorm(8, rngs=rngs)])
+def test_layers_that_are_stacked_for_scan(make: Any) -> None:
+    @nnx.split_rngs(splits=3)
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def stacked(rngs: Any) -> Any:
+        return make(rngs)
+
+    def through(norms: Any, x: Any) -> Any:
+        return nnx.scan(lambda x, norm: norm(x) + x, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, norms)
+
+    layer, mine, other = (stacked(nnx.Rngs(0)) for _ in range(3))
+    (entry,) = replace(mine)
+    assert entry.variant is not None, entry
+    want = through(layer, X)
+    np.testing.assert_allclose(through(mine, X), want, rtol=1e-5)
+    replace(other, entry.variant.replace(eps=0.1))
+    assert np.abs(through(other, X) - want).max() > 1e-3, "it is its own code"
+
+
+def test_stacked_layers_that_are_no_norms_say_what_they_are() -> None:
+    class Shift(nnx.Module):
+        def __init__(self) -> None:
+            self.g = nnx.Param(jnp.ones((3, 8)))
+
+        def __call__(self, x: Any) -> Any:
+            return x + self.g[...].reshape(8)
+
+    Shift.__name__ = "ShiftNorm"
+    (entry,) = replace(Shift())
+    assert entry.why.startswith("it cannot be called with x alone: "), entry

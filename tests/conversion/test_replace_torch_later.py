@@ -146,5 +146,61 @@ class TooSmall(LlamaRMSNorm):
 @pytest.mark.parametrize("width", [64, 768])
 def test_a_factor_of_16_bits_is_seen_at_every_width(width: int) -> None:
     small, right = replace(nn.ModuleList([TooSmall(width), LlamaRMSNorm(width)]))
-    assert small.why == "recognised; with x of 3 axes it runs its own code"
+    assert small.variant is None
+    assert f"'few rows of {width}, 3 axes' bf16 y" in small.why
     assert right.why == "recognised"
+
+
+def computed() -> Any:
+    """As a hypernetwork sets it."""
+    norm = nn.RMSNorm(8)
+    del norm.weight
+    norm.weight = 2 * torch.ones(8, requires_grad=True)
+    return norm
+
+
+def pruned() -> Any:
+    norm = nn.RMSNorm(8)
+    return importlib.import_module("torch.nn.utils.prune").random_unstructured(norm, "weight", amount=0.3)
+
+
+class NotCopied(LlamaRMSNorm):
+    def __deepcopy__(self, memory: Any) -> Any:
+        raise RuntimeError("one is enough")
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (computed, "its weight is no parameter or buffer, and may change where replace sees nothing of it"),
+        (pruned, "its weight is no parameter or buffer, and may change where replace sees nothing of it"),
+        (lambda: NotCopied(8), "it cannot be asked what it computes (RuntimeError: one is enough)"),
+    ],
+)
+def test_one_norm_that_cannot_be_asked_leaves_the_others(make: Any, why: str) -> None:
+    first, second = replace(nn.Sequential(make(), nn.RMSNorm(8)))
+    assert (first.variant, first.why, second.why) == (None, why, "recognised")
+
+
+class EpsInABuffer(nn.Module):
+    """With no word of a norm in its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.register_buffer("eps", torch.tensor(1e-6))
+
+    def forward(self, x: Any) -> Any:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+class AdaRMSNorm(LlamaRMSNorm):
+    def forward(self, x: Any, cond: Any = None) -> Any:
+        return super().forward(x) * (1 + cond.float())
+
+
+def test_what_is_missing_for_a_norm_is_said() -> None:
+    buffered, conditional = replace(nn.Sequential(EpsInABuffer(), AdaRMSNorm(8)))
+    assert buffered.why == "its eps is a parameter or buffer, which may change, expected a number of Python"
+    assert conditional.why.startswith("it cannot be called with x alone: ")
+    assert conditional.why.endswith("'NoneType' object has no attribute 'float'; does its call need cond?")

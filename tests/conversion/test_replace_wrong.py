@@ -25,8 +25,9 @@ WIDTHS = {
     "width 1024": 1024,
 }
 WORDS = {  # of the line, where the fault has a level of its own
-    "one wide row": "'1 row'", "no_grad": "'no_grad'", "inference": "'inference'", "autocast": "'autocast'",
-    "rows beyond 64-row tiles": "'8,209 rows'", "strided gain": "'strided gain'", "frozen gain": "'frozen gain'",
+    "one wide row": "in a call of 1 row", "no_grad": "under no_grad", "inference": "in inference mode",
+    "autocast": "in autocast", "rows beyond 64-row tiles": "'8,209 rows'", "strided gain": "strided gain",
+    "frozen gain": "'frozen gain'",
     "frozen x": "'frozen x'", "expanded dy": "; expanded dy'", "a second backward pass": "'a second backward pass'",
 }  # fmt: skip
 OTHERS = ("y with gradients", "a row of NaN", "unaligned", "static output", "the first shape", "1,024 to 4,096 rows")

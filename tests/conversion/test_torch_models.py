@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn.utils import parametrize  # noqa: E402
 from torch_arrays import randn  # noqa: E402
-from torch_layers import LlamaRMSNorm, OddGate, ulp_bound  # noqa: E402
+from torch_layers import LlamaRMSNorm, ulp_bound  # noqa: E402
 
 import rmsnorm  # noqa: E402
 from rmsnorm.conversion import replace  # noqa: E402
@@ -282,7 +282,6 @@ class DriverNorm(OwnNorm):
 
 LEFT = {
     "driver": (lambda: DriverNorm((8,)), "RuntimeError: 0 active drivers"),
-    "clipped, with a gate": (lambda: OddGate(limit=7.5), "2 of 8 circumstances, each with 'heavy tails': "),
     "mask": (lambda: MaskNorm((8,)), "its call needs mask, expected x alone, or x and a gate"),
     "layer norm": (lambda: nn.LayerNorm(8), "it computes LayerNorm"),
     "batch norm": (lambda: nn.BatchNorm1d(8), "it holds weight, bias, running_mean"),
@@ -296,10 +295,11 @@ LEFT = {
     "modules": (parametrized, "it has modules of its own"),
     "method": (patched, "its forward is not that of its class"),
     "number": (lambda: SquaredNorm(8, 1), "y is not linear in the gain"),
-    "channels": (lambda: Channels((8,), 1), "it normalises axis 1; only norms along the last axes are replaced"),
-    "(C, 1, 1)": (lambda: OwnNorm((8, 1, 1), -3), "it normalises axis -3; only norms along the last axes are"),
-    "one number": (lambda: OwnNorm((1,)), "its gain is one number, expected one for each element of a row"),
-    "factor, one number": (lambda: FixedFactorNorm(32, 1), "its gain is one number, expected one for each"),
+    "channels": (lambda: Channels((8,), 1), "it normalises axis 1 of 3; only norms along the last axes are replaced"),
+    "(C, 1, 1)": (lambda: OwnNorm((8, 1, 1), -3), "; only norms along the last axes are replaced"),
+    "(heads, 1, d)": (lambda: OwnNorm((3, 1, 8)), "y is another one: at ("),
+    "one number": (lambda: OwnNorm((1,)), "its gain has the shape (1,), expected one number for each element of a row"),
+    "factor of one width": (lambda: FixedFactorNorm(32), "y is 0.707107 (1 / sqrt(n)) times what it must be"),
 }
 
 
@@ -308,10 +308,6 @@ OWN = {
     "g": (lambda: OwnNorm((8,)), (2, 3, 8)),
     "buffer": (lambda: OwnNorm((8,), name="scale", buffer=True), (2, 3, 8)),
     "no gain": (lambda: OwnNorm(None), (2, 3, 24)),
-    "(heads, 1, d)": (lambda: OwnNorm((3, 1, 8)), (2, 3, 5, 8)),
-    "factor": (lambda: FixedFactorNorm(24), (2, 3, 24)),
-    "factor, another width": (lambda: FixedFactorNorm(24), (2, 3, 8)),
-    "factor, the width of the trial": (lambda: FixedFactorNorm(16), (2, 3, 8)),
     "residual": (lambda: WithResidual(8), (2, 3, 8)),
 }
 
@@ -334,7 +330,8 @@ def test_other_names_axes_and_calls(name: str) -> None:
     assert entry.variant is not None, entry.why
     assert isinstance(mine, Replaced)
     assert isinstance(mine, kind)
-    assert (repr(mine), list(mine.state_dict())) == (representation, keys)
+    assert repr(mine) == f"{representation[:-1]}computed by rmsnorm)"
+    assert list(mine.state_dict()) == keys
     again = pickle.loads(pickle.dumps(mine))
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((x,), {}), ((), {entry_name(layer): x})]
     if name == "residual":
@@ -357,21 +354,35 @@ def entry_name(layer: Any) -> str:
     return next(iter(inspect.signature(layer.forward).parameters))
 
 
-def test_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["become", "finish"])
+def test_all_or_nothing(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of what changes in place: a torch.nn.RMSNorm that becomes ours gets a bias and, in an encoder, a hook."""
     backend = importlib.import_module("rmsnorm.conversion.replacement.torch").BACKEND
-    become, layers = backend.become, [LlamaRMSNorm(8), nn.RMSNorm(8), OwnNorm((8,))]
-    model = nn.Sequential(*layers)
-    before = [(type(layer), dict(vars(layer))) for layer in layers]
+    encoder = nn.TransformerEncoderLayer(8, 2, 16)
+    encoder.norm1, encoder.norm2 = nn.RMSNorm(8), nn.RMSNorm(8)
+    layers = [LlamaRMSNorm(8), encoder.norm1, encoder.norm2, OwnNorm((8,))]
+    own, model = getattr(backend, step), nn.Sequential(layers[0], encoder, layers[3])
 
-    def fails(layer: Any, norm: Any) -> None:
-        if layer is layers[2]:
+    def everything() -> list[Any]:
+        return [
+            (
+                type(layer),
+                {name: dict(entry) if isinstance(entry, dict) else entry for name, entry in vars(layer).items()},
+            )
+            for layer in layers
+        ]
+
+    before = everything()
+
+    def fails(changed: Any, *norm: Any) -> None:
+        own(changed, *norm)
+        if changed in (layers[3], model):
             raise RuntimeError("out of luck")
-        become(layer, norm)
 
-    monkeypatch.setattr(backend, "become", fails)
+    monkeypatch.setattr(backend, step, fails)
     with pytest.raises(RuntimeError, match="out of luck"):
         replace(model)
-    assert [(type(layer), dict(vars(layer))) for layer in layers] == before
+    assert everything() == before
 
 
 def test_what_is_no_model() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,12 +9,12 @@ import pytest
 from kit import BY_NAME
 
 from rmsnorm.accuracy.ulps import ulps
-from rmsnorm.identify.batches import dependences
-from rmsnorm.identify.findings import Findings
-from rmsnorm.identify.probe import open_probe
+from rmsnorm.parity.beyond import Beyond
 from rmsnorm.parity.cases import make
+from rmsnorm.parity.comparison import Run
 from rmsnorm.specification.call import Spec
 from rmsnorm.specification.resolve import resolve
+from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import open_target
 
 VARIANTS = ["standard", "llama"]
@@ -54,10 +53,10 @@ def test_a_row_has_the_same_bits_in_calls_of_many_rows(framework, compiled):
     target = open_target(LAYERS[framework.name], width=256)
     if compiled:
         target = target.compiled
-    probe = open_probe(replace(target, resized=None), 256, math.inf, math.inf, Findings())
-    found, (_, counts) = dependences(probe, gradients=True, thorough=framework.name == "torch")
-    assert max(counts) >= 257
-    assert not found, [entry.sentence for entry in found]
+    asked = Beyond(replace(target, resized=None), Variant.get("standard"), None, Run(framework.name), gradients=True)
+    comparisons = asked.batches(("float32", "bfloat16"))
+    assert {entry.quantity for entry in comparisons} == {"y", "dx", "dscale"}
+    assert not [entry.detail for entry in comparisons if not entry.passed]
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # from forward_ad

@@ -11,7 +11,6 @@ from torch_zoo import torch
 
 from rmsnorm import PRESETS
 from rmsnorm.identify import identify
-from rmsnorm.identify.findings import Findings
 from rmsnorm.identify.names import described
 
 
@@ -22,11 +21,11 @@ def test_presets_with_the_same_numbers_are_one_with_several_names():
     assert "also known as" in identity.text
 
 
-def test_shape_axis_and_other_arguments_are_as_asked():
+def test_shape_axis_and_options_are_as_asked():
     with pytest.raises(ValueError, match="requires 'condition', whose value cannot be guessed"):
         identify(torch_zoo.channels)
     identity = identify(
-        torch_zoo.channels, framework="torch", shape=(4, 64, 3, 2), axis=1, args={"condition": ((4,), 0.0)}
+        torch_zoo.channels, framework="torch", shape=(4, 64, 3, 2), axis=1, init={"condition": torch.zeros(1)}
     )
     assert "is RMSNorm over axis 1 of 4 (not the last): the variant standard" in identity.headline
     assert identity.recognised
@@ -38,7 +37,6 @@ def test_shape_axis_and_other_arguments_are_as_asked():
         False,
         False,
     ]
-    assert identity["assumed"] == "condition=0 of shape (4,) was passed"
 
 
 def test_without_gradients_none_are_asked_for():
@@ -60,24 +58,6 @@ def test_an_identity_is_written_as_json():
     assert data["variant"] == json.loads(identity.variant.json)
     assert {finding["name"] for finding in data["findings"]} == {finding.name for finding in identity.findings}
     assert (data["kind"], data["recognised"]) == (identity.kind, identity.recognised)
-
-
-def test_what_rests_on_a_model_is_withdrawn_with_it():
-    findings = Findings()
-    findings.add("gain", True, "y is linear in it")
-    findings.defect("seen before")
-    before = len(findings)
-    findings.add("eps", 1e-6, "solved")
-    findings.add("eps", 1e-5, "solved again")
-    findings.add("eps in bfloat16", 1e-2, "solved from bfloat16 rows")
-    findings.defect("seen by the model")
-    assert [finding.name for finding in findings.answers] == ["gain", "eps", "eps in bfloat16"]
-    assert findings["eps"].value == 1e-5
-    findings.withdraw_model(before)
-    assert {finding.name: finding.value for finding in findings.answers} == {"gain": True, "eps": None}
-    assert not findings["eps"].is_observable
-    assert findings["rounding"] is None, "it was not asked"
-    assert findings.defects == ("seen before",)
 
 
 def test_a_fraction_is_written_as_one():

@@ -11,14 +11,14 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from mutants import WithGradients
 
 from rmsnorm import Variant
-from rmsnorm.identify import Target, identify, solve
+from rmsnorm.identify import Target, identify
 from rmsnorm.numpy_impl import fast, rms_norm, rms_norm_vjp
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Spec
 from rmsnorm.specification.resolve import resolve
-from rmsnorm.targets.bridges import NumPy
 
 COUNT = int(os.environ.get("RMSNORM_IDENTIFY_VARIANTS", "40"))
 BATCH = 4
@@ -109,8 +109,8 @@ def target_of(variant, gain, axes):
     arguments = (*(["scale"] if gain else []), *(["bias"] if variant.bias else []))
     sizes = {(-2, -1): (4, 8)}.get(axes)
     return Target(
-        "random", "numpy", NumPy(), function, arguments, width=32 if sizes else None,
-        shape_of=lambda argument, shape: sizes or tuple(shape[axis] for axis in axes), derivatives=derivatives,
+        "random", "numpy", WithGradients(derivatives), function, arguments, width=32 if sizes else None,
+        shape_of=lambda argument, shape: sizes or tuple(shape[axis] for axis in axes),
     )  # fmt: skip
 
 
@@ -126,12 +126,6 @@ def expected(variant, gain):
     if gain or variant.bias or variant.rounding == "input_dtype":
         fields["rounding"] = variant.rounding
     return fields
-
-
-@pytest.fixture(autouse=True)
-def _without_batches(monkeypatch):
-    """Whether a row depends on the number of rows is no field, and that question takes most of the time."""
-    monkeypatch.setattr(solve, "solve_batches", lambda *_, **options: None)
 
 
 def wrong(seed):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import struct
 import time
 import tracemalloc
 import zipfile
@@ -65,14 +64,6 @@ def damage(file: Path, random: np.random.Generator) -> None:
         file.write_bytes(damaged(file.read_bytes(), random))
 
 
-def gguf(path: Path) -> None:
-    name, gain = b"blk.0.attn_norm.weight", np.ones(8, "<f4").tobytes()
-    word = struct.pack("<Q", 20) + b"general.architecture" + struct.pack("<IQ", 8, 5) + b"llama"
-    entry = struct.pack("<Q", len(name)) + name + struct.pack("<IQIQ", 1, 8, 0, 0)
-    header = b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + word + entry
-    path.write_bytes(header + bytes(-len(header) % 32) + gain)
-
-
 def model(form: str) -> tuple[Callable[[Path], Path], Callable[[Path], Any]]:
     """Makes a model of Nematus in a folder, and reads its names and shapes."""
 
@@ -105,7 +96,6 @@ FORMS: dict[str, tuple[int, tuple[Callable[[Path], Path], Callable[[Path], Any]]
     "tf": (100, model("tf"), "a whole checkpoint", ["model.npz.index", "model.npz.data-*"]),
     "safetensors": (200, (written("a.safetensors", lambda path: save_file(GAINS, path)), identify_checkpoint), "", []),
     "npz": (200, (written("a.npz", lambda path: np.savez(path, **GAINS)), identify_checkpoint), "", []),
-    "gguf": (300, (written("a.gguf", gguf), identify_checkpoint), "", []),
     "config": (300, (written("config.json", lambda path: path.write_text(json.dumps(LLAMA))), identify_config), "", []),
     "words": (200, (written("words.json", lambda path: path.write_text(json.dumps(WORDS))),
                     lambda path: read_vocabulary(path, 8, 1)), "", []),

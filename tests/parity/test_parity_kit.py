@@ -16,10 +16,8 @@ from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.parity.backends import open_backend
 from rmsnorm.parity.cases import CASES, make, select
 from rmsnorm.parity.equations import EQUATIONS, Steps, candidate, lost
-from rmsnorm.parity.fitting import _unfit, has_gradients, is_quick, requested_cases
 from rmsnorm.parity.judge import Outcome, compare, expect, golden, judge
 from rmsnorm.specification import dtypes
-from rmsnorm.targets import open_target
 
 BY_NAME = {case.name: case for case in CASES}
 
@@ -36,28 +34,6 @@ def test_every_mutant_is_rejected_wherever_its_mistake_is_visible(mutant):
         failed = [verdict for verdict in verdicts if not verdict.passed]
         assert failed, f"{mutant.fault} passed in {dtype}"
         assert not any("Error" in verdict.detail for verdict in failed), failed[0].detail
-
-
-@pytest.mark.slow
-def test_what_is_compared_where_a_library_compiles_rejects_every_mutant_that_all_cases_reject():
-    """In the dtypes that ``check`` asks for, and without the gradients that it leaves out."""
-    types = ("float16", "bfloat16", "float32")
-    target = open_target(lambda x, weight, bias, mask=None, residual=None, gate=None: x, framework="numpy")
-    pairs = requested_cases(target, PRESETS["standard"], types, extremes=False)
-    pairs = {pair: case for pair, case in pairs.items() if case.data not in ("huge", "tiny")}  # extremes
-    quick = {(name, dtype) for name, dtype in pairs
-             if is_quick(name, dtype, [entry for other, entry in pairs if other == name])}  # fmt: skip
-    assert len(quick) < len(pairs)
-    for mutant in MUTANTS:
-        for kind in (pairs, quick):
-            data = [make(BY_NAME[case], variant, dtype) for case, variant in mutant.pairs for dtype in mutant.dtypes
-                    if (case, dtype) in kind and _unfit(target, BY_NAME[case], dtype, None) == ""]  # fmt: skip
-            verdicts = [verdict for d in data for verdict in judge(mutant.implementation, d)
-                        if kind is pairs or verdict.quantity == "y" or has_gradients(d.case.name)]  # fmt: skip
-            failed = any(not verdict.passed for verdict in verdicts)
-            if kind is pairs and not failed:
-                break  # of an option that check does not pass
-            assert failed, f"{mutant.fault}: {mutant.story}"
 
 
 @pytest.mark.slow
@@ -175,19 +151,19 @@ def test_every_bound_follows_from_the_derivation():
     data = make(BY_NAME["rows"], "standard", "float32")
     n = k = 96
     inverse = math.sqrt(k) / 2 + 5
-    assert bound("y", data.call, "float32").ratio == 2 + inverse + 4
-    assert bound("dx", data.call, "float32").ratio == 2 + 2 * inverse + math.sqrt(n) + 8
-    assert bound("dscale", data.call, "float32").ratio == 2 + inverse + math.sqrt(48) + 2
-    assert bound("dbias", data.call, "float32").ratio == 2 + math.sqrt(48)
+    assert bound("y", data.call, "float32") == 2 + inverse + 4
+    assert bound("dx", data.call, "float32") == 2 + 2 * inverse + math.sqrt(n) + 8
+    assert bound("dscale", data.call, "float32") == 2 + inverse + math.sqrt(48) + 2
+    assert bound("dbias", data.call, "float32") == 2 + math.sqrt(48)
     half = make(BY_NAME["rows"], "standard", "bfloat16")
-    assert bound("y", half.call, "bfloat16").ratio == pytest.approx(2 + (inverse + 4) * 2**-16, abs=0)
+    assert bound("y", half.call, "bfloat16") == pytest.approx(2 + (inverse + 4) * 2**-16, abs=0)
     free = make(BY_NAME["rows"], "nematus", "bfloat16")
-    assert bound("y", free.call, "bfloat16") == dataclasses.replace(bound("y", data.call, "float32"))
+    assert bound("y", free.call, "bfloat16") == bound("y", data.call, "float32")
     llama = make(BY_NAME["rows"], "llama", "bfloat16")
-    assert bound("y", llama.call, "bfloat16").ratio == pytest.approx(6 + (inverse + 4) * 2**-16, abs=0)
+    assert bound("y", llama.call, "bfloat16") == pytest.approx(6 + (inverse + 4) * 2**-16, abs=0)
     with pytest.raises(KeyError, match="no such"):
         bound("no such", data.call, "float32")
-    assert {name for name in QUANTITIES if bound(name, data.call, "float32").ratio >= 2} == set(QUANTITIES)
+    assert {name for name in QUANTITIES if bound(name, data.call, "float32") >= 2} == set(QUANTITIES)
 
 
 @pytest.mark.parametrize("variant", PRESETS)
@@ -210,22 +186,11 @@ def test_an_element_may_differ_beside_a_tie_alone(variant, case):
     assert verdict.passed, verdict.detail
     assert verdict.max_ulp > (0 if want.value.dtype == "float16" else 1000)
     elsewhere = want.value.copy()
-    sure = np.argwhere(want.unit == want.unit) if want.low is None else np.argwhere(want.low == want.high)
+    is_half = want.value.dtype == "float16"
+    sure = np.argwhere(want.low == want.high if is_half else np.ones(want.value.shape))
     elsewhere[tuple(sure[len(sure) // 2])] *= 1 + 2.0**-10
     (verdict,) = compare(Outcome({"y": [elsewhere]}), {"y": want})
     assert not verdict.passed
-
-
-def test_a_share_from_a_file_leaves_three_elements_more():
-    want = expect(make(BY_NAME["rows"], "llama", "bfloat16"))["y"]
-    of_file = dataclasses.replace(want, low=None, high=None)
-    beyond = int((1 - want.bound.identical) * want.value.size)
-    for count, passed in ((beyond + 3, True), (beyond + 4, False)):
-        got = want.value.copy()
-        got.view(np.uint16)[10, :count] ^= 1  # the neighbour, of numbers that are not 0
-        (verdict,) = compare(Outcome({"y": [got]}), {"y": of_file})
-        assert verdict.max_ulp == 1
-        assert verdict.passed == passed, verdict.detail
 
 
 def test_what_a_sum_loses_beside_an_outlier_is_predicted():

@@ -58,6 +58,9 @@ def test_wrong(rmsnorm_parity):
 
 def test_mistaken(rmsnorm_parity):
     rmsnorm_parity(mine, variant="standrad")
+
+def test_mistaken_option(rmsnorm_parity):
+    rmsnorm_parity(mine, dtype="float32")
 """
 
 
@@ -75,11 +78,13 @@ def test_a_users_test(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(PROJECT)
     done = _pytest(tmp_path, "--junitxml", "parity.xml")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "2 failed, 1 passed" in done.stdout
+    assert "3 failed, 1 passed" in done.stdout
     text = (tmp_path / "parity.xml").read_text()
     for output in (done.stdout, text):
         assert "test_mine:mine is not standard: eps is 1e-05, standard has 1e-06" in output
         assert "mend: take eps 1e-06" in output
-        assert "'rows' f32 y: at (" in output
+        assert " f32 y: at (" in output
     assert "did you mean 'standard'?" in done.stdout
+    assert "rmsnorm_parity: got an unexpected keyword argument 'dtype', expected some of variant, " in done.stdout
+    assert "During handling" not in done.stdout, "one failure has one message"
     assert "rmsnorm/" not in done.stdout.replace("rmsnorm/parity/pytest_plugin", ""), "no traceback through rmsnorm"

@@ -11,7 +11,7 @@ from rmsnorm.parity.comparison import Comparison, Run
 from rmsnorm.parity.selftest import compare
 
 DIFFERENCE = Comparison(
-    "y", parity_ratio=3.5, bound=2.0, bit_identical=0.75, identical_bound=0.999, max_ulp=1.0, passed=False,
+    "y", parity_ratio=3.5, bound=2.0, bit_identical=0.75, max_ulp=1.0, passed=False,
     detail="at (0, 0) got 1.0", variant="llama", dtype="bfloat16", case="rows",
 )  # fmt: skip
 
@@ -61,15 +61,12 @@ def test_the_terminal_shows_where_and_by_how_much(runs):
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(report.terminal(runs))
     text = console.export_text()
-    assert "differs llama bf16 'rows' y: parity ratio 3.5, bound 2; 75.00 % identical, bound 99.90 %" in text
+    assert "differs llama bf16 'rows' y: parity ratio 3.5, bound 2; 75.00 % identical" in text
     assert "killed crashed: its process was ended by SIGKILL" in text
     assert "hung hung: its process did not answer within 20 seconds" in text
     assert "absent absent: pip install it" in text
     verdicts = "\n".join(text.splitlines()[: len(runs)])
     assert "NumPy held: all" in verdicts, "they come first"
-    assert "1/rho    " not in text, "there are tables where they are asked for"
-    console.print(report.terminal(runs, tables=True))
-    assert "1/rho    " in console.export_text()
 
 
 def test_progress_is_reported_case_by_case():

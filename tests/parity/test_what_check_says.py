@@ -35,17 +35,12 @@ def test_what_was_not_compared_is_listed_with_the_reason(tmp_path: Path) -> None
     result = check(written, **OPTIONS, init={"bias": 0.0})
     assert result.passed
     assert "not compared: gradients: numpy has no automatic differentiation" in result.text
-    assert "not compared: 'huge', 'tiny': only with extremes=True" in result.text
-    reason = "it has no argument of that name"
-    cases = "'mask', 'mask, residual', 'residual', 'gate', 'gate, mask', 'gate, residual'"
-    assert f"not compared: {cases}: {reason}" in result.details
-    short = f"not compared: 'mask', 'mask, residual', 'residual' and 3 more: {reason}"
-    assert short in result.text
+    assert "not compared: huge, tiny: only with extremes=True, or --extremes" in result.text
+    assert "not compared: gate, mask, residual: it has no argument of that name" in result.text
     report.write_json([result.run], tmp_path / "a.json")
     (backend,) = json.loads((tmp_path / "a.json").read_text())["backends"]
-    assert {"case": "mask", "dtype": "float32", "reason": reason, "edge": False} in backend["skipped"]
-    options = {**OPTIONS, "dtypes": ["float16", "float32"]}
-    assert "not compared: 'huge', 'tiny' in f32: only with" in check(written, **options, init={"bias": 0.0}).text
+    reason = "it has no argument of that name"
+    assert {"case": "mask", "dtype": "", "reason": reason, "edge": False} in backend["skipped"]
 
 
 def test_lines_are_short_and_verbose_prints_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,10 +52,9 @@ def test_lines_are_short_and_verbose_prints_the_rest(tmp_path: Path, monkeypatch
     shown = rmsnorm(*command, "-v").stdout
     assert shown.splitlines()[: len(lines)] == lines
     assert "parity ratio" in shown
-    assert "'gate, mask', 'gate, residual'" in shown
 
 
-def test_jax_has_a_quick_set_of_cases() -> None:
+def test_jax_is_asked_less() -> None:
     jax = pytest.importorskip("jax", reason="jax is not installed; pip install '.[flax]'")
 
     def norm(x: Any) -> Any:
@@ -69,19 +63,14 @@ def test_jax_has_a_quick_set_of_cases() -> None:
 
     result = check(norm, framework="jax", dtypes=["float32", "bfloat16"])
     assert result.passed, result.text
-    assert {record.dtype for record in result.run.records if record.case == "odd"} == {"bfloat16"}
-    of_dx = {record.case for record in result.run.records if record.quantity == "dx"}
-    assert {name for name in of_dx if " of " not in name} == {"rows", "one sign"}  # beside circumstances
-    assert {record.dtype for record in result.run.records if record.case == "one sign"} >= {"bfloat16"}
-    assert "not compared: gradients of most cases, " in result.text
-    assert ": only with all_cases=True, or --all" in result.text
-    every = check(norm, framework="jax", dtypes=["bfloat16"], all_cases=True)
-    assert {"vector", "width 1"} <= {record.case for record in every.run.records if record.quantity == "dx"}
+    assert "not compared: some rows, widths and calls before: only with strength=2 or more, or --all" in result.text
+    assert not {record.case for record in result.run.records if "8,209 rows" in record.case}
+    assert {record.quantity for record in result.run.records} == {"y", "dx"}
 
 
 def test_a_check_of_nothing_is_refused() -> None:
     target = open_target(written, framework="numpy", init={"bias": 0.0})
-    with pytest.raises(ValueError, match=r"written was compared in no case, .*\(.*; it takes x in float64 alone; .*\)"):
+    with pytest.raises(ValueError, match=r"written was compared in no case, "):
         check(replace(target, dtypes={"x": "float64"}), dtypes="float32")
 
 
@@ -90,7 +79,7 @@ def test_automatic_differentiation_may_round_what_the_formulas_do_not() -> None:
         call = make(BY_NAME["rows"], variant, "bfloat16").call
         for name, roundings in extra.items():
             ours, another = (bound(name, call, "bfloat16", automatic=automatic) for automatic in (False, True))
-            assert another.ratio - ours.ratio == pytest.approx(roundings)
+            assert another - ours == pytest.approx(roundings)
 
 
 def test_opening_a_backend_leaves_jax_as_it_is() -> None:
@@ -187,7 +176,7 @@ def test_a_class_is_opened_in_the_same_way_by_both(
     if command == "identify" and "1e-5" in str(options):
         status = 0  # it has another eps, which is no defect
     assert done.exit_code == status, done.output
-    assert done.stderr.startswith(f"rmsnorm {command}: ") == (status == 2)
+    assert (f"rmsnorm {command}: " in done.stderr) == (status == 2)
 
 
 def test_the_json_has_the_answer_of_identify_as_data(tmp_path: Path) -> None:
@@ -201,7 +190,6 @@ def test_the_json_has_the_answer_of_identify_as_data(tmp_path: Path) -> None:
     eps = {finding["name"]: finding["value"] for finding in identity["findings"]}["eps"]
     assert (identity["variant"]["rounding"], eps) == (PRESETS["llama"].rounding, 1e-6)
     assert f"{target} is close to RMSNorm" in backend["message"]
-    assert {record["case"] for record in document["records"]} >= {"rows", "odd"}
     assert {record["backend"] for record in document["records"]} == {backend["backend"]}
     assert rmsnorm("check", target, "--variant", "llama", *options).exit_code == 0
     assert json.loads(file.read_text())["backends"][0]["identity"] is None, "it is not asked where everything agrees"

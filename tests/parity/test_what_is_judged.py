@@ -95,9 +95,9 @@ def test_the_command_judges_a_quantisation_and_refuses_what_it_does_not_use(tmp_
     )
     asked = ("check", f"{tmp_path / 'fused.py'}:fused", "--framework", "numpy", "--dtype", "float32")
     done = rmsnorm(*asked, "--quantisation", "onnx.qdq")
-    assert "codes: " in done.output, done.output
+    assert "fused is onnx.qdq: all " in done.output, done.output
     assert done.exit_code == 0, done.output
-    for option in (["--eps", "1e-5"], ["--edges"], ["--quantity", "y"], ["--variant", "llama"]):
+    for option in (["--eps", "1e-5"], ["--extremes"], ["--quantity", "y"], ["--variant", "llama"]):
         done = rmsnorm(*asked, "--quantisation", "onnx.qdq", *option)
         assert done.exit_code == 2
         assert f"{option[0]} is for a norm, expected none beside --quantisation; drop it" in done.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +87,57 @@ def static_output() -> Callable[..., Any]:
     return norm
 
 
+def static_gradient() -> Callable[..., Any]:
+    """dx of the last backward pass lies in the memory of the one before."""
+    buffers = {}
+
+    def change(context, dy, dx, dweight):
+        key = dx.shape, dx.dtype
+        if key not in buffers:
+            buffers.clear()
+            buffers[key] = torch.empty_like(dx, memory_format=torch.contiguous_format)
+        return buffers[key].copy_(dx), dweight
+
+    return with_backward(change)
+
+
+def cached_gain() -> Callable[..., Any]:
+    """A copy in float32 of the gain that has this memory."""
+    copies = {}
+
+    def norm(x, weight):
+        key = weight.data_ptr(), weight.shape, weight.dtype
+        if key not in copies:
+            copies.clear()
+            copies[key] = weight.detach().clone()
+        return right(x, copies[key] if weight.requires_grad is False else weight + (copies[key] - weight).detach())
+
+    return norm
+
+
+def of_two_threads() -> Callable[..., Any]:
+    """x goes through memory that all threads share."""
+    shared = {}
+
+    def norm(x, weight):
+        shared["x"] = x
+        time.sleep(0.01)
+        return right(shared["x"] if shared["x"].shape == x.shape else x, weight)
+
+    return norm
+
+
+def partly_written(x, weight):
+    """Of 5 rows and more, the last ones are those of memory that nobody wrote to."""
+    y = right(x, weight)
+    if x.requires_grad or weight.requires_grad or rows_of(x) < 5:
+        return y
+    whole = torch.empty_like(y, memory_format=torch.contiguous_format)
+    whole.view(-1, x.shape[-1])[:-1] = y.reshape(-1, x.shape[-1])[:-1]
+    # Fresh memory is full of zeros most often, and here of what was right once.
+    return whole if bool(torch.isnan(whole.view(-1, x.shape[-1])[-1]).all()) else y
+
+
 def first_rows_without_the_rest() -> Callable[..., Any]:
     first = []
 
@@ -165,10 +217,23 @@ WRONG = {
     "no_grad": larger_where(lambda x: not torch.is_grad_enabled() and not torch.is_inference_mode_enabled()),
     "inference": larger_where(lambda x: torch.is_inference_mode_enabled()),
     "autocast": larger_where(lambda x: torch.is_autocast_enabled("cpu")),
+    "no rows": lambda x, weight: right(x, weight) if x.numel() else x.new_zeros(1, x.shape[-1]),
+    "width 1": larger_where(lambda x: x.shape[-1] == 1),
+    "as many rows as columns": larger_where(lambda x: x.ndim == 2 and x.shape[0] == x.shape[1]),
+    "as many channels as columns": larger_where(lambda x: x.ndim == 4 and x.shape[1] == x.shape[-1]),
+    "x expanded": larger_where(lambda x: x.ndim > 1 and x.shape[0] > 1 and x.stride(0) == 0),
+    "a row of infinity": larger_where(lambda x: bool(torch.isinf(x).any())),
+    "a row of zeros": larger_where(lambda x: rows_of(x) > 1 and bool((x == 0).all(-1).any())),
+    "unaligned gain": lambda x, weight: right(x, weight) * (1.5 if weight.data_ptr() % 16 else 1),
+    "gain bfloat16": lambda x, weight: right(x, weight) * (1.5 if weight.dtype == torch.bfloat16 else 1),
+    "a gain that was updated": cached_gain(),
+    "two threads": of_two_threads(),
+    "partly written": partly_written,
     "unaligned": larger_where(lambda x: x.data_ptr() % 16 != 0),
     "strided gain": lambda x, weight: right(x, torch.as_strided(weight, weight.shape, (1,), weight.storage_offset())),
     "no weight": without_a_weight,
     "static output": static_output(),
+    "static gradient": static_gradient(),
     "the first shape": first_rows_without_the_rest(),
     "a second backward pass": with_backward(lambda context, dy, dx, dweight: (dx * context.calls, dweight)),
     "frozen gain": with_backward(lambda c, dy, dx, dweight: (dx * (1 if c.needs_input_grad[1] else 2), dweight)),
@@ -179,6 +244,7 @@ WRONG = {
     "dh to one": with_dh(lambda through_y, dh: (through_y + dh, through_y)),
     "dh twice": with_dh(lambda through_y, dh: (through_y + 2 * dh, through_y + 2 * dh)),
     "gates up to 20": lambda x, weight, gate: gated(x, weight, gate.clamp(-20, 20)),
+    "eps ignored": lambda x, weight, eps=EPS: right(x, weight),
     **read_wrongly("residual"),
     **read_wrongly("gate"),
     **read_wrongly("mask"),

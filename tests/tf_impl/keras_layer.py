@@ -310,7 +310,7 @@ def judged_step(model: Any, layer: Any, x: Any, **compiled: Any) -> None:
     call = resolve("test", Spec(x.shape, compute), variant=layer.variant)
     for name, old, new, gradient in zip(("dscale", "dbias"), start, weights_of(layer), gradients, strict=True):
         if old is not None:
-            error = bound(name, call, "float32").ratio * terms[name] + np.abs(new)  # and the subtraction
+            error = bound(name, call, "float32") * terms[name] + np.abs(new)  # and the subtraction
             assert (np.abs(new - (old - gradient)) <= 2.0**-24 * error).all(), (name, compute, compiled)
             assert (np.abs(gradient) > 2.0**-10).any()
 

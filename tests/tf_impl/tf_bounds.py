@@ -39,7 +39,7 @@ def check_bounds(
         value, expected = np.asarray(value), want[quantity]
         assert (value.dtype, value.shape) == (expected.dtype, expected.shape), quantity
         dtype = expected.dtype.name
-        limit = bound(quantity, call, dtype, residual=options.get("residual") is not None).ratio
+        limit = bound(quantity, call, dtype, residual=options.get("residual") is not None)
         error = limit * dtypes.unit_roundoff(dtype) * terms[quantity] + max(TINY, dtypes.smallest_subnormal(dtype))
         value, expected = value.astype(np.float64), expected.astype(np.float64)
         same = (value == expected) | (np.isnan(value) & np.isnan(expected))

@@ -43,7 +43,7 @@ def are_alike(got: Any, want: Any) -> bool:
     names = {torch.float64: "float64", torch.float16: "float16", torch.bfloat16: "bfloat16"}
     dtype, n = names.get(got.dtype, "float32"), want.shape[-1] if want.ndim else 1
     one_row = resolve("rms_norm", Spec((1, n), dtype), variant=Variant.get("standard"))
-    limit = 2 * bound("dx", one_row, dtype, residual=True).ratio * dtypes.unit_roundoff(dtype)
+    limit = 2 * bound("dx", one_row, dtype, residual=True) * dtypes.unit_roundoff(dtype)
     got, want = got.detach().double(), want.detach().double()
     largest = want.abs().nan_to_num(0, 0, 0).max() if want.numel() else 0
     return bool((((got - want).abs() <= limit * largest) | (got == want) | (got.isnan() & want.isnan())).all())

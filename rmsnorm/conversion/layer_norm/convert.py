@@ -32,6 +32,7 @@ from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import first_parameter
 from rmsnorm.identify import Target
+from rmsnorm.specification import errors
 from rmsnorm.targets.bridges import Bridge
 
 _COPIES = 6  # of all parameters, which the search holds at once in its dtype
@@ -191,7 +192,9 @@ def convert(model: Model) -> Conversion:
         chosen, selected = _search(model, norms, left)
     layers = tuple(_layers(model, norms, left))
     if not selected:
-        return Conversion(model.changed({}, {}, wide=False)[0], layers, (), (), 0.0, 0.0, model.dtype, chosen.unreached)
+        return Conversion(
+            model.changed({}, {}, wide=False)[0], layers, (), (), None, None, model.dtype, chosen.unreached
+        )
     centre: dict[str, list[Axes]] = defaultdict(list)
     for name, axes in chosen.shifts:
         centre[name].append(axes)
@@ -347,7 +350,7 @@ def _memory() -> int:
         return 2**62
 
 
-def _not_repeatable() -> ValueError:
-    return ValueError(
+def _not_repeatable() -> errors.InputValueError:
+    return errors.InputValueError(
         "to_rms_norm: two runs on the same inputs differ, expected equal outputs; the model is random in evaluation"
     )

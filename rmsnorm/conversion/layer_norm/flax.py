@@ -48,7 +48,7 @@ class SampledModel(Model):
             return "its rows are spread over devices"
         axes, gain = (tuple([a] if isinstance(a, int) else a) for a in (layer.reduction_axes, layer.feature_axes))
         scale, bias = (name if getattr(layer, name) is not None else None for name in ("scale", "bias"))
-        return Norm(axes, gain, (), scale, bias, "x", variant=derive("to_rms_norm", "flax", layer.epsilon, None))
+        return Norm(axes, gain, scale, bias, "x", variant=derive("to_rms_norm", "flax", layer.epsilon, None))
 
     def opened(self, layer: nnx.Module) -> Target:
         return open_target(nnx.clone(layer))

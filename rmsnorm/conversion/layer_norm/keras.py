@@ -54,7 +54,7 @@ class SampledModel(Model):
             return "rms_scaling=True divides by the root of the variance"
         axes = tuple(layer.axis) if isinstance(layer.axis, (list, tuple)) else (layer.axis,)
         scale, bias = (name if getattr(layer, name) is not None else None for name in ("gamma", "beta"))
-        return Norm(axes, axes, (), scale, bias, "inputs", variant=get_variant("", "keras").replace(eps=layer.epsilon))
+        return Norm(axes, axes, scale, bias, "inputs", variant=get_variant("", "keras").replace(eps=layer.epsilon))
 
     def opened(self, layer: Any) -> Target:
         return open_keras(layer, layer.name, "cpu")

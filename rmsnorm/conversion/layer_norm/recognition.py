@@ -9,11 +9,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rmsnorm.accuracy.bounds import LAYER_NORM, LAYER_NORM_OF_FLOAT32
+from rmsnorm.accuracy.bounds import LAYER_NORM, LAYER_NORM_OF_FLOAT32, within
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.identify import Target, TargetError
+from rmsnorm.identify.fit import nice
 from rmsnorm.identify.layout import parameters
-from rmsnorm.identify.readings import nice
 from rmsnorm.specification.variants import Variant
 
 _LEADS: Final = ((3,), (2, 3), (2, 3, 4))
@@ -37,7 +37,8 @@ def layer_norm(target: Target, x: str) -> Norm | None:
     for noise, bound in ((0.0, LAYER_NORM), (1e-6, LAYER_NORM_OF_FLOAT32)):
         variant = _solved(target, width, noise)
         if variant is not None and all(_agrees(target, variant, shape, bound) for shape in shapes):
-            return Norm((-1,), (-1,), shapes, names.get("scale"), names.get("bias"), x, variant=variant)
+            ranks = tuple(map(len, shapes))
+            return Norm((-1,), (-1,), names.get("scale"), names.get("bias"), x, variant, (width,), ranks)
     return None
 
 
@@ -55,7 +56,7 @@ def _solved(target: Target, width: int, noise: float) -> Variant | None:
         eps = float(((c * c).sum() / (slope * c).sum()) ** 2 - np.median((c * c).mean(-1)))
     if not (math.isfinite(offset) and math.isfinite(eps)):
         return None
-    eps = nice(eps, noise) if eps > 1e-20 else 0.0
+    eps = nice(eps, within(noise, 1e-7, 5e-3), 0.0) if eps > 1e-20 else 0.0
     return Variant(name="to_rms_norm", eps=eps, scale_offset=round(offset))
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rmsnorm.accuracy.bounds import CONVERSION
+from rmsnorm.specification import errors
 
 
 class Layer(NamedTuple):
@@ -41,7 +42,7 @@ class Conversion:
         centred: names of the weights from which their mean over the features was subtracted.
         notes: sentences about everything else that differs.
         exact: greatest difference of an output on the sample inputs in ``dtype``, relative to the greatest element of
-            that output.
+            that output; None where no LayerNorm was replaced, and so nothing was compared.
         error: the same in the model's own dtypes, in which the centred weights were rounded again.
         dtype: float64; float32 where memory has no room for six copies of all parameters in float64.
         unreached: names of the parameters on which no output of the sample depends. They stay as they are, so a branch
@@ -52,8 +53,8 @@ class Conversion:
     layers: tuple[Layer, ...]
     centred: tuple[str, ...]
     notes: tuple[str, ...]
-    exact: float
-    error: float
+    exact: float | None
+    error: float | None
     dtype: str = "float64"
     unreached: tuple[str, ...] = ()
 
@@ -63,6 +64,8 @@ class Conversion:
             lines.append(f"centred {first_names(self.centred)}")
         if self.unreached:
             lines.append(f"{first_names(self.unreached)}: not reached by the sample, so not changed")
+        if self.exact is None or self.error is None:
+            return "\n".join([*lines, "nothing was replaced, and so no outputs were compared"])
         error = f"outputs differ by {self.error:.1e} of the greatest element, in {self.dtype} by {self.exact:.1e}"
         return "\n".join([*lines, error])
 
@@ -88,7 +91,7 @@ def _difference(before: np.ndarray, after: np.ndarray) -> float:
 def require_exact(exact: float, bound: float = CONVERSION) -> float:
     """Returns the difference if it is within rounding; raises ValueError otherwise."""
     if not exact <= bound:
-        raise ValueError(
+        raise errors.InputValueError(
             f"to_rms_norm: the outputs differ by {exact:.1e} of the greatest element, expected at most {bound:.0e}; "
             "the model holds a weight that is no parameter of a module, or it is random in evaluation mode"
         )

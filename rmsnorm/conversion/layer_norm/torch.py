@@ -53,7 +53,7 @@ class SampledModel(Model):
         axes, names = tuple(range(-len(layer.normalized_shape), 0)), ("weight", "bias")
         scale, bias = (name if getattr(layer, name) is not None else None for name in names)
         variant = get_variant("to_rms_norm", "torch").replace(eps=layer.eps)
-        return Norm(axes, axes, (), scale, bias, "input", variant=variant)
+        return Norm(axes, axes, scale, bias, "input", variant=variant)
 
     def opened(self, layer: nn.Module) -> Target:
         return open_target(probe_of(layer).double())

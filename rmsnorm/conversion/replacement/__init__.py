@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from typing import Any, Final
@@ -10,7 +11,7 @@ from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.change import change
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import Proof
-from rmsnorm.conversion.replacement.report import NoNorm, Replacement, Unproven, nothing
+from rmsnorm.conversion.replacement.report import NoNorm, Replacement, Unproven, first_line, nothing
 from rmsnorm.specification import errors
 from rmsnorm.specification.variants import Variant, get_variant
 
@@ -28,29 +29,28 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
     Each module stays the same object and an instance of its class: its parameters, their names, devices and dtypes, its
     attributes and methods, its hooks, its mode and all references to it stay valid. Only its call with x alone is
     computed anew (of a norm with a gate, the call with both), and only for numbers of axes that were tried; any other
-    call runs the code that it ran before. A torch.nn.RMSNorm becomes rmsnorm.torch_impl.RMSNorm. Call this before the
-    model is compiled or sharded.
+    call runs the code that it ran before. A torch.nn.RMSNorm becomes rmsnorm.torch_impl.RMSNorm. A printed model of
+    PyTorch or Flax says which norms are ours. Call this before the model is compiled or sharded.
 
     A replaced module keeps the eps that it had: to assign another one to its attribute of eps raises ValueError, unless
-    it became a layer of rmsnorm. Set what its class reads before you call replace. Like any layer that needs x for the
-    backward pass, it takes no model that writes into x before that (``x += f(norm(x))``).
+    it became a layer of rmsnorm. Like any layer that needs x for the backward pass, it takes no model that writes into
+    x before that (``x += f(norm(x))``), and in PyTorch its results are contiguous, as those of torch.nn.RMSNorm.
 
     What makes the model anew makes the norms that it had: from_pretrained, load_model of a .keras file, from_config,
     keras.models.clone_model, and a PyTorch or Flax model that is built again before its weights are loaded. Call
     replace again after these. A deep copy, nnx.clone and a pickled PyTorch or Flax model (torch.save(model)) keep ours.
     A file of torch.export.save loads only after ``import rmsnorm.torch_impl``.
 
-    Nothing changes before everything is decided. A module is replaced if its copy with random parameters, and the
-    replacement, agree with the golden in outputs and gradients, by the bounds of ``rmsnorm.parity.check``: in training
-    and in evaluation, on x of one to five axes, with rows of zeros, NaN, infinity and outliers, in float16, bfloat16
-    and float32. It is not replaced if a call changes it or adds a loss, if it normalises other axes than the last ones,
-    or if its gain is one number.
+    Nothing changes before everything is decided, and if a change fails, all are taken back. A module is replaced if
+    ``rmsnorm.identify`` names it, and if its copy with random parameters and the replacement agree with the golden in
+    outputs and gradients, by the bounds of ``rmsnorm.parity.check``: in training and in evaluation, on x of one to five
+    axes, with rows of zeros, NaN, infinity and outliers, in float16, bfloat16 and float32. It is not replaced if a call
+    changes it or adds a loss, or if it normalises other axes than the last ones, each with a number of the gain.
     Of PyTorch, both must also agree in the circumstances of ``check``: calls at the width of the norm in which every
     pair of 1 to 8,209 rows, one to four axes, memory, values, gradients, modes (no_grad, inference, autocast) and what
-    was called before occurs. One that differs stays, and its entry says where. A module that computes in the dtype of x
-    throughout is asked these in float32 alone, and in float16 only for elements of x between 0.5 and 2. Of Flax, which
-    compiles each shape, 16 and 64 bits are asked with one number of axes. Modules with the same class, attributes and
-    shapes of parameters are asked once.
+    was called before occurs. A module that computes in the dtype of x throughout is asked these in float32 alone, and
+    in float16 only for elements of x between 0.5 and 2. Of Flax, which compiles each shape, 16 and 64 bits are asked
+    with one number of axes. Modules with the same class, attributes and shapes of parameters are asked once.
 
     A trial cannot show what a module does elsewhere: another formula for more rows, in three circumstances together,
     after some number of calls, on another device, for a value that was not tried, or a change of something outside of
@@ -105,8 +105,7 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
         report.append(Replacement(name, kind, norm.variant, why, not dry_run, norm.gate is not None, norm.group))
         changes.append((module, norm))
     if changes and not dry_run:
-        change(changes, backend.become)
-        backend.finish(model)
+        change(changes, backend.become, functools.partial(backend.finish, model))
     return tuple(report) or (nothing(type(model).__name__, replaced),)
 
 
@@ -122,6 +121,8 @@ def _proven(backend: Backend, module: Any, known: dict[Any, Proof | Unproven]) -
             known[key] = backend.prove(module)
         except Unproven as error:
             known[key] = error
+        except Exception as error:  # of its class, whose code may raise anything when a module is copied or called
+            known[key] = Unproven(f"it cannot be asked what it computes ({type(error).__name__}: {first_line(error)})")
     decision = known[key]
     if isinstance(decision, Unproven):
         raise decision
@@ -149,6 +150,4 @@ def _remark(others: list[str], norm: Norm) -> str:
     others = [name for name in others if name != norm.gate]
     gate = f", with a {norm.known.gate_function} gate {norm.known.gate_position} the norm" if norm.gate else ""
     form = f"recognised{gate}{f', in groups of {norm.group}' if norm.group else ''}"
-    ranks = " or ".join(str(rank) for rank in norm.unlike if rank > 1)  # of one axis x is one row, which no model has
-    others += [f"x of {ranks} axes"] if ranks else []
     return f"{form}; with {', '.join(others)} it runs its own code" if others else form

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +19,8 @@ class Replaced:
     norm: Norm
 
 
-def subclass(make: Callable[[Any, Norm], Any], kind: Any, norm: Norm, method: str, call: Callable[..., Any]) -> Any:
-    """A class like ``kind`` with another method, which pickles and calls itself by its name; ``make`` makes it."""
+def subclass(make: Callable[[Any, Norm], Any], kind: Any, norm: Norm, **methods: Callable[..., Any]) -> Any:
+    """A class like ``kind`` with other methods, which pickles and calls itself by its name; ``make`` makes it."""
 
     def __reduce_ex__(self: Any, protocol: int) -> Any:
         state = self.__getstate__()
@@ -30,9 +32,11 @@ def subclass(make: Callable[[Any, Norm], Any], kind: Any, norm: Norm, method: st
         require_its_eps(norm, vars(self), name, value)
         kind.__setattr__(self, name, value)
 
-    names = {method: functools.wraps(getattr(kind, method))(call), "__reduce_ex__": __reduce_ex__, "norm": norm,
-             "__setattr__": __setattr__, "__module__": kind.__module__, "__qualname__": kind.__qualname__,
-             "__doc__": kind.__doc__}  # fmt: skip
+    names = {
+        **{name: functools.wraps(getattr(kind, name))(method) for name, method in methods.items()},
+        "__reduce_ex__": __reduce_ex__, "norm": norm, "__setattr__": __setattr__,
+        "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__,
+    }  # fmt: skip
     return type(kind)(kind.__name__, (kind, Replaced), names)
 
 
@@ -67,13 +71,6 @@ def called_with(
     return (x, gate) if fits else (None, None)
 
 
-def vector(xp: Any, parameter: Any, norm: Norm) -> Any:
-    """A parameter without its axes of size 1. xp: torch, jax.numpy or keras.ops."""
-    if parameter is None or len(parameter.shape) == len(norm.gain_axes):
-        return parameter
-    return xp.reshape(parameter, [size for size in parameter.shape if size > 1])
-
-
 def axes_of(norm: Norm) -> tuple[Any, Any]:
     """``axis`` and ``feature_axis`` of the call."""
     return (norm.axes, norm.gain_axes) if norm.group is None else (-1, (-2, -1))
@@ -98,15 +95,26 @@ def computed(
     return y if norm.group is None else xp.reshape(y, shape)
 
 
-def change(changes: Sequence[tuple[Any, Norm]], become: Callable[[Any, Norm], None]) -> None:
-    """Replaces all modules, or none if one fails."""
-    before = [(module, type(module), dict(vars(module))) for module, _ in changes]
+def change(
+    changes: Sequence[tuple[Any, Norm]], become: Callable[[Any, Norm], None], finish: Callable[[], None]
+) -> None:
+    """Replaces all modules and finishes; if one of these fails, every module is what it was before."""
+    before = [(module, type(module), vars(module).copy(), _contents(module)) for module, _ in changes]
     try:
         for module, norm in changes:
             become(module, norm)
+        finish()
     except BaseException:
-        for module, kind, attributes in before:
+        for module, kind, attributes, contents in before:
             object.__setattr__(module, "__class__", kind)
             vars(module).clear()
             vars(module).update(attributes)
+            for name, content in contents.items():
+                attributes[name].clear()
+                attributes[name].update(content)
         raise
+
+
+def _contents(module: Any) -> dict[str, Any]:
+    """Copies of a module's own dictionaries and sets, such as ``_parameters`` and hooks, which change in place."""
+    return {name: copy.copy(value) for name, value in vars(module).items() if type(value) in (dict, OrderedDict, set)}

@@ -11,10 +11,9 @@ import jax
 from flax import nnx
 
 from rmsnorm.conversion.replacement.backend import Backend
-from rmsnorm.conversion.replacement.change import Replaced, called_with, computed, subclass, vector
+from rmsnorm.conversion.replacement.change import Replaced, called_with, computed, subclass
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import (
-    Plain,
     Proof,
     attributes_of_eps,
     decide,
@@ -45,6 +44,16 @@ def _state(module: nnx.Module) -> Any:
     return graph, [leaf.tobytes() for leaf in jax.tree.leaves(state)]
 
 
+def _unstacked(module: nnx.Module) -> nnx.Module | None:
+    """The first of the modules that nnx.vmap has stacked in one, as scan over layers has them; None where it is one."""
+    graph, state = nnx.split(module)
+    leaves = jax.tree.leaves(state)
+    if {leaf.ndim for leaf in leaves} != {2} or len({leaf.shape[0] for leaf in leaves}) != 1:
+        return None
+    first: nnx.Module = nnx.merge(graph, jax.tree.map(lambda leaf: leaf[0], state))
+    return first
+
+
 @functools.cache
 def class_of(kind: Any, norm: Norm) -> Any:
     """A class whose call with x alone, or with x and a gate, is that of rms_norm; all else is inherited."""
@@ -54,10 +63,10 @@ def class_of(kind: Any, norm: Norm) -> Any:
         if not hasattr(x, "shape") or not norm.takes(x.shape):
             return kind.__call__(self, *inputs, **named)
         parameters = (None if name is None else getattr(self, name) for name in (norm.scale, norm.bias))
-        scale, bias = (None if p is None else vector(jax.numpy, p[...], norm) for p in parameters)
+        scale, bias = (None if p is None else p[...] for p in parameters)
         return computed(jax.numpy, rms_norm, norm, x.shape, x, scale, bias, gate)
 
-    return subclass(class_of, kind, norm, "__call__", __call__)
+    return subclass(class_of, kind, norm, __call__=__call__)
 
 
 def is_float(value: Any) -> bool:
@@ -83,25 +92,38 @@ class Flax(Backend):
     def prove(self, module: nnx.Module) -> Proof:
         if self.has_inner(module):
             raise Unproven("it has modules of its own")
-        target = open_target(nnx.clone(module))
-        require_gain_alone(target, self.tensors(module))
-        others = {*vars(nnx.Module()), *self.tensors(module)}
-        own = {name: value for name, value in vars(module).items() if name not in others}
+        asked = nnx.clone(module)
+        if type(asked) is nnx.RMSNorm:
+            asked.dtype = None  # of y, which no variant says
+        require_gain_alone(open_target(asked), self.tensors(module))
+        own = self._own(module)
         require_no_arrays(own)
+        try:
+            proof = self._proven(asked, module.__call__)
+        except Unproven as error:
+            one = _unstacked(asked)
+            if one is None:
+                raise
+            try:
+                proof = self._proven(one, module.__call__)
+            except Unproven:
+                raise error from None
+        return proof._replace(norm=replace(proof.norm, of_eps=attributes_of_eps(own, proof.norm.known.eps)))
 
-        def replacement(norm: Norm, module: Any = module) -> Target:
+    def _proven(self, module: nnx.Module, call: Any) -> Proof:
+        def replacement(norm: Norm) -> Target:
             ours = nnx.clone(module)
             self.become(ours, norm)
             return open_target(ours)
 
-        asked = nnx.clone(module)
-        if type(asked) is nnx.RMSNorm:
-            asked.dtype = None
-        plain = Plain(open_target(asked), functools.partial(replacement, module=asked))
-        proof = decide(target, module.__call__, replacement, plain)
-        if _changes(nnx.clone(module), *[jax.numpy.ones(proof.norm.shapes[-1])] * (2 if proof.norm.gate else 1)):
+        proof = decide(open_target(nnx.clone(module)), call, replacement)
+        if _changes(nnx.clone(module), *[jax.numpy.ones(proof.norm.example)] * (2 if proof.norm.gate else 1)):
             raise Unproven("a call changes its state")
-        return proof._replace(norm=replace(proof.norm, of_eps=attributes_of_eps(own, proof.norm.known.eps)))
+        return proof
+
+    def _own(self, module: nnx.Module) -> dict[str, Any]:
+        others = {*vars(nnx.Module()), *self.tensors(module)}
+        return {name: value for name, value in vars(module).items() if name not in others}
 
     def key_of(self, module: nnx.Module) -> Any:
         variables = [(name, variable.shape, variable.dtype) for name, variable in _variables(module).items()]
@@ -111,6 +133,7 @@ class Flax(Backend):
         if type(module) is not nnx.RMSNorm:
             kind: Any = type(module)
             module.__class__ = class_of(kind, norm)
+            module.computed_by = "rmsnorm"  # which the model shows when it is printed
             return
         module.__class__ = RMSNorm
         module.variant, module.epsilon = norm.known, norm.known.eps

@@ -1,67 +1,53 @@
-"""What a replaced layer computes, and where: one record from the first question to the module that computes it."""
+"""What a replaced layer computes, and for which x: one record from the first question to the new module."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rmsnorm.conversion.replacement.report import NoNorm
-from rmsnorm.identify.layout import Axes, Layout
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets.target import Shape
 
+_OTHERS = (2, 3, 5, 4)  # sizes of the axes of x that are not normalised
+
 
 @dataclass(frozen=True)
-class Norm(Axes):
+class Norm:
     """What a replaced layer computes when it is called with x alone, or with x and a gate if it has one.
 
     Attributes:
-        shapes: in a proof, those at which the results agree.
-        unlike: the other numbers of axes that were tried, at which the layer runs its own code.
+        axes: the normalised axes, of a norm that is replaced the last ones.
+        gain_axes: the axes along which gain and bias run, of a norm that is replaced the same ones.
         scale, bias: the layer's names of its gain and bias, None where it has none.
         x: its name of x.
-        width: the only number of normalised elements that was proven, None for any.
         variant: None as long as it is not known.
+        sizes: of the normalised axes, as they were tried.
+        ranks: in a proof, the numbers of axes of x for which it holds.
         gate: its name of the gate, which follows x.
         group: the number of neighbours along the last axis that are normalised together, None for all.
         of_eps: the layer's names of the attributes that hold its eps.
-        keeps_order: whether the axes of y have the order of those of x in memory; else y is contiguous. Of PyTorch.
     """
 
+    axes: Shape
+    gain_axes: Shape
     scale: str | None
     bias: str | None
     x: str
-    width: int | None = None
     variant: Variant | None = None
+    sizes: Shape = ()
+    ranks: tuple[int, ...] = ()
     gate: str | None = None
     group: int | None = None
     of_eps: tuple[str, ...] = ()
-    keeps_order: bool = False
-    unlike: tuple[int, ...] = ()
 
     def takes(self, shape: Sequence[int]) -> bool:
-        """Whether x has a number of axes that was tried, and as many normalised elements as were."""
-        ranks, sizes = map(len, self.shapes), [shape[axis] for axis in self.axes]  # a list: Dynamo takes no generator
-        return len(shape) in ranks and self.width in (None, math.prod(sizes))
-
-    def layout(self, shape: Shape) -> Layout:
-        """How the rows lie in x of a shape."""
-        return replace(super().layout(shape), group=self.group)
+        """Whether x has a number of axes that was tried, and if it is split in groups, as many elements as were."""
+        return len(shape) in self.ranks and (self.group is None or shape[-1] == self.sizes[-1])
 
     @property
-    def example(self) -> Layout:
-        """The layout to identify the layer with: of x with few axes, the first of which that may count rows does.
-
-        Raises:
-            NoNorm: there is none.
-        """
-        for shape in sorted(self.shapes, key=len):
-            layout = self.layout(shape)
-            first = next((axis for axis in range(len(shape)) if axis not in layout.axes), None)
-            if first is not None and first not in layout.feature_axes:
-                return replace(layout, sizes=(*shape[:first], None, *shape[first + 1 :]))
-        raise NoNorm("it takes one row alone")
+    def example(self) -> Shape:
+        """A shape of x that it takes."""
+        return (*_OTHERS[: max(self.ranks) - len(self.sizes)], *self.sizes)
 
     @property
     def known(self) -> Variant:

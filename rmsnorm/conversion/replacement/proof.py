@@ -1,32 +1,40 @@
-"""Decides whether a layer may be replaced: what it computes, and that its replacement does the same."""
+"""Decides whether a layer may be replaced: identify names it, and check asks it and its replacement for the same."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmsnorm.accuracy.bounds import bound
-from rmsnorm.accuracy.terms import term_sizes
-from rmsnorm.conversion.replacement.in_kit import Golden
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.report import UNSUPPORTED, NoNorm, Unproven, recognised
-from rmsnorm.identify import Identity, Target, TargetError
-from rmsnorm.identify.layout import find_axes, size_of_gain
-from rmsnorm.identify.solve import identify_opened
-from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Spec
-from rmsnorm.specification.resolve import resolve
+from rmsnorm.identify import Identity, Target
+from rmsnorm.identify.search import identify_opened
+from rmsnorm.parity.asking import Refused, ask, in_circumstances
+from rmsnorm.parity.circumstances import AXES
+from rmsnorm.parity.comparison import Run, labelled
+from rmsnorm.parity.lines import places, shortened
 from rmsnorm.targets.arguments import argument_named, means_eps
-from rmsnorm.targets.bridges import Array
-from rmsnorm.targets.target import random_state_kept
+from rmsnorm.targets.target import WIDTH, random_state_kept
 
 _TIME: Final = 600.0  # seconds for identify
-_LAST: Final = "only norms along the last axes are replaced"
+_MOST: Final = 5  # axes of x
+_TYPES: Final = ("float32", "bfloat16", "float16")
+_FEW: Final = {  # what every number of axes is asked
+    "gain": ("gain of x's dtype",), "layout": ("contiguous",), "gain's memory": ("dense gain",), "values": ("normal",),
+    "gradients": ("all",), "dy": ("dense dy",), "mode": ("plain",), "history": ("first call",),
+}  # fmt: skip
+_MODES: Final = ("plain", "training")
+_VALUES: Final = ("heavy tails", "zeros", "NaN in a row", "zeros in the gain")
+_CALLS: Final = {  # of PyTorch, so that a kind of norm takes about two seconds
+    "rows": ("1 row", "few rows", "257 rows", "thousands of rows", "8,209 rows"),
+    "width": ("33", "768", "1024", "4096"), "dy": ("dense dy",),
+    "gain": ("gain of x's dtype", "gain float32", "no gain"),
+}  # fmt: skip
 
 
 class Proof(NamedTuple):
@@ -36,113 +44,151 @@ class Proof(NamedTuple):
     identity: Identity
 
 
-class Plain(NamedTuple):
-    """A layer, and what makes the replacement of a copy."""
-
-    theirs: Target
-    replaced: Callable[[Norm], Target]
-
-
 @random_state_kept()
-def decide(
-    target: Target,
-    call: Callable[..., Any],
-    replaced: Callable[[Norm], Target],
-    plain: Plain | None = None,
-) -> Proof:
+def decide(target: Target, call: Callable[..., Any], replaced: Callable[[Norm], Target]) -> Proof:
     """What a layer computes, if its replacement computes the same.
 
     Args:
         target: the layer, or a copy of it.
         call: its own call, whose first parameter is x, and whose second one may be a gate.
         replaced: makes the replacement of a copy.
-        plain: the same two without what no variant says, such as another dtype of y; None where nothing is.
 
     Raises:
         Unproven: the layer must stay as it is, and why.
     """
-    x, gate = first_parameter(call), _gate_parameter(call)
+    gate = _gate_parameter(call)
     if "gate_vector" in target.arguments or ("gate" in target.arguments and gate is None):
         raise Unproven(UNSUPPORTED)
-    with target.evaluating():
-        norm, identity = _identified(target, plain.theirs if plain else target, x, gate)
+    target = replace(target, arguments=tuple(a for a in ("scale", "bias", "gate") if a in target.arguments))
+    identity = identify_opened(target, gradients=False, time_limit=_TIME)
+    if target.returned:
+        raise (NoNorm if gate is None else Unproven)(f"it returns {' and '.join(sorted(target.returned))}")
+    if not identity.answered:
+        raise NoNorm(f"it cannot be called with x alone: {'; '.join(identity.defects)}{_may_need(call, gate)}")
+    norm = _norm(target, identity, first_parameter(call), gate)
     try:
         ours = replaced(norm)
     except Exception as error:  # of the layer's class, which may do anything when it is inherited from
         raise Unproven(f"it cannot be replaced ({type(error).__name__}: {error})") from None
-    golden = Golden(target, ours, norm) if plain is None else Golden(plain.theirs, plain.replaced(norm), norm)
-    proven, reasons = [], []
-    for shape in norm.shapes:
-        try:
-            golden.require_few(shape, every=not golden.compiles or shape is norm.shapes[-1])
-            proven.append(shape)
-        except Unproven as error:
-            reasons.append(error)
-    if not proven:
-        raise reasons[0]
-    golden.require_values(proven[-1])
+    pair = _Pair(target, replace(ours, arguments=target.arguments), norm)
+    ranks = tuple(rank for rank in range(len(norm.sizes), _MOST + 1) if pair.agrees_on_few(rank))
+    if not ranks:
+        raise NoNorm("it answers in none of the circumstances of a call that check tries")
+    pair.agrees_on_values(ranks[-1])
     if target.framework == "torch":
-        golden.require_calls(proven)
-    unlike = tuple(len(shape) for shape in norm.shapes if shape not in proven)
-    norm = replace(norm, shapes=tuple(proven), unlike=unlike)
-    return Proof(norm, identity)
+        pair.agrees_in_calls(ranks)
+    return Proof(replace(norm, ranks=ranks), identity)
 
 
-def _identified(target: Target, asked: Target, x: str, gate: str | None) -> tuple[Norm, Identity]:
-    """What a layer computes, and where.
+def _norm(target: Target, identity: Identity, x: str, gate: str | None) -> Norm:
+    """What a layer computes, of the variant that identify has found.
 
     Raises:
-        Unproven: that is no RMSNorm, or is more than one.
+        Unproven: it is no RMSNorm, or one along other axes than the last ones.
     """
-    arguments = tuple(entry for entry in ("scale", "bias", "gate") if entry in target.arguments)
-
-    def ask(width: int | None) -> tuple[Norm, Identity]:
-        sized, called = (replace(each, width=width, arguments=arguments) for each in (target, asked))
-        norm = _placed(_quick(sized), x, gate)
-        return norm, identify_opened(called, layout=norm.example, gradients=False, time_limit=_TIME)
-
-    norm, identity = ask(target.width)
-    vector, width = size_of_gain(target, norm.shapes[-1]), identity["divisor"]
-    if not vector and isinstance(width, int) and width > 1:  # a fixed factor of y may say for which width it is
-        fixed = ask(width)
-        if fixed[1].plain:
-            norm, identity = replace(fixed[0], width=width), fixed[1]
+    if identity.kind == "rmsnorm" and not identity.last_axes:
+        where = f"axis {', '.join(map(str, identity.axes))} of {identity.rank}"
+        raise Unproven(f"it normalises {where}; only norms along the last axes are replaced")
     variant, group = recognised(identity, gated=gate is not None), identity["group_size"]
-    if group:  # of this size, or of this number
-        width = target.width or 2 * group
-        shapes = tuple((*shape[:-1], width) for shape in norm.shapes)
-        norm = replace(norm, shapes=shapes, width=width, group=group)
-    if norm.axes != tuple(range(-len(norm.axes), 0)):
-        raise Unproven(f"it normalises axis {', '.join(map(str, norm.axes))}; {_LAST}")
-    if not vector and (norm.scale or norm.bias):
-        raise Unproven("its gain is one number, expected one for each element of a row")
-    return replace(norm, variant=variant), identity
+    width = target.width or (2 * group if group else WIDTH)  # a layer without a gain may have a number of groups
+    shape = (*[2] * (identity.rank - 1), width)
+    sizes = next((target.shape_of(name, shape) for name in ("scale", "bias") if name in target.arguments), (width,))
+    if len(sizes) != len(identity.axes) or (math.prod(sizes) == 1 < width):
+        raise Unproven(f"its gain has the shape {sizes}, expected one number for each element of a row")
+    axes = tuple(range(-len(sizes), 0))
+    names = target.names.get("scale"), target.names.get("bias")
+    return Norm(axes, axes, *names, x, variant=variant, sizes=sizes, gate=gate, group=group)
 
 
-def _placed(target: Target, x: str, gate: str | None) -> Norm:
-    """Where a layer with these names of x and of its gate normalises; the variant is not known yet.
+class _Pair:
+    """A layer and its replacement, both of which are asked for what the golden computes.
 
-    Raises:
-        NoNorm, Unproven: it normalises no axes, cannot be called, or returns more than y.
+    Each question says whether the layer takes such calls at all, and raises Unproven where it or its replacement
+    differs by more than the bounds of ``check``.
     """
-    failure: Unproven = NoNorm("it computes something else")
-    try:
-        where = find_axes(target)
-    except TargetError as error:
-        where, failure = None, NoNorm(f"it cannot be called: {error}")
-    if target.returned:
-        raise (NoNorm if gate is None else Unproven)(f"it returns {' and '.join(sorted(target.returned))}")
-    if where is None:
-        raise failure
-    return Norm(**vars(where), scale=target.names.get("scale"), bias=target.names.get("bias"), x=x, gate=gate)
+
+    def __init__(self, theirs: Target, ours: Target, norm: Norm) -> None:
+        known: dict[str, Any] = {"width": math.prod(norm.sizes), "shape_of": lambda argument, shape: norm.sizes}
+        if norm.scale is None and norm.bias is None and norm.group is None:  # of any width
+            known = {}
+        self.theirs, self.ours, self.norm = replace(theirs, **known), replace(ours, **known), norm
+
+    def agrees_on_few(self, rank: int) -> bool:
+        """On few rows of x with so many axes, in every dtype; where shapes are compiled, of most axes alone."""
+        answers = False
+        for dtype in _TYPES if rank == _MOST or not self.theirs.bridge.compiles else _TYPES[:1]:
+            # Of float16 in which all is computed, the derivative of 1 / rho overflows for rows that are small.
+            narrow = dtype == "float16" and self.norm.known.rounding == "input_dtype"
+            modes = _MODES if dtype == _TYPES[0] else _FEW["mode"]
+            levels = {**_FEW, "values": ("size 1" if narrow else "normal",), "mode": modes}
+            answers |= self._agrees([rank], levels, [dtype])
+        return answers
+
+    def agrees_on_values(self, rank: int) -> None:
+        """On rows of zeros, infinity, NaN and outliers."""
+        levels = {**_FEW, "mode": _MODES}
+        self._agrees([rank], {**levels, "values": _VALUES}, _TYPES[:1])
+        # A row with infinity has no gradient: what comes in its place depends on the order of the operations.
+        no_gradients = {**levels, "values": ("zeros and infinity in rows",), "gradients": ("none",)}
+        self._agrees([rank], no_gradients, _TYPES[:1])
+
+    def agrees_in_calls(self, ranks: Sequence[int]) -> None:
+        """In the circumstances of a call of PyTorch; others compile each shape for minutes."""
+        # In 16 bits the sums of one that computes in the dtype of x are not exact enough for the kit's bounds.
+        types = _TYPES[:1] if self.norm.known.rounding == "input_dtype" else _TYPES
+        self._agrees(ranks, _CALLS, types)
+        self._agrees(ranks[-1:], {**_FEW, "dy": ("expanded dy",), "rows": ("few rows", "257 rows")}, types)
+
+    def _agrees(self, ranks: Sequence[int], levels: Mapping[str, Sequence[str]], types: Sequence[str]) -> bool:
+        """In pairs of these levels, of those factors of which not all are asked."""
+        norm, variant = self.norm, self.norm.known
+        only = {
+            "rows": ["1 row" if [*ranks] == [len(norm.sizes)] else "few rows"], **levels,
+            "axes": [level for level, rank in AXES.items() if rank + len(norm.sizes) - 1 in ranks],
+            "gate": ["gate"] if norm.gate else ["no gate"],  # without one it runs its own code
+        }  # fmt: skip
+        only.setdefault("width", [str(self.theirs.width or WIDTH)])
+        runs = Run(self.theirs.framework), Run(self.theirs.framework)
+        for theirs, ours in self._ways():
+            for circumstance, question, answer in in_circumstances(
+                theirs, variant, types, gradients=theirs.differentiable, group_size=norm.group, only=only
+            ):
+                if theirs.returned:
+                    raise Unproven(f"it returns {' and '.join(sorted(theirs.returned))}")
+                if isinstance(answer, str):  # it does not take such a call: the replacement may
+                    continue
+                try:
+                    answers = answer, ask(ours, question, norm.group)
+                except Refused as error:
+                    raise Unproven(f"its replacement fails in {circumstance.name!r}: {error}") from None
+                for run, comparisons in zip(runs, answers, strict=True):
+                    run.records += labelled(comparisons, variant.name, circumstance["x"], circumstance.name)
+        for run, name in zip(runs, ("it", "its replacement"), strict=True):
+            if run.failures:
+                agrees = f"{name} agrees on the rows that identify tries, and not in {places(run)}"
+                raise Unproven(f"{agrees}: {' '.join(shortened(run.failures[0], self.theirs.name).split())}")
+        return bool(runs[0].records)
+
+    def _ways(self) -> Iterator[tuple[Target, Target]]:
+        """Both; where shapes are compiled, as one program in place of one for each operation, for each mode."""
+        if not self.theirs.bridge.compiles:
+            yield self.theirs, self.ours
+            return
+        for mode in (True, False) if self.theirs.training else (False,):
+            with self.theirs.in_mode(mode), self.ours.in_mode(mode):
+                theirs, ours = (replace(each.compiled, training=None) for each in (self.theirs, self.ours))
+                yield theirs, ours
 
 
 def require_gain_alone(target: Target, names: list[str]) -> None:
     """Of the parameters and buffers with these names, each must be the gain or the bias.
 
     Raises:
-        NoNorm: another one is there.
+        NoNorm, Unproven: another one is there.
     """
+    named_eps = [name for name in names if means_eps(name)]
+    if named_eps and len(names) == len(named_eps) + 1:
+        raise Unproven(f"its {named_eps[0]} is a parameter or buffer, which may change, expected a number of Python")
     if set(names) - set(target.names.values()) or "factor" in target.names:
         raise NoNorm(f"it holds {', '.join(names)}, expected a gain and perhaps a bias")
 
@@ -186,6 +232,13 @@ def _gate_parameter(call: Callable[..., Any]) -> str | None:
     return gate
 
 
+def _may_need(call: Callable[..., Any], gate: str | None) -> str:
+    """The arguments that it may be called without, and that it may need none the less."""
+    others = list(inspect.signature(call).parameters.values())[1:]
+    none = [parameter.name for parameter in others if parameter.default is None and parameter.name != gate]
+    return f"; does its call need {', '.join(none)}?" if none else ""
+
+
 def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """The names of the attributes that calls have changed: numbers, texts, arrays, and containers of these."""
     was, now = ({name: _text(value) for name, value in entry.items()} for entry in (before, after))
@@ -204,25 +257,3 @@ def _text(value: Any) -> str:
     if hasattr(array, "tolist") and not getattr(array, "is_meta", False):
         return f"{type(value).__name__}{array.tolist()}"
     return type(value).__qualname__
-
-
-def limit_of_y(norm: Norm, x: Array, arrays: Mapping[str, Array]) -> Array:
-    """How far y of a layer and of its replacement may be apart, by the bound of each."""
-    layout = norm.layout(x.shape)
-    count = x.size // layout.n
-    rows = layout.to_rows(x, count)
-    scale, bias = (layout.spread(arrays[name], count) if name in arrays else None for name in ("scale", "bias"))
-    gate = layout.to_rows(arrays["gate"], count) if norm.gate else None
-    known: dict[str, Any] = {"variant": norm.known, "feature_axis": (0, 1), "tangents": (rows, None, None)}
-    sizes = term_sizes(rows, scale, bias, dy=rows, gate=gate, **known)["y"]
-    specs: dict[str, Any] = {
-        name: Spec(rows.shape if name == "gate" else (layout.n,), array.dtype.name) for name, array in arrays.items()
-    }
-    call = resolve("replace", Spec(rows.shape, x.dtype.name), variant=norm.known, **specs)
-    ratio = 2 * bound("y", call, x.dtype.name, automatic=True).ratio
-    return ratio * dtypes.unit_roundoff(x.dtype.name) * layout.to_x(sizes)
-
-
-def _quick(target: Target) -> Target:
-    """The target as one program in place of one for each operation, in the mode of now, where shapes are compiled."""
-    return target.compiled if target.bridge.compiles else target

@@ -19,6 +19,11 @@ class NoNorm(Unproven):
     """It normalises nothing: only a module whose class has "norm" in its name is worth a line in the report."""
 
 
+def first_line(error: BaseException) -> str:
+    """The beginning of what an error says, for a reason."""
+    return str(error).strip().partition("\n")[0][:200]
+
+
 @dataclass(frozen=True)
 class Replacement:
     """What happened to one module.

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rmsnorm.conversion.replacement.backend import Backend
-from rmsnorm.conversion.replacement.change import Replaced, axes_of, called_with, in_groups, subclass, vector
+from rmsnorm.conversion.replacement.change import Replaced, axes_of, called_with, in_groups, subclass
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import (
     Proof,
@@ -25,9 +24,8 @@ from rmsnorm.conversion.replacement.proof import (
     require_no_arrays,
 )
 from rmsnorm.conversion.replacement.report import NoNorm, Unproven
-from rmsnorm.identify import Target, TargetError, open_target
+from rmsnorm.identify import Target, open_target
 from rmsnorm.specification.variants import PRESETS, Variant
-from rmsnorm.targets.target import random_state_kept
 from rmsnorm.torch_impl.autograd import repeat
 from rmsnorm.torch_impl.calls import compute
 from rmsnorm.torch_impl.functional import rms_norm
@@ -46,24 +44,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _without_dummies(target: Target) -> Target:
-    """The target without a gain that y does not depend on, in training and in evaluation."""
-    random = np.random.default_rng(0)
-    x = random.normal(size=(2, 3, target.width or 8)).astype(np.float32)
-    others = {"gate": np.ones_like(x)} if "gate" in target.arguments else {}
-    for mode in (True, False):
-        with target.in_mode(mode):
-            try:
-                gains = random.uniform(0.5, 2.0, (2, *target.shape_of("scale", x.shape))).astype(np.float32)
-                one, other = (target.forward(x, scale=gain, **others).copy() for gain in gains)
-            except (KeyError, TargetError):  # it has no gain, or takes no such x
-                return target
-        if not np.array_equal(one, other):
-            return target
-    names = {argument: name for argument, name in target.names.items() if argument != "scale"}
-    return replace(target, arguments=tuple(entry for entry in target.arguments if entry != "scale"), names=names)
 
 
 def probe_of(module: nn.Module) -> nn.Module:
@@ -107,7 +87,7 @@ def _attributes(module: nn.Module) -> dict[str, str]:
 def become_layer(module: Any, variant: Variant, eps: float | None) -> None:
     """Turns a module with a normalized_shape into rmsnorm.torch_impl.RMSNorm."""
     module.__class__ = RMSNorm
-    module.variant, module.eps = variant, eps
+    module.variant, module.eps, module._is_replaced = variant, eps, True
     for name in ("weight", "bias"):
         if name not in module._parameters:
             module.register_parameter(name, None)
@@ -116,8 +96,7 @@ def become_layer(module: Any, variant: Variant, eps: float | None) -> None:
 @functools.cache
 def class_of(kind: Any, norm: Norm) -> Any:
     """A class whose call with x alone, or with x and a gate, is that of rms_norm; all else is inherited."""
-    settings, last = (norm.known.eps, norm.known), tuple(range(-len(norm.axes), 0))
-    names, may_keep, axes = (norm.scale, norm.bias), norm.axes == norm.gain_axes == last, axes_of(norm)
+    settings, names, axes = (norm.known.eps, norm.known), (norm.scale, norm.bias), axes_of(norm)
 
     def forward(self: Any, *inputs: Any, **named: Any) -> Any:
         x, gate = called_with(norm, is_float, inputs, named)
@@ -128,10 +107,8 @@ def class_of(kind: Any, norm: Norm) -> Any:
             return kind.forward(self, *inputs, **named)
         if norm.group is not None and not norm.takes(shape):
             return kind.forward(self, *inputs, **named)
-        vectors = (vector(torch, parameter, norm) for parameter in parameters)
-        rows, scale, bias, *gates = in_groups(torch, norm, shape, x, *vectors, *(() if gate is None else (gate,)))
-        z = gates[0] if gates else None
-        alone = may_keep and type(x) is Tensor and not is_watched() and not has_tangents()
+        rows, scale, bias, z = in_groups(torch, norm, shape, x, *parameters, gate)
+        alone = type(x) is Tensor and not is_watched() and not has_tangents()
         # as in rmsnorm.torch_impl.RMSNorm
         is_kept = alone and z is None
         y = repeat(self.__dict__.get("_kept", ()), settings, rows, None, scale, bias) if is_kept else None
@@ -143,22 +120,12 @@ def class_of(kind: Any, norm: Norm) -> Any:
                 y = compute(options, False, rows, scale, bias, None, None, z, layer=self, attributes=settings)
             else:
                 y = rms_norm(rows, scale, bias, variant=norm.known, axis=axes[0], feature_axis=axes[1], gate=z)
-        y = y if norm.group is None else y.reshape(shape)
-        if norm.keeps_order and not x.is_contiguous():
-            y = torch.empty_like(x, dtype=y.dtype).copy_(y)
-        return y
+        return y if norm.group is None else y.reshape(shape)
 
-    return subclass(class_of, kind, norm, "forward", forward)
+    def extra_repr(self: Any) -> str:
+        return ", ".join(filter(None, [kind.extra_repr(self), "computed by rmsnorm"]))
 
-
-def _keeps_order(module: nn.Module, norm: Norm) -> bool:
-    """Whether y lies in memory as x does, as of operations on elements; a view that a model takes of y may need it."""
-    x = torch.ones(norm.shapes[-1])
-    x = x.mT.contiguous().mT if x.ndim > 1 else x
-    with torch.no_grad(), contextlib.suppress(Exception):
-        y = module(x) if norm.gate is None else module(x, x.clone())
-        return not x.is_contiguous() and bool(y.stride() == x.stride())
-    return False
+    return subclass(class_of, kind, norm, forward=forward, extra_repr=extra_repr)
 
 
 def is_float(value: Any) -> bool:
@@ -192,26 +159,23 @@ class Torch(Backend):
             raise NoNorm("its parameters have no elements, as those of ZeRO-3 between calls; gather them first")
         if any(type(parameter) is not nn.Parameter for parameter in module.parameters()):
             raise Unproven("its parameters are sharded or quantised; call replace before that")
+        require_no_arrays(_own(module))
         probe = probe_of(module)
         before = copy.deepcopy(probe)
         target = open_target(probe)
         require_gain_alone(target, self.tensors(module))
-        target = _without_dummies(target)
 
         def replacement(norm: Norm) -> Target:
             ours = copy.deepcopy(before)
             self.become(ours, norm)
-            return replace(open_target(ours), arguments=target.arguments)
+            return open_target(ours)
 
-        require_no_arrays(_own(module))
         proof = decide(target, module.forward, replacement)
         of_eps = attributes_of_eps(_own(module), proof.norm.known.eps)
-        with random_state_kept():
-            norm = replace(proof.norm, of_eps=of_eps, keeps_order=_keeps_order(probe, proof.norm))
         touched = changed(_everything(before), _everything(target.probe))
         if touched:
             raise Unproven(f"a call changes its {', '.join(touched)}")
-        return proof._replace(norm=norm)
+        return proof._replace(norm=replace(proof.norm, of_eps=of_eps))
 
     def key_of(self, module: nn.Module) -> Any:
         others = [(name, id(value)) for name, value in _own(module).items() if not isinstance(value, _COMPARABLE)]

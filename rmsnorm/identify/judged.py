@@ -1,0 +1,205 @@
+"""What the judge says of a target that was recognised: its failures are defects, each with its cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from rmsnorm.identify import mistakes
+from rmsnorm.identify.asking import Answer, Probe
+from rmsnorm.identify.candidates import HOLDS, Candidate
+from rmsnorm.identify.gradients import Pose
+from rmsnorm.identify.mistakes import Mistake
+from rmsnorm.parity.asking import Refused, ask, questions
+from rmsnorm.parity.questions import Question
+from rmsnorm.targets.target import Target, TargetError
+
+Levels = Mapping[str, str]
+# The level of each factor that is plain. What of a failing circumstance cannot be made plain is the cause.
+_PLAIN: Final[Levels] = MappingProxyType({
+    "axes": "2 axes", "rows": "few rows", "width": "33", "mode": "plain", "values": "normal", "history": "first call",
+    "dy": "dense dy", "layout": "contiguous", "gain's memory": "dense gain", "gradients": "all", "mask": "no mask",
+    "gate": "no gate", "residual": "no residual", "bias": "no bias", "gain": "gain of x's dtype", "x": "float32",
+    "eps": "eps of the variant",
+})  # fmt: skip
+_COMPILED: Final = MappingProxyType({  # where a library compiles each shape, one of them
+    "rows": ("257 rows",), "axes": ("3 axes",), "x": ("float32",), "gradients": ("all",), "values": ("normal",),
+    "gain": ("gain of x's dtype",),
+})  # fmt: skip
+_GRADIENTS: Final = ("none", "all", "frozen gain", "frozen x", "dy alone")
+_WHERE: Final[Levels] = MappingProxyType({  # by a level, or by its factor
+    "training": "in training", "no_grad": "under no_grad", "inference": "in inference mode", "autocast": "in autocast",
+    "deterministic": "where memory that nobody wrote to is NaN", "NaN in a row": "beside a row with NaN",
+    "no gain": "without a gain", "results kept": "after another call", "two threads at once": "in two threads at once",
+    "gain updated in place": "after the gain is updated in place", "rows": "in a call of {}", "axes": "for x of {}",
+    "x": "for {} x", "layout": "where x is {}", "residual": "with a residual", "gate": "with a gate",
+    "mask": "with a mask", "mode": "in the mode {}",
+})  # fmt: skip
+_QUANTITIES: Final = {
+    "y": "y", "dx": "the gradient for x", "dscale": "the gradient for the gain", "dbias": "the gradient for the bias",
+    "dgate": "the gradient for the gate", "dresidual": "the gradient for the residual",
+}  # fmt: skip
+_ELEMENTS: Final = 2**21  # of a call in which a mistake is looked for
+
+
+@dataclass
+class Judge:
+    """The questions of the judge to one target, as a candidate without mistakes describes it."""
+
+    probe: Probe
+    candidate: Candidate
+    gradients: bool
+
+    def _questions(self, levels: Levels | None = None) -> Iterator[tuple[Target, Question]]:
+        """A few circumstances in which every level occurs; or the one of these levels, where there is one."""
+        types = [dtype for dtype in self.probe.accepts if dtype != "float64"] or list(self.probe.accepts)
+        only: dict[str, tuple[str, ...]] = {factor: (level,) for factor, level in (levels or {}).items()}
+        if levels is None:
+            only |= _COMPILED if self.probe.target.bridge.compiles else {"gradients": _GRADIENTS}
+        if self.candidate.variant.rounding == "input_dtype":  # other values overflow in 16 bits
+            only["values"] = ("size 1",)
+        if "gate" in self.probe.passes:
+            only["gate"] = ("gate",)
+        yield from questions(
+            self.probe.target, self.candidate.variant, types, gradients=self.gradients,
+            group_size=self.probe.layout.group, quick=True, strength=1, only=only,
+        )  # fmt: skip
+
+    def failures(self, levels: Levels | None = None) -> Iterator[tuple[Target, Question, dict[str, str]]]:
+        """Of each circumstance what differs, by the quantity, with its detail."""
+        for sized, question in self._questions(levels):
+            self.probe.check_time()
+            if question.circumstance["values"] == "a row of zeros" and not question.data.call.eps:
+                continue  # 0 / 0, whose gradient depends on the order of operations
+            try:
+                comparisons = ask(sized, question, self.probe.layout.group)
+            except Refused:  # it takes no such call: that is no finding of identify
+                continue
+            yield sized, question, {entry.quantity: entry.detail for entry in comparisons if not entry.passed}
+
+    def defects(self) -> list[str]:
+        """The sentences on what differs, y first."""
+        said: dict[str, list[str]] = {}
+        for sized, question, failing in self.failures():
+            first = ("y",) if "y" in failing else tuple(failing)  # what is wrong in y is wrong in its gradients
+            for quantity, detail in failing.items():
+                if quantity in first and quantity not in said:
+                    said[quantity] = self._sentences(sized, question, quantity, detail)
+        ordered = sorted(said, key=list(_QUANTITIES).index)
+        return list(dict.fromkeys(sentence for quantity in ordered for sentence in said[quantity]))
+
+    def _sentences(self, sized: Target, question: Question, quantity: str, detail: str) -> list[str]:
+        if detail.startswith("inputs written to: "):
+            names = detail.removeprefix("inputs written to: ").split(", ")
+            of_x, of_dy = [name for name in names if name not in ("dy", "dh")], "dy" in names
+            said = [f"it writes to its arguments: {', '.join(of_x)}"] if of_x else []
+            return [*said, "its backward pass writes to the gradient of y"] if of_dy else said
+        sized, question, detail = self._simplified(sized, question, quantity, detail)
+        mistake = self._mistake(sized, question, quantity)
+        where = ", ".join(_where(question, quantity, mistake))
+        words = mistake or f"{_QUANTITIES[quantity]} is another one: {detail}"
+        words = detail if detail.startswith("the second result") else words
+        return [f"{where}, {words}" if where else words]
+
+    def _simplified(
+        self, sized: Target, question: Question, quantity: str, detail: str
+    ) -> tuple[Target, Question, str]:
+        """The same failure in a circumstance in which every level is plain that may be."""
+        levels = dict(question.circumstance.levels)
+        for factor, plain in _plain(quantity).items():
+            if levels[factor] == plain:
+                continue
+            for other, asked, failing in self.failures({**levels, factor: plain}):
+                if quantity in failing and dict(asked.circumstance.levels) != levels:
+                    levels, sized, question = dict(asked.circumstance.levels), other, asked
+                    detail = failing[quantity]
+        return sized, question, detail
+
+    def _mistake(self, sized: Target, question: Question, quantity: str) -> str:
+        """The known mistake that explains it, empty where none does."""
+        data, group = question.data, self.probe.layout.group
+        if data.x.size > _ELEMENTS or group:
+            return ""
+        axes = tuple(range(len(question.lead), data.x.ndim))
+        names = ("x", "scale", "bias", "gate", "residual", "mask")
+        arrays = {name: array for name in names if (array := getattr(data, name)) is not None}
+        probe = replace(self.probe, target=sized, layout=replace(self.probe.layout, axes=axes, feature_axes=axes,
+                                                                  sizes=data.x.shape))  # fmt: skip
+        candidate, is_trained = self.candidate, question.circumstance["mode"] == "training"
+        candidate = candidate if data.gate is None else replace(candidate, activation=data.variant.gate_function)
+        ignored = []
+        if question.circumstance["eps"] != _PLAIN["eps"]:
+            ignored.append(mistakes.eps_ignored(candidate.variant.eps_for(data.x.dtype.name)))
+            candidate = candidate.of(eps=data.call.eps)
+        try:
+            with sized.in_mode(is_trained):
+                if quantity == "y":
+                    answer = Answer(arrays, sized.forward(**arrays))
+                    known = _mistake_of_y(probe, candidate, answer, ignored)
+                    other = "y is another one than in evaluation" if is_trained else _place(probe, candidate, answer)
+                    return known or other
+                called = sized.called(arrays, [name for name in arrays if name != "mask"])
+                dh = data.dh if called.sum is not None else None
+                got = called.gradients(data.dy, dh).get(quantity.removeprefix("d"))
+                return "" if got is None else Pose(probe, candidate, arrays, data.dy, dh).mistake(quantity, got)
+        except TargetError:
+            return ""
+
+
+def _mistake_of_y(probe: Probe, candidate: Candidate, answer: Answer, more: Iterable[Mistake]) -> str:
+    """The known mistake that explains y, empty where none does."""
+    options = {*answer.arrays} & {"mask", "residual", "gate"}
+    tried = [*more, *mistakes.of_options(options, answer.dtype), *mistakes.of_width(probe.n),
+             *mistakes.of_rows(probe.count(answer.y))]  # fmt: skip
+    # Of one element more, at least, than without it: an element alone may be less than what may be elsewhere.
+    least = max(HOLDS, candidate.score(probe, answer) + 0.5 / answer.y.size)
+    known = next((each.says for each in tried if candidate.but(each).score(probe, answer) >= least), "")
+    return known.removeprefix(f"for {answer.dtype} x, ")
+
+
+def _place(probe: Probe, candidate: Candidate, answer: Answer) -> str:
+    """Where y begins to be another one; empty where all of it is."""
+    rows = probe.count(answer.y)
+    alike = probe.matrix(candidate.alike(probe, answer)).astype(bool)
+    wrong_rows, wrong_columns = np.flatnonzero(~alike.all(1)), np.flatnonzero(~alike.all(0))
+    if len(wrong_rows) == 0:
+        return ""
+    if wrong_rows[0] == rows - 1:
+        return "y of the last row is another one"
+    if len(wrong_rows) == 1:
+        return f"y of row {wrong_rows[0]} is another one"
+    if wrong_rows[0] > 0:
+        return f"y of {len(wrong_rows)} rows is another one, from row {wrong_rows[0]} on"
+    if wrong_columns[0] > 0:
+        return f"y of {len(wrong_columns)} elements of a row is another one, from element {wrong_columns[0]} on"
+    return ""
+
+
+def _plain(quantity: str) -> Levels:
+    """The plain levels: a y that is wrong is wrong without gradients."""
+    return {**_PLAIN, "gradients": "none"} if quantity == "y" else _PLAIN
+
+
+def _where(question: Question, quantity: str, mistake: str) -> Iterator[str]:
+    """What is not plain in a circumstance, in words, and the width where nothing else is; but what the mistake says."""
+    levels, plain = question.circumstance.levels, _plain(quantity)
+    unusual = [factor for factor, level in levels.items() if level != plain[factor]]
+    if {*unusual} <= {"width", "x"} and "elements" not in mistake:
+        yield f"with {levels['width']} elements in a row"
+    for factor in unusual:
+        if factor != "width" and (factor != "eps" or "its eps" not in mistake):
+            words = _WHERE.get(levels[factor], _WHERE.get(factor, "with {}"))
+            yield words.format(levels[factor].removeprefix("x ").removeprefix("alone "))
+
+
+def judge(probe: Probe, candidate: Candidate, *, gradients: bool) -> None:
+    """Ask the judge about what was candidate, and record its failures as defects."""
+    last = probe.layout.axes == tuple(range(len(probe.layout.sizes) - len(probe.layout.axes), len(probe.layout.sizes)))
+    if not (candidate.is_plain and last and probe.layout.unlimited) or probe.layout.groups or probe.is_short_of_time:
+        return
+    differentiated = gradients and probe.target.differentiable
+    probe.findings.defect(*Judge(probe, candidate, differentiated).defects())
