@@ -101,8 +101,6 @@ CHANGED: Final = 0.05  # whether y changed: far above rounding, far below what a
 SAME_BITS_OF_SUM: Final = 0.95
 # Differences along a direction in float64: near the cube root of the unit roundoff truncation and rounding meet.
 STEP: Final = 2.0**-17
-# Of the largest element of a row, y of a target in float32 beside its formula: 160 roundings of 32 bits.
-DESCRIBED: Final = 1e-5
 # LayerNorm in float64: a few hundred roundings of 1e-16; in float32, and with an eps that was solved there, far less.
 LAYER_NORM: Final = 1e-12
 LAYER_NORM_OF_FLOAT32: Final = 1e-4
