@@ -21,10 +21,9 @@ ROWS: Final = {
     "no rows": 0, "1 row": 1, "few rows": 6, "257 rows": 257, "thousands of rows": 2050, "8,209 rows": 8209,
     "65,601 rows": 65601, "131,073 rows": 131073, "524,309 rows": 524309,
 }  # fmt: skip
-WIDTHS: Final = {  # the last two: above 1,024, and more than 16 bits count
-    "1": 1, "33": 33, "72": 72, "128": 128, "256": 256, "768": 768, "1024": 1024, "2048": 2048, "4096": 4096,
-    "5120": 5120, "8192": 8192, "1531": 1531, "66001": 66001,
-}  # fmt: skip
+WIDTHS: Final = (  # the last two: above 1,024, and more than 16 bits count
+    "1", "12", "33", "72", "128", "256", "768", "1024", "2048", "4096", "5120", "8192", "1531", "66001",
+)  # fmt: skip
 AXES: Final = {"1 axis": 1, "2 axes": 2, "3 axes": 3, "4 axes": 4, "5 axes": 5, "6 axes": 6}
 _LEADS: Final = {  # the axes before the normalised one, but for the one that has the rows, which is the last of these
     1: (), 2: (), 3: (3,), 4: (3, 2), 5: (3, 1, 2), 6: (2, 1, 3, 1),
@@ -37,7 +36,7 @@ _NUMPY: Final = ("negative strides", "Fortran order", "read-only")  # layouts th
 
 FACTORS: Final[dict[str, tuple[str, ...]]] = {
     "rows": ("no rows", "1 row", "few rows", "257 rows", "thousands of rows", "8,209 rows", "65,601 rows", SQUARE),
-    "width": tuple(WIDTHS),
+    "width": WIDTHS,
     "axes": ("1 axis", "2 axes", "3 axes", "4 axes", "6 axes"),
     "x": ("float16", "bfloat16", "float32"),
     "gain": ("gain of x's dtype", "gain float32", "gain bfloat16", "no gain"),
@@ -45,7 +44,7 @@ FACTORS: Final[dict[str, tuple[str, ...]]] = {
     "residual": ("residual", "no residual"),
     "gate": ("gate", "no gate"),
     "mask": (*MASKS, "no mask"),
-    "eps": ("eps of the variant", "eps 0.25"),
+    "eps": ("eps of the variant", "eps 0.25", "eps 0.0"),
     "layout": ("contiguous", "a slice", "every second element", "transposed", "unaligned", "x expanded",
                "x alone a slice", "x alone transposed", *_NUMPY),
     "gain's memory": ("dense gain", "strided gain", "unaligned gain"),
@@ -60,11 +59,17 @@ FACTORS: Final[dict[str, tuple[str, ...]]] = {
 NAMED: Final = {  # levels that are asked where a caller names them
     "axes": ("5 axes",), "values": ("size 1", "zeros", "zeros and infinity in rows"),
 }  # fmt: skip
-EDGES: Final = ("no rows", "66001", "one mask for all rows")  # a target may refuse these, unless extremes are asked for
+EDGES: Final = ("no rows", "66001", "one mask for all rows", "eps 0.0")  # a target may refuse these, unless extremes are asked for
 EXTREMES: Final = ("huge", "tiny", "NaN under the mask")  # values for which few implementations are right
 MANY: Final = {  # asked with the triples: more rows than 17 bits count, more elements than float32 counts
     "rows": ("131,073 rows", "524,309 rows"), "width": ("33",),
 }  # fmt: skip
+USUAL: Final = {  # asked with the triples: other widths of models and heads, for one of which a kernel may be tuned
+    "rows": ("few rows",),
+    "width": ("3", "6", "24", "64", "80", "96", "112", "192", "384", "512", "640", "1280", "1536", "1600", "2304", "2560",
+              "2880", "3072", "3584", "6144", "6656", "7168", "12288", "16384"),
+}  # fmt: skip
+_ZEROS: Final = ("a row of zeros", "zeros", "zeros and infinity in rows", "tiny", "NaN under the mask")
 QUICK: Final = {  # where every shape is compiled anew, in seconds: fewer, and none of what no compiled code depends on
     "rows": ("1 row", "few rows", "257 rows", "thousands of rows"), "width": ("33", "72", "768", "1531"),
     "values": ("normal", "heavy tails", "one sign", "zeros in the gain", "a row of zeros", "NaN in a row"),
@@ -195,6 +200,8 @@ def _allows_arrays(row: Mapping[str, str]) -> bool:
         get("gain's memory", "dense gain") != "dense gain" or values == "zeros in the gain"
         or history == "gain updated in place"
     ):  # fmt: skip
+        return False
+    if get("eps") == "eps 0.0" and (values in _ZEROS or get("width") == "1"):  # 0 / 0, or a gradient that cancels
         return False
     if get("x") == "float32" and get("gain") == "gain float32":
         return False
@@ -328,7 +335,7 @@ def circumstances(levels: Mapping[str, Sequence[str]], *, strength: int = 2) -> 
     """Calls in which every pair of these levels occurs, where it can; or every triple, and calls of very many rows."""
     found = _circumstances(tuple((factor, tuple(entries)) for factor, entries in levels.items()), strength)
     if strength > 2 and {*MANY["width"]} <= {*levels["width"]}:
-        found = [*found, *_circumstances(tuple({**levels, **MANY}.items()), 1)]
+        found = [*found, *(row for more in (MANY, USUAL) for row in _circumstances(tuple({**levels, **more}.items()), 1))]
     return found
 
 
