@@ -59,15 +59,16 @@ FACTORS: Final[dict[str, tuple[str, ...]]] = {
 NAMED: Final = {  # levels that are asked where a caller names them
     "axes": ("5 axes",), "values": ("size 1", "zeros", "zeros and infinity in rows"),
 }  # fmt: skip
-EDGES: Final = ("no rows", "66001", "one mask for all rows", "eps 0.0")  # a target may refuse these, unless extremes are asked for
+# A target may refuse these, unless extremes are asked for.
+EDGES: Final = ("no rows", "66001", "one mask for all rows", "eps 0.0")
 EXTREMES: Final = ("huge", "tiny", "NaN under the mask")  # values for which few implementations are right
 MANY: Final = {  # asked with the triples: more rows than 17 bits count, more elements than float32 counts
     "rows": ("131,073 rows", "524,309 rows"), "width": ("33",),
 }  # fmt: skip
 USUAL: Final = {  # asked with the triples: other widths of models and heads, for one of which a kernel may be tuned
     "rows": ("few rows",),
-    "width": ("3", "6", "24", "64", "80", "96", "112", "192", "384", "512", "640", "1280", "1536", "1600", "2304", "2560",
-              "2880", "3072", "3584", "6144", "6656", "7168", "12288", "16384"),
+    "width": ("3", "6", "24", "64", "80", "96", "112", "192", "384", "512", "640", "1280", "1536", "1600", "2304",
+              "2560", "2880", "3072", "3584", "6144", "6656", "7168", "12288", "16384"),
 }  # fmt: skip
 _ZEROS: Final = ("a row of zeros", "zeros", "zeros and infinity in rows", "tiny", "NaN under the mask")
 QUICK: Final = {  # where every shape is compiled anew, in seconds: fewer, and none of what no compiled code depends on
@@ -335,7 +336,8 @@ def circumstances(levels: Mapping[str, Sequence[str]], *, strength: int = 2) -> 
     """Calls in which every pair of these levels occurs, where it can; or every triple, and calls of very many rows."""
     found = _circumstances(tuple((factor, tuple(entries)) for factor, entries in levels.items()), strength)
     if strength > 2 and {*MANY["width"]} <= {*levels["width"]}:
-        found = [*found, *(row for more in (MANY, USUAL) for row in _circumstances(tuple({**levels, **more}.items()), 1))]
+        for more in (MANY, USUAL):
+            found = [*found, *_circumstances(tuple({**levels, **more}.items()), 1)]
     return found
 
 
