@@ -10,19 +10,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.accuracy.bounds import USES_OF_INVERSE, bound
-from rmsnorm.accuracy.rounding import cast
-from rmsnorm.accuracy.terms import terms_of_dscale
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.parity.cases import Array, Case, Data, call_of, make
 from rmsnorm.parity.circumstances import NAMED, Circumstance, circumstances, levels_for
 from rmsnorm.parity.comparison import Comparison
 from rmsnorm.parity.equations import Steps
 from rmsnorm.parity.fitting import adapted, in_groups, requires_gate, without_groups
-from rmsnorm.parity.judge import Expected, Outcome, compare, expect, failed, further_error, golden, wrong_inverse_rms
+from rmsnorm.parity.judge import Expected, Outcome, compare, expect, failed, golden, wrong_inverse_rms
 from rmsnorm.parity.questions import Question, case_of, question
-from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Call
+from rmsnorm.parity.sums import OF_ROWS, Sums, values_of
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import Target, TargetError
 from rmsnorm.targets.calling import with_values
@@ -228,23 +224,16 @@ def _of_float32(
     question: Question, few: Data, group_size: int | None, names: Sequence[str], in_sequence: bool
 ) -> dict[str, Expected]:
     call = call_of(replace(few.case, shape=(*question.lead, *few.x.shape[1:])), few)
-    steps = Steps(few, {})
-    of_rows = {"dx": steps.dx, "dresidual": steps.dx, "dgate": steps.dgate if "dgate" in names else None}
-    if question.circumstance["gradients"] == "dh alone" and few.dh is not None:  # of x + residual: whatever y is
-        of_rows = dict.fromkeys(of_rows, steps.wide("dh"))
+    alone = question.circumstance["gradients"] == "dh alone" and few.dh is not None  # of x + residual: whatever y is
+    steps = Steps(few, {"dx": lambda s, dx: s.wide("dh")} if alone else {})
     values = golden(few, [name for name in names if name == "y"])  # y comes first
-    values |= {name: cast(of_rows[name], _dtype(few, name)) for name in names if name in of_rows}
+    values |= values_of(steps, [name for name in names if name in OF_ROWS])
     expected = expect(few, values=values, automatic=True, in_sequence=in_sequence)
     expected = {name: _spread(question, few, name, want, group_size) for name, want in expected.items()}
-    weights = question.counts.reshape(-1, *[1] * (few.x.ndim - 1))
-    least = 0.0 if call.norm_dtype is None else dtypes.smallest_normal(call.norm_dtype)
-    of_scale = terms_of_dscale(np.abs(steps.terms), np.abs(steps.v), least)
-    for name, terms, sizes in (("dscale", steps.terms, of_scale), ("dbias", steps.v, np.abs(steps.v))):
-        if name in names:
-            of_sum = _of_sum(name, few, call, weights * terms, weights * sizes, in_sequence)
-            if in_sequence:
-                of_sum = of_sum.wider(_lost_in_sequence(terms[question.order], few.call.shared_axes))
-            expected[name] = of_sum.changed(lambda array: without_groups(array, group_size))
+    sums = Sums(call, [name for name in names if name in ("dscale", "dbias")], in_sequence)
+    sums.add(steps, question.counts.reshape(-1, *[1] * (few.x.ndim - 1)), question.order)
+    for name in sums.names:
+        expected[name] = sums.expected(name, few).changed(lambda array: without_groups(array, group_size))
     return expected
 
 
@@ -253,30 +242,6 @@ def _spread(question: Question, few: Data, name: str, want: Expected, group_size
     if name in ("dscale", "dbias"):
         return want.changed(lambda array: without_groups(array, group_size))
     return want.changed(lambda array: question.spread(without_groups(np.broadcast_to(array, few.x.shape), group_size)))
-
-
-def _of_sum(name: str, few: Data, call: Call, terms: Array, sizes: Array, in_sequence: bool) -> Expected:
-    """What is expected of a sum over rows, of its terms and their sizes."""
-    axes, dtype = few.call.shared_axes, _dtype(few, name)
-    value, size = np.sum(terms, axis=axes), np.sum(sizes, axis=axes)
-    limit = bound(name, call, dtype, residual=few.residual is not None, automatic=True)
-    error = further_error(few, automatic=True, in_sequence=in_sequence).max(initial=0.0) * USES_OF_INVERSE[name] / limit
-    unit = np.maximum(size * (dtypes.unit_roundoff(dtype) + error), dtypes.smallest_subnormal(dtype) / 2)
-    return Expected.around(cast(value, dtype), unit, limit)
-
-
-def _lost_in_sequence(terms: Array, axes: tuple[int, ...]) -> Array:
-    """By how much a float32 sum over rows errs at most that adds the terms one after the other, in their order.
-
-    Each addition errs by at most the unit roundoff of the sum so far. Equal terms are rounded alike, so that nothing
-    less holds for them.
-    """
-    partial = np.cumsum(terms, axis=0)
-    return np.asarray(np.sum(np.abs(partial), axis=axes) * dtypes.unit_roundoff("float32"))
-
-
-def _dtype(few: Data, name: str) -> str:
-    return str(getattr(few, name.removeprefix("d")).dtype.name)
 
 
 def _sums(total: Array, question: Question) -> list[Comparison]:
