@@ -11,7 +11,7 @@ from typing import Any, Final
 from rmsnorm import cpu
 from rmsnorm.engines import Prepared, prepare
 from rmsnorm.specification import errors
-from rmsnorm.specification.frameworks import FRAMEWORKS, Framework
+from rmsnorm.specification.frameworks import FRAMEWORKS, Framework, framework_of
 
 _ARRAYS: Final = {"torch": "torch.Tensor", "tf": "a tf.Tensor", "flax": "a jax.Array", "numpy": "a NumPy array"}
 
@@ -36,7 +36,7 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
         >>> explain(np.ones((0, 8), "float32"))
         'NumPy: the golden, as x has no elements'
     """
-    if callable(x) and _key(x) is None:
+    if callable(x) and framework_of(x) is None:
         return _explained_call(x, [array for array in (scale, bias) if array is not None], options)
     row = _framework(x)
     prepared = _prepared(x, scale, bias, options)
@@ -59,7 +59,7 @@ def explain(x: Any, scale: Any = None, bias: Any = None, **options: Any) -> str:
 
 def _explained_call(function: Any, arrays: list[Any], options: dict[str, Any]) -> str:
     """What a call of a layer, or of any function, runs."""
-    of_a_framework = [value for value in (*arrays, *options.values()) if _key(value) is not None]
+    of_a_framework = [value for value in (*arrays, *options.values()) if framework_of(value) is not None]
     if not of_a_framework:
         raise errors.wrong_type(
             "explain", "x", None, "an array of a framework", "which code runs depends on it: explain(layer, x)"
@@ -90,19 +90,8 @@ def _why_not(row: Framework) -> Callable[[Prepared, Any], str | None]:
     return function
 
 
-def _key(x: Any) -> str | None:
-    """The framework whose array x is."""
-    if not (hasattr(x, "dtype") and hasattr(x, "shape")):
-        return None
-    packages = {base.__module__.partition(".")[0] for base in type(x).__mro__}
-    for key in _ARRAYS:
-        if packages & {FRAMEWORKS[key].package, *(("jaxlib",) if key == "flax" else ())}:
-            return key
-    return None
-
-
 def _framework(x: Any) -> Framework:
-    key = _key(x)
+    key = framework_of(x)
     if key is None:
         raise errors.wrong_type("explain", "x", x, "an array of a framework", f"pass {', '.join(_ARRAYS.values())}")
     return FRAMEWORKS[key]
@@ -131,7 +120,7 @@ def _traced(function: Callable[..., Any], arrays: Any, options: dict[str, Any]) 
     """The names of the kernels in the program of JAX's arrays that XLA gets."""
     import jax
 
-    named = {name: value for name, value in options.items() if _key(value) is not None}
+    named = {name: value for name, value in options.items() if framework_of(value) is not None}
     others = {name: value for name, value in options.items() if name not in named}
     program = jax.jit(lambda arrays, named: function(arrays, {**named, **others}))
     with _noted() as names:

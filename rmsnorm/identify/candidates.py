@@ -124,10 +124,12 @@ class Candidate:
         return float(np.mean(alike if where is None else alike[where]))
 
     def alike(self, probe: Probe, answer: Answer) -> Array:
-        """Which elements of y are what this candidate gives; float64 may go through float32."""
-        arrays, y = answer
-        data, changes = self.data(probe, arrays), self.changes(answer.dtype)
-        error = error_of("y", data.call)
+        """Which elements of y are what this candidate gives."""
+        return self.gives(self.data(probe, answer.arrays), answer.y)
+
+    def gives(self, data: Data, y: Array) -> Array:
+        """Which elements of y are what this candidate gives in a call; float64 may go through float32."""
+        changes, error = self.changes(data.x.dtype.name), error_of("y", data.call)
         if "float64" in (data.call.x_dtype, y.dtype.name):
             error *= dtypes.unit_roundoff("float32") / dtypes.unit_roundoff("float64")
         with np.errstate(all="ignore"):

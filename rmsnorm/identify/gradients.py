@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -64,29 +64,49 @@ class Pose(NamedTuple):
         return {**results, "dx": [results["dx"][0] + results["dgate"][0] * (data.gate / data.x)]}  # of the gate, too
 
     def apart(self, name: str, got: Array, want: Array) -> float:
-        """The largest difference, as a share of the largest element, for dx and dgate of its row."""
-        wide, right = got.astype(np.float64), want.astype(np.float64)
-        if wide.size == 1 < right.size:  # a parameter of one number
-            wide, right = wide.reshape(1), np.array([right.sum()])
-        if wide.shape != right.shape:
-            return np.inf
-        of_rows = name in ("dx", "dgate", "dresidual")
-        size = np.max(np.abs(right), axis=self.probe.axes, keepdims=True) if of_rows else np.max(np.abs(right))
-        with np.errstate(invalid="ignore"):
-            share = float(np.max(np.where(wide == right, 0.0, np.abs(wide - right)) / np.maximum(size, 1e-30)))
-        return share if np.isfinite(share) else np.inf
+        """The largest difference, as of the function ``apart``."""
+        return apart(name, got, want, self.probe.axes)
 
     def mistake(self, name: str, got: Array) -> str:
         """The known mistake that explains a gradient, empty where none does."""
         if name not in self.wanted():
             return ""
-        for mistake in _tried(name, self.probe.n):
-            if "gate" in mistake.says and self.candidate.activation is None:
-                continue
-            with contextlib.suppress(AttributeError, TypeError, ValueError):  # of steps that this call has not
-                if self.apart(name, got, self.wanted(mistake)[name][0]) <= self.allowed:
-                    return mistake.says.format(f=self.candidate.activation)
-        return ""
+        return _named(name, got, self.data, self.wanted, self.candidate.activation, self.allowed)
+
+
+def apart(name: str, got: Array, want: Array, axes: Sequence[int]) -> float:
+    """The largest difference, as a share of the largest element, for dx and dgate of its row."""
+    wide, right = got.astype(np.float64), want.astype(np.float64)
+    if wide.size == 1 < right.size:  # a parameter of one number
+        wide, right = wide.reshape(1), np.array([right.sum()])
+    if wide.shape != right.shape:
+        return np.inf
+    of_rows = name in ("dx", "dgate", "dresidual")
+    size = np.max(np.abs(right), axis=tuple(axes), keepdims=True) if of_rows else np.max(np.abs(right))
+    with np.errstate(invalid="ignore"):
+        share = float(np.max(np.where(wide == right, 0.0, np.abs(wide - right)) / np.maximum(size, 1e-30)))
+    return share if np.isfinite(share) else np.inf
+
+
+def explanation(name: str, data: Data, got: Array) -> str:
+    """The known mistake that explains a gradient of a call, empty where none does."""
+    activation = None if data.gate is None else data.variant.gate_function
+    allowed = max(FORMULA, 8 * dtypes.unit_roundoff(data.x.dtype.name))
+    return _named(name, got, data, lambda each: equations.candidate(data, each.changes).results, activation, allowed)
+
+
+def _named(
+    name: str, got: Array, data: Data, wanted: Callable[[Mistake], Mapping[str, list[Array]]], activation: str | None,
+    allowed: float,
+) -> str:  # fmt: skip
+    """The first mistake with which the equations give a gradient."""
+    for mistake in _tried(name, int(data.call.n)):
+        if "gate" in mistake.says and activation is None:
+            continue
+        with contextlib.suppress(AttributeError, TypeError, ValueError):  # of steps that this call has not
+            if apart(name, got, wanted(mistake)[name][0], data.call.axes) <= allowed:
+                return mistake.says.format(f=activation)
+    return ""
 
 
 def solve_gradients(probe: Probe, candidate: Candidate) -> None:

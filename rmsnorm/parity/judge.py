@@ -191,6 +191,14 @@ def golden(data: Data, quantities: Sequence[str] = QUANTITIES) -> dict[str, Arra
     return {name: results[name] for name in quantities if results.get(name) is not None}
 
 
+def outside(got: Array, want: Expected) -> Array:
+    """Which elements are outside of their intervals."""
+    with np.errstate(all="ignore"):
+        wide, right = got.astype(np.float64), want.value.astype(np.float64)
+        same = (wide == right) | (np.isnan(wide) & np.isnan(right))
+        return np.asarray(~same & ~((want.low <= wide) & (wide <= want.high)))
+
+
 def _compare(name: str, got: Array, expected: Expected) -> Comparison:
     want = expected.value
     if got.dtype != want.dtype or got.shape != want.shape:

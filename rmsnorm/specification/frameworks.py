@@ -74,6 +74,22 @@ def framework(op: str, name: str, option: str = "framework") -> Framework:
     raise errors.not_a_choice(op, option, name, NAMES)
 
 
+def framework_of(x: Any) -> str | None:
+    """The key of the framework whose array x is, None for anything else. Imports none.
+
+    >>> import numpy as np
+    >>> framework_of(np.ones(2)), framework_of([1.0, 1.0])
+    ('numpy', None)
+    """
+    if not (hasattr(x, "dtype") and hasattr(x, "shape")):
+        return None
+    packages = {base.__module__.partition(".")[0] for base in type(x).__mro__}
+    for key in ("torch", "tf", "flax", "numpy"):  # a tensor of PyTorch may be one of NumPy's classes, too
+        if packages & {FRAMEWORKS[key].package, *(("jaxlib",) if key == "flax" else ())}:
+            return key
+    return None
+
+
 @contextmanager
 def imported(key: str) -> Iterator[None]:
     """Import what a folder needs: where a package of the framework is absent, the error says what installs it."""
