@@ -26,7 +26,7 @@ from rmsnorm.specification.version import VERSION as __version__
 
 __all__ = ["PRESETS", "Quantisation", "Variant", "__version__"]
 
-_FUNCTIONS = {"explain": "explaining"}  # and their modules
+_FUNCTIONS = {"explain": "explaining", "compare": "parity.pair"}  # and their modules
 _ELSEWHERE = {
     **{f"{alias}_impl": f"rmsnorm.{row.folder}" for row in FRAMEWORKS.values() for alias in row.aliases},
     "RMSNorm": "rmsnorm.torch_impl.RMSNorm, rmsnorm.tf_impl.RMSNormalization or rmsnorm.flax_impl.RMSNorm",

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from rmsnorm import __version__
-from rmsnorm.cli import check, explain, gains, identify, port, selftest, tables, vectors
+from rmsnorm.cli import check, compare, explain, gains, identify, port, selftest, tables, vectors
 from rmsnorm.cli.usage import BROKEN, unusable
 from rmsnorm.specification import environment, errors
 from rmsnorm.targets.apart import end_by_exception, import_triton_before_tensorflow, told
@@ -82,6 +82,7 @@ def _main(
 
 
 app.command(epilog=check.EPILOG)(check.check)
+app.command(epilog=compare.EPILOG)(compare.compare)
 app.command(epilog=selftest.EPILOG)(selftest.selftest)
 app.command(epilog=identify.EPILOG)(identify.identify)
 app.command(epilog=gains.EPILOG)(gains.gains)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -89,11 +89,28 @@ def _requires_gate(target: Target, variant: Variant, dtype: str) -> bool:
     return requires_gate(sized, make(case, variant, dtype))
 
 
-def ask(target: Target, question: Question, group_size: int | None) -> list[Comparison]:
-    """A comparison of each quantity that the circumstance has.
+class Answer(NamedTuple):
+    """What a target returned in a circumstance: y and gradients by their names, and what came beside y.
+
+    Attributes:
+        results: of each quantity all that was computed: y with gradients and without.
+        names: of the quantities that must be there.
+        total: x + residual; inverse_rms: 1 / rho; None where they did not come back.
+        wrong: why the result is no y, empty where it is one.
+    """
+
+    results: Mapping[str, list[Array]]
+    names: Sequence[str]
+    total: Array | None = None
+    inverse_rms: Array | None = None
+    wrong: str = ""
+
+
+def answer(target: Target, question: Question) -> Answer:
+    """Call a target in a circumstance.
 
     Raises:
-        Refused: the target raised.
+        Refused: it raised, or gave another dtype in a mode that may change it.
     """
     level, data = question.circumstance, question.data
     target = replace(target, mode=level["mode"] if level["mode"] in target.bridge.modes else "")
@@ -102,12 +119,12 @@ def ask(target: Target, question: Question, group_size: int | None) -> list[Comp
     if not named <= arrays.keys() <= named | {"x", "scale", "bias", "gate"}:
         raise RuntimeError(f"{level.name!r} was made with {', '.join(arrays)}")
     leaves = [name for name in _FLOATS if name in arrays and name not in _FROZEN.get(level["gradients"], ())]
+    names = ["y", *(f"d{name}" for name in leaves)]
     target.noticed.forget()
     try:
         with target.in_mode(level["mode"] == "training"):
             called = _called(target, arrays, leaves, data, level["history"])
-            results = {"y": [called.y]}
-            total = called.sum
+            results, total = {"y": [called.y]}, called.sum
             if leaves:
                 dy = None if level["gradients"] == "dh alone" and total is not None else data.dy
                 dh = data.dh if total is not None else None
@@ -118,34 +135,38 @@ def ask(target: Target, question: Question, group_size: int | None) -> list[Comp
                     target.called(_another(arrays), leaves).gradients(dy, dh)
                 results["y"].append(target.called(arrays).y)  # without gradients
     except WrongResult as error:
-        return [failed("y", str(error))]
+        return Answer({}, names, wrong=str(error))
     except TargetError as error:
         raise Refused(str(error)) from error
     if level["mode"] == "autocast" and results["y"][0].dtype != (want := question.rows.call.result_dtype):
         raise Refused(f"in autocast y is {results['y'][0].dtype}, and not {want}")
-    names = ["y", *(f"d{name}" for name in leaves)]
-    comparisons = _judged(question, group_size, names, results, with_sum=total is not None)
-    if total is not None:
-        comparisons += _sums(total, question)
-    if called.inverse_rms is not None:
-        comparisons += _inverse(called.inverse_rms, question, group_size)
+    return Answer(results, names, total, called.inverse_rms)
+
+
+def ask(target: Target, question: Question, group_size: int | None) -> list[Comparison]:
+    """A comparison of each quantity that the circumstance has.
+
+    Raises:
+        Refused: the target raised.
+    """
+    given = answer(target, question)
+    if given.wrong:
+        return [failed("y", given.wrong)]
+    comparisons = judged(question, group_size, given)
+    if given.total is not None:
+        comparisons += _sums(given.total, question)
+    if given.inverse_rms is not None:
+        comparisons += _inverse(given.inverse_rms, question, group_size)
     if target.touched:
         touched = ", ".join(sorted(target.touched))
         comparisons = [failed(entry.quantity, f"inputs written to: {touched}") for entry in comparisons]
     return comparisons
 
 
-def _judged(
-    question: Question,
-    group_size: int | None,
-    names: Sequence[str],
-    results: Mapping[str, list[Array]],
-    *,
-    with_sum: bool,
-) -> list[Comparison]:
+def judged(question: Question, group_size: int | None, given: Answer) -> list[Comparison]:
     """The comparison of each quantity. What is outside of its interval may hold if terms are added one by one."""
-    outcome = Outcome(results)
-    comparisons = compare(outcome, expectations(question, group_size, names, with_sum=with_sum))
+    outcome, with_sum = Outcome(given.results), given.total is not None
+    comparisons = compare(outcome, expectations(question, group_size, given.names, with_sum=with_sum))
     wrong = [entry.quantity for entry in comparisons if not entry.passed]
     if not wrong:
         return comparisons

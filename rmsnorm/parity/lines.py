@@ -74,11 +74,11 @@ def places(run: Run) -> str:
     compared = {record.case: set(levels_of(record.case)) for record in run.records if is_circumstance(record.case)}
     calls = [case for case in failed if case in compared]
     if calls:
-        parts.append(f"{len(calls)} of {len(compared)} circumstances{_shared(compared, calls)}")
+        parts.append(f"{len(calls)} of {len(compared)} circumstances{shared(compared, calls)}")
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
-def _shared(compared: Mapping[str, set[str]], failed: Collection[str]) -> str:
+def shared(compared: Mapping[str, set[str]], failed: Collection[str]) -> str:
     """The levels that every failed call has, or a few of which each has one, and with which most calls failed."""
     if len(failed) == 1:
         return f": {next(iter(failed))!r}"
