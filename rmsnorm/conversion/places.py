@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rmsnorm.conversion.replacement import Replacement
-from rmsnorm.identify.checkpoint import starred
+from rmsnorm.identify.gains import starred
 
 
 def together(report: Sequence[Replacement]) -> list[dict[str, Any]]:

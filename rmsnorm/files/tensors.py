@@ -1,4 +1,4 @@
-"""The tensors of a file from outside, by name: safetensors, NumPy's ``.npz``, Keras's files and checkpoints of Orbax.
+"""The tensors of a file from outside, by name: safetensors, ``.npz``, GGUF, Keras's files and checkpoints of Orbax.
 
 Each reader returns the shapes by name, and a function that reads one tensor. Nothing is ever unpickled, and nothing is
 read that the file keeps elsewhere.
@@ -21,7 +21,7 @@ import numpy as np
 from safetensors import safe_open
 
 from rmsnorm import files
-from rmsnorm.files import SAFETENSORS, ZIP, check_expansion, check_kind, reading
+from rmsnorm.files import GGUF, SAFETENSORS, ZIP, check_expansion, check_kind, reading
 from rmsnorm.specification import dtypes, errors
 
 Tensors = tuple[dict[str, tuple[int, ...]], Callable[[str], Any]]
@@ -61,6 +61,35 @@ def safetensors(op: str, path: Path) -> Tensors:
                 raise ValueError(f"{name} has the format {kind}, expected one of {', '.join(_FORMATS)}")
             numbers = np.fromfile(path, dtype, math.prod(shapes[name]), offset=8 + length + start)
             return numbers.reshape(shapes[name])
+
+    return shapes, tensor
+
+
+def gguf(op: str, path: Path) -> Tensors:
+    """Of floating-point numbers; a quantised tensor has a shape, and reading it is refused.
+
+    Raises:
+        ModuleNotFoundError: the package gguf, of llama.cpp, is not installed.
+        ValueError: the file is damaged.
+    """
+    try:
+        package: Any = import_module("gguf")
+    except ImportError as error:
+        raise errors.missing_framework("gguf", "gguf") from error
+    with reading(op, path, GGUF):
+        check_kind(op, path, GGUF, GGUF)
+        entries = {entry.name: entry for entry in package.GGUFReader(path).tensors}
+        shapes = {name: tuple(map(int, entry.shape[::-1])) for name, entry in entries.items()}
+
+    def tensor(name: str) -> Any:
+        kind = entries[name].tensor_type.name
+        if kind not in _FORMATS:
+            raise errors.InputValueError(
+                f"{op}: {name} in {path} has the format {kind}, expected F32, F16, BF16 or F64; take a file that keeps "
+                "it so, as llama.cpp's own converter does for norms"
+            )
+        with reading(op, path, GGUF):
+            return np.array(entries[name].data).view(_FORMATS[kind]).reshape(shapes[name])
 
     return shapes, tensor
 

@@ -1,4 +1,4 @@
-"""What the gains of a checkpoint say of its norms: whether they multiply by w or by 1 + w.
+"""What the gains of a checkpoint say of its norms: whether they multiply by w or by 1 + w, and whether they learned.
 
 A gain begins as the number with which the norm passes its rows on unchanged: w = 1, or w = 0 where the gain is 1 + w.
 Training moves it, and what stays is a tendency. So each tensor speaks for
@@ -8,55 +8,46 @@ Training moves it, and what stays is a tendency. So each tensor speaks for
 
 and for neither otherwise. Tensors of one kind, whose names differ in the numbers of the blocks around the norm alone,
 are counted together. They fit what more than two thirds of those that speak for something speak for.
+
+The checkpoint fits what more than two thirds of its tensors fit. A kind that fits the other one contradicts that if it
+lies where such gains begin: around 0, where it would silence a norm that multiplies by w, or within 0.3 of 1. One that
+is far from both may have learned it. Norms that are known to differ are told apart: the gated norm of linear attention,
+towers for images and sound, and heads that draft tokens. If all tensors lie around 2, 1 was added twice.
+
+In 16 bits a gain of 1 moves by 2^-8 (bfloat16) or 2^-11 at least, and a smaller step of the optimiser is lost: of gains
+that learned, only a few are exactly 1 then.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
+import numpy.typing as npt
 
-from rmsnorm import files
-from rmsnorm.files import check_expansion, check_kind, check_regular, reading, tensors
-from rmsnorm.specification import errors
+from rmsnorm.identify.gains import read_gains, starred
 from rmsnorm.specification.variants import PRESETS, Variant, get_variant
 
+Array = npt.NDArray[Any]
 _OP: Final = "gains"
-_WANTED: Final = (
-    "a .safetensors, .npz, .keras or .weights.h5 file, a folder of safetensors files or an Orbax checkpoint"
+_APART: Final = re.compile(
+    r"(linear_attn|ssm|gated?)[._]?norm|visual|vision|audio|image|mtp|nextn|draft|eagle|medusa", re.IGNORECASE
 )
-_LARGEST: Final = 2**24  # elements of a gain
-_AXES: Final = 5  # of a gain at most: (C, 1, 1, 1) in models of video, (1, C, 1, 1, 1) in others
-_GAIN: Final = re.compile(r"^(weight|scale|gamma|gain|g|alpha)$|norm_(weight|scale|gamma)$|^new_std$|_ln_?s$")
-_NORM: Final = re.compile(r"norm|(^|_)ln(_|\d|f|$)|^rms", re.IGNORECASE)
-_OTHER: Final = re.compile(r"(batch|group|instance|weight|spectral)_?norm|^bn\d*$", re.IGNORECASE)
-_MATRIX: Final = re.compile(r"(norm|ln).*(linear|dense|proj|fc|mlp|conv|qkv|emb|lora|modul)", re.IGNORECASE)
-_TRAINER: Final = re.compile(r"^(optim\w*|opt_state|adam\w*|exp_avg\w*|momentum|velocity)$", re.IGNORECASE)
-_MOMENTS: Final = ("m", "v", "mu", "nu")  # of a trainer where they come first; elsewhere v may be the values
-_OF_BATCHES: Final = ("running_mean", "running_var", "moving_mean", "moving_variance", "mean", "var")
-_BIASES: Final = {
-    "weight": ("bias",), "scale": ("bias",), "gamma": ("beta", "bias"), "gain": ("bias",), "g": ("b",), "0": ("1",),
-    "alpha": ("beta", "bias"),
-}  # fmt: skip
-
-Fit = Literal["w", "1 + w", "bias", "unclear"]
+Fit = Literal["w", "1 + w", "w + 2", "bias", "unclear"]
 _NAMES: Final = 8  # in a sentence; the table has all
-_READERS: Final[dict[str, Callable[[str, Path], tensors.Tensors]]] = {
-    ".safetensors": tensors.safetensors,
-    ".npz": tensors.npz,
-    ".keras": tensors.keras,
-    ".weights.h5": tensors.keras,
-}
-_OFFSETS: Final[Mapping[str, float]] = {"w": 0.0, "1 + w": 1.0}
+_OFFSETS: Final[Mapping[Fit, float]] = {"w": 0.0, "1 + w": 1.0}
 _UNTOLD: Final[Mapping[str, str]] = {
     "unclear": "nothing shows whether they are w or 1 + w", "bias": "they have a bias beside them, as in a LayerNorm",
+    "w + 2": "they lie around 2: 1 was added twice, once to the file and once by the code that wrote it",
 }  # fmt: skip
+_LEFT_OUT: Final = "left out when the others were converted?"
+_STUCK: Final = 0.25  # of the gains of a kind, exactly 1 beside others that moved
+_NEAR: Final = 0.3  # of 1, where gains of a norm that multiplies by w begin
+_STEPS: Final = {"bfloat16": (2.0**-8, 2.0**-7), "float16": (2.0**-11, 2.0**-10)}  # below 1 and above it
 
 
 @dataclass(frozen=True)
@@ -69,7 +60,11 @@ class Kind:
         shape: of each tensor; the shapes of all where they differ.
         mean: of all elements; ``least`` and ``most`` are the ends of their range.
         negative: share of the elements below 0.
-        fits: ``w`` or ``1 + w``; ``bias`` for a norm with a bias, perhaps a LayerNorm; ``unclear``.
+        stuck: share of the elements that are exactly 1.
+        dtype: of the tensors.
+        others: the names of tensors that speak for the other of w and 1 + w.
+        fits: ``w`` or ``1 + w``; ``w + 2`` where 1 was added twice; ``bias`` for a norm with a bias, perhaps a
+            LayerNorm; ``unclear``.
     """
 
     name: str
@@ -79,7 +74,15 @@ class Kind:
     least: float
     most: float
     negative: float
+    stuck: float
+    dtype: str
+    others: tuple[str, ...]
     fits: Fit
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether such norms are known to differ from those of the trunk."""
+        return bool(_APART.search(self.name))
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,8 @@ class Checkpoint:
     """The gains of a file, and what they say.
 
     Attributes:
-        agrees: with the variant that was asked for; without one, whether they tell anything; None where they do not.
+        agrees: with the variant that was asked for; without one, whether they tell one thing; None where they tell
+            nothing.
         text: the same in a sentence for each finding.
     """
 
@@ -110,7 +114,8 @@ def identify_checkpoint(path: str | os.PathLike[str], variant: str | Variant | N
     optimiser are no gains.
 
     Args:
-        path: a safetensors file or a folder of them, a NumPy archive, a file of Keras, a checkpoint of Orbax.
+        path: a safetensors file or a folder of them, a GGUF file, a NumPy archive, a file of Keras, a checkpoint of
+            Orbax.
         variant: a preset or a ``Variant``, of which ``scale_offset`` counts.
 
     Raises:
@@ -125,154 +130,55 @@ def identify_checkpoint(path: str | os.PathLike[str], variant: str | Variant | N
         gains have mean 1: with gemma's offset 1 every norm's y is 2 times as large (layers.*.input_norm.weight)
     """
     chosen = None if variant is None else get_variant(_OP, variant)
-    shapes, tensor = _read(Path(path))
-    for name in filter(lambda name: not name.isprintable(), shapes):  # it would be printed
-        raise errors.InputValueError(f"{_OP}: a tensor of {path} has the name {name!r:.80}, expected printable words")
-    names = [name for name, shape in shapes.items() if _is_gain(name, shape, shapes)]
-    with reading(_OP, Path(path), _WANTED):
-        check_expansion(sum(8 * math.prod(shapes[name]) for name in names), _size(Path(path)))
+    gains, has_bias = read_gains(path)
     groups: dict[str, list[_Summary]] = {}
-    for name in names:
-        values = tensor(name)
-        if values.dtype.kind in "fV":  # V: the formats that NumPy lacks
-            groups.setdefault(starred(name), []).append(_summary(name, values.astype(np.float64), shapes))
-    if not groups:
-        some = ", ".join(list(shapes)[:4]) or "none"
-        raise errors.InputValueError(
-            f"{_OP}: {path} has no gain of a norm among its {len(shapes)} tensors, expected a name such as "
-            f"layers.0.input_layernorm.weight; its names are {some}"
-        )
+    for name, values in gains.items():
+        wide = values.astype(np.float64)
+        summary = _Summary(name, wide, _speaks_for(wide), name in has_bias, values.dtype.name)
+        groups.setdefault(starred(name), []).append(summary)
     kinds = tuple(_kind(name, members) for name, members in sorted(groups.items()))
     agrees, sentences = _conclusions(kinds, chosen)
     chosen_name = None if chosen is None else chosen.name
     return Checkpoint(str(path), chosen_name, kinds, agrees, "\n".join(sentences))
 
 
-def _read(path: Path) -> tensors.Tensors:
-    if (path / "_CHECKPOINT_METADATA").is_file():
-        return tensors.orbax(_OP, path, _size(path))
-    if path.is_dir():
-        paths = sorted(path.glob("*.safetensors"))
-        for file in paths:
-            check_regular(_OP, file, _WANTED)
-        if paths:
-            return _together([tensors.safetensors(_OP, file) for file in paths])
-    else:
-        check_regular(_OP, path, _WANTED)
-        for suffix, read in _READERS.items():
-            if path.name.endswith(suffix):
-                return read(_OP, path)
-        check_kind(_OP, path, _WANTED, files.ZIP, files.SAFETENSORS, files.HDF5, files.PICKLE)
-    fix = "save it as one of these; files of pickle (.pt, .bin, .ckpt) are never read"
-    raise errors.out_of_domain(_OP, "checkpoint", str(path), _WANTED, fix)
-
-
-def _together(parts: list[tensors.Tensors]) -> tensors.Tensors:
-    readers = {name: tensor for shapes, tensor in parts for name in shapes}
-    every = {name: shape for shapes, _ in parts for name, shape in shapes.items()}
-    return every, lambda name: readers[name](name)
-
-
-def _size(path: Path) -> int:
-    parts = path.rglob("*") if path.is_dir() else [path]
-    return sum(part.stat().st_size for part in parts if part.is_file())
-
-
-def starred(name: str) -> str:
-    """The name of a tensor with a star for each number of a block; that in the norm's own name tells it from others.
-
-    ``blocks.3.norm1.weight`` is of ``blocks.*.norm1.weight``; Keras counts all layers of a class, whatever they are.
-    """
-    *above, last = re.split(r"(?<=[./])", name)
-    own = -2 if above[-1:] == ["vars/"] else -1
-    return "".join([*(re.sub(r"\d+", "*", part) for part in above[:own]), *above[own:], last])
-
-
-def _is_gain(name: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a tensor is the gain of a norm by its name and shape, among the names and shapes of the others."""
-    parts = re.split(r"[./]", name)
-    *above, last = parts
-    prefix = name[: len(name) - len(last)]
-    in_keras = above[-1:] == ["vars"]
-    if in_keras:  # Keras numbers the weights of a layer
-        above = above[:-1]
-    if not (last == "0" if in_keras else _GAIN.search(last)):
-        return False
-    if any(_OTHER.search(part) or _TRAINER.search(part) for part in parts) or parts[0] in _MOMENTS:
-        return False
-    others = ("2", "3") if in_keras else _OF_BATCHES
-    if any(prefix + other in shapes for other in others):
-        return False
-    if not 1 <= len(shape) <= _AXES or not 0 < math.prod(shape) <= _LARGEST:
-        return False
-    if last == "alpha" and (shape == (1,) or any(prefix + gain in shapes for gain in ("weight", "gamma", "scale"))):
-        return False  # a factor: of LoRA, of dynamic tanh
-    own = bool(re.search(r"norm_|^new_std$|_ln_?s$", last))
-    layer = above[-1] if above else ""
-    if layer.isdigit():  # in a list
-        layer = above[-2] if len(above) > 1 else ""
-    # the layer itself: norm.weight, norm.scale.value, layer_norm_weight, cell_lns
-    if own or _NORM.search(layer):
-        return own or len(shape) == 1 or not _is_matrix(layer, prefix, last, shape, shapes)
-    # or the one around it, whose parts may also be matrices, as those of AdaLN are
-    return len(shape) == 1 and any(_NORM.search(part) for part in above[-2:])
-
-
-def _is_matrix(
-    layer: str, prefix: str, last: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]
-) -> bool:
-    """Whether a tensor of several axes is the weight of a Linear or a Conv that has a norm in its name.
-
-    A gain has a bias of its own shape. A layer that is a norm and a Linear in one has a gain beside the matrix.
-    """
-    if last not in ("weight", "0"):
-        return False
-    biases = [shapes[prefix + bias] for bias in _BIASES[last] if prefix + bias in shapes]
-    is_named = bool(_MATRIX.search(layer)) and sum(size > 1 for size in shape) > 1
-    return is_named or any(bias != shape for bias in biases) or f"{prefix}layer_norm_weight" in shapes
-
-
-def _has_bias(name: str, shapes: Mapping[str, Any]) -> bool:
-    last = re.split(r"[./]", name)[-1]
-    prefix = name[: len(name) - len(last)]
-    others = [*_BIASES.get(last, ()), last.replace("weight", "bias"), last.replace("lns", "lnb"), "new_mean"]
-    return any(other != last and prefix + other in shapes for other in others)
-
-
 class _Summary(NamedTuple):
     """A gain, and what it says."""
 
-    values: np.ndarray[Any, Any]
+    name: str
+    values: Array
     fits: Fit
     has_bias: bool
-
-
-def _summary(name: str, values: np.ndarray[Any, Any], shapes: Mapping[str, Any]) -> _Summary:
-    if not np.isfinite(values).all():
-        raise errors.InputValueError(
-            f"{_OP}: {name} has NaN or infinity, expected finite gains; take another checkpoint"
-        )
-    return _Summary(values, _speaks_for(values), _has_bias(name, shapes))
+    dtype: str
 
 
 def _kind(name: str, members: list[_Summary]) -> Kind:
     spoken = [member.fits for member in members]
-    plain, shifted = spoken.count("w"), spoken.count("1 + w")
-    fits: Fit = "unclear"
-    if any(member.has_bias for member in members):
-        fits = "bias"
-    elif 3 * plain > 2 * (plain + shifted):
-        fits = "w"
-    elif 3 * shifted > 2 * (plain + shifted):
-        fits = "1 + w"
+    fits: Fit = "bias"
+    if not any(member.has_bias for member in members):
+        fits = next((fit for fit in _OFFSETS if _is_most(spoken.count(fit), spoken)), "unclear")
+    others = [member.name for member in members if fits in _OFFSETS and member.fits != fits and _is_strong(
+        member.fits, float(member.values.mean()))]  # fmt: skip
     shapes = dict.fromkeys("x".join(map(str, member.values.shape)) for member in members)
     every = np.concatenate([member.values.ravel() for member in members])
-    mean, negative = float(every.mean()), float(np.mean(every < 0))
-    ends = float(every.min()), float(every.max())
-    return Kind(name, len(members), ", ".join(shapes), mean, *ends, negative, fits)
+    types = dict.fromkeys(member.dtype for member in members)
+    return Kind(
+        name, len(members), ", ".join(shapes), float(every.mean()), float(every.min()), float(every.max()),
+        float(np.mean(every < 0)), float(np.mean(every == 1)), ", ".join(types), tuple(others), fits,
+    )  # fmt: skip
 
 
-def _speaks_for(values: np.ndarray[Any, Any]) -> Fit:
+def _is_strong(fits: Fit, mean: float) -> bool:
+    """Whether numbers that fit w or 1 + w are where these begin: others may have learned it."""
+    return fits == "1 + w" or (fits == "w" and abs(mean - 1) <= _NEAR)
+
+
+def _is_most(count: int, spoken: list[Fit]) -> bool:
+    """Whether so many are more than two thirds of those that speak for w or 1 + w."""
+    return 3 * count > 2 * sum(fit in _OFFSETS for fit in spoken)
+
+
+def _speaks_for(values: Array) -> Fit:
     mean, negative = values.mean(), np.mean(values < 0)
     if mean >= 0.7 and negative < 0.01:
         return "w"
@@ -280,21 +186,55 @@ def _speaks_for(values: np.ndarray[Any, Any]) -> Fit:
 
 
 def _conclusions(kinds: tuple[Kind, ...], variant: Variant | None) -> tuple[bool | None, list[str]]:
+    """Whether the kinds agree with a variant, or with each other; and the sentences on them."""
+    trunk = [kind for kind in kinds if not kind.is_apart] or [*kinds]
+    if all(kind.fits == "w" and 1.7 <= kind.mean <= 2.3 and kind.least > 1 for kind in trunk) and len(trunk) > 1:
+        kinds = tuple(replace(kind, fits="w + 2") if kind in trunk else kind for kind in kinds)
+        trunk = [kind for kind in kinds if not kind.is_apart]
+    spoken: list[Fit] = [kind.fits for kind in trunk for _ in range(kind.count)]
+    most = next((fit for fit in _OFFSETS if spoken.count(fit) and _is_most(spoken.count(fit), spoken)), None)
+    others = [kind for kind in kinds if most and kind.fits in _OFFSETS and kind.fits != most]
+    left_out = [kind for kind in others if not kind.is_apart and _is_strong(kind.fits, kind.mean)]
     sentences = []
-    for fit in ("w", "1 + w", "unclear", "bias"):
-        some = [kind for kind in kinds if kind.fits == fit]
-        if some:
+    for fit in get_args(Fit):
+        if some := [kind for kind in kinds if kind.fits == fit and kind not in others]:
             text = _UNTOLD.get(fit) or _said_of_gains(fit, some, variant)
-            names = [kind.name for kind in some]
-            more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-            sentences.append(f"{text} ({', '.join(names[:_NAMES])}{more})")
-    offsets = {_OFFSETS[kind.fits] for kind in kinds if kind.fits in _OFFSETS}
-    if not offsets:
+            sentences.append(f"{text} ({_listed(some)})")
+    for kind in others:
+        what = "such a norm may differ from the trunk" if kind.is_apart else "such numbers may be learned"
+        what = _LEFT_OUT if kind in left_out else what
+        sentences.append(f"{kind.name} has mean {kind.mean:.2g} and fits {kind.fits}, unlike the others: {what}")
+    for kind in kinds:
+        if kind.others:
+            sentences.append(f"of {kind.name}, {', '.join(kind.others[:_NAMES])} do not fit {kind.fits}: {_LEFT_OUT}")
+    sentences += [_said_of_stuck(kind) for kind in kinds if _is_stuck(kind)]
+    if not {*spoken} & {*_OFFSETS, "w + 2"}:
         return None, sentences
-    return (True if variant is None else offsets == {variant.scale_offset}), sentences
+    if most is None or left_out or any(kind.others for kind in kinds):
+        return False, sentences
+    return (True if variant is None else _OFFSETS[most] == variant.scale_offset), sentences
 
 
-def _said_of_gains(fit: str, some: list[Kind], variant: Variant | None) -> str:
+def _listed(some: list[Kind]) -> str:
+    names = [kind.name for kind in some]
+    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+    return f"{', '.join(names[:_NAMES])}{more}"
+
+
+def _is_stuck(kind: Kind) -> bool:
+    return kind.dtype in _STEPS and kind.stuck >= _STUCK and kind.fits in ("w", "unclear")
+
+
+def _said_of_stuck(kind: Kind) -> str:
+    below, above = _STEPS[kind.dtype]
+    all_ = "all" if kind.stuck == 1 else f"{kind.stuck:.0%}"
+    return (
+        f"{all_} of the gains of {kind.name} are exactly 1, where {kind.dtype} moves by {below:.2g} or {above:.2g} at "
+        "least, and smaller steps are lost: train gains in float32, or round stochastically"
+    )
+
+
+def _said_of_gains(fit: Fit, some: list[Kind], variant: Variant | None) -> str:
     """What gains say that fit w or 1 + w."""
     offset = _OFFSETS[fit]
     mean = sum(kind.mean * kind.count for kind in some) / sum(kind.count for kind in some)
