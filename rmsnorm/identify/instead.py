@@ -10,7 +10,7 @@ from rmsnorm.identify.candidates import HOLDS, Candidate
 from rmsnorm.identify.gradients import explanation
 from rmsnorm.identify.mistakes import Mistake
 from rmsnorm.parity.cases import Array, Data, recast
-from rmsnorm.specification.variants import PRESETS, Variant
+from rmsnorm.specification.variants import Variant
 
 _EPS: Final = (1e-5, 1e-6, 1e-8, 1e-12, 0.0, None)  # that somebody may have taken
 
@@ -24,7 +24,7 @@ def explained(quantity: str, data: Data, got: Array) -> str:
     if got.size and not got.any():
         return "all of these rows are 0"
     gate = None if data.gate is None else data.variant.gate_function
-    for words, variant in _variants(data.variant, has_gate=gate is not None):
+    for words, variant in _variants(data):
         own = recast(data, variant)
         is_held = own.call.result_dtype == got.dtype.name and _holds(Candidate(variant, activation=gate), own, got)
         if is_held:
@@ -41,10 +41,16 @@ def _holds(candidate: Candidate, data: Data, got: Array) -> bool:
     return bool(candidate.gives(data, got).mean() >= HOLDS)
 
 
-def _variants(asked: Variant, *, has_gate: bool) -> Iterator[tuple[str, Variant]]:
-    """Other variants, those that differ least first, in words."""
-    unseen = {"bias"} | (set() if has_gate else {"gate_function", "gate_position"})
-    presets = [preset.replace(eps=asked.eps, bias=asked.bias) for preset in PRESETS.values()]
+def _variants(data: Data) -> Iterator[tuple[str, Variant]]:
+    """Other variants, those that differ least in what shows first, in words."""
+    asked, unseen = data.variant, {"bias"}
+    if data.gate is None:
+        unseen |= {"gate_function", "gate_position"}
+    if data.residual is None:
+        unseen |= {"residual_rounding"}
+    if data.scale is None or data.scale.dtype == data.x.dtype:
+        unseen |= {"result_dtype", "scale_dtype"}
+    presets = [preset.replace(eps=asked.eps, bias=asked.bias) for preset in names.ordered()]
 
     def different(preset: Variant) -> list[str]:
         return [name for name in names.different(asked, preset, names.FIELDS) if name not in unseen]
@@ -60,7 +66,7 @@ def _variants(asked: Variant, *, has_gate: bool) -> Iterator[tuple[str, Variant]
     for offset in (0.0, 1.0, 2.0):
         words = ["1 is added to the gain twice" if offset == 2 else mending.seen("scale_offset", offset)]
         yield words[0], asked.replace(scale_offset=offset)
-    for preset in PRESETS.values():
+    for preset in names.ordered():
         if preset.rounding != "input_dtype":
             yield f"it is {preset.name} with eps {preset.eps}", preset.replace(bias=asked.bias)
 

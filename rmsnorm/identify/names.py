@@ -47,7 +47,7 @@ def described(variant: Variant, values: Mapping[str, Any], library: str = "") ->
     text = f"the variant {first.name}"
     if fields == ["eps"]:
         text += f" with eps {variant.eps}"
-        same = next((each.name for each in _ordered() if not different(variant, each, _observed(values))), None)
+        same = next((each.name for each in ordered() if not different(variant, each, _observed(values))), None)
         text += f" (the same as the preset {same})" if same else ""
     elif fields:
         text += f" but {_listed(variant, fields)}"
@@ -65,7 +65,7 @@ def _listed(variant: Variant, fields: Iterable[str]) -> str:
     return ", ".join(f"{name} is {written(getattr(variant, name))}" for name in fields)
 
 
-def _ordered() -> list[Variant]:
+def ordered() -> list[Variant]:
     """The presets, those that are in use first."""
     return [PRESETS[name] for name in dict.fromkeys([*_MODERN, *PRESETS])]
 
@@ -103,7 +103,7 @@ def nearest(variant: Variant, values: Mapping[str, Any], library: str = "") -> l
     """
     observed = _observed(values)
     ranked: dict[tuple[int, bool], list[Variant]] = {}
-    for preset in _ordered():
+    for preset in ordered():
         fields = different(variant, preset, observed)
         if not fields or preset.name in (*_MODERN, library):
             ranked.setdefault((len({*fields} - {"eps"}), "eps" in fields), []).append(preset)
