@@ -126,7 +126,7 @@ def _roles(names: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
         block = _BLOCK.search(name)
         number, rest = block.groups() if block else ("", name)
         tail = _END.sub("", rest)
-        role = next((role for end, role in _ROLES.items() if re.search(rf"(^|[._/]){re.escape(end)}$", tail)), tail)
+        role = next((role for end, role in _ROLES.items() if re.search(rf"(^|[./]){re.escape(end)}$", tail)), tail)
         if tail.endswith("post_attention_layernorm"):  # Gemma's are four in a block, LLaMA's two
             role = "after attention" if has_both else "feed-forward"
         found[name] = ("draft" if _DRAFT.search(name) else "", number, role)
@@ -142,7 +142,8 @@ def _related(name: str, other: str, a: Array, b: Array) -> NormPair:
     for added, relation in _ADDED.items():
         off = np.abs(second - (first + added))
         if np.all(off <= units[0] * np.abs(first) + units[1] * np.abs(second)):
-            return NormPair(name, other, relation, bool(off.any()), float(off.max(initial=0.0)))
+            is_rounded = bool(off.any()) and bool({a.dtype.name, b.dtype.name} & {*dtypes.HALF})
+            return NormPair(name, other, relation, is_rounded, float(off.max(initial=0.0)))
     apart = float(np.abs(second - first).max(initial=0.0))
     return NormPair(name, other, "another", False, apart)
 
@@ -156,7 +157,7 @@ def _said(norms: tuple[NormPair, ...], only_a: tuple[str, ...], only_b: tuple[st
         lines += [f"  {norm.b}: {norm.relation}{f', up to {norm.difference:.3g} apart' if norm.difference else ''}"
                   for norm in others[:_NAMES]]  # fmt: skip
     if rounded := [norm for norm in held if norm.rounded]:
-        lines.append(f"{len(rounded)} of them are rounded to the dtype of one of the files")
+        lines.append(f"{len(rounded)} of them are rounded to 16 bits in one of the files")
     lines += [f"only in A: {_listed(only_a)}"] * bool(only_a) + [f"only in B: {_listed(only_b)}"] * bool(only_b)
     return lines
 

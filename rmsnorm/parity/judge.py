@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rmsnorm.accuracy.bounds import LANES, QUANTITIES, USES_OF_INVERSE, arithmetic_of, bound, error_of
+from rmsnorm.accuracy.rounding import cast
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.numpy_impl import rms_norm, rms_norm_jvp, rms_norm_vjp
@@ -126,8 +127,25 @@ def expect(
         if name == "y" and {dtype, data.call.norm_dtype} & {*dtypes.HALF} and data.variant.rounding != "input_dtype":
             expected[name] = _of_y(value, unit, limit, data, error_of(name, data.call) + further, sizes[name])
         else:
-            expected[name] = Expected.around(value, unit, limit)
+            expected[name] = of_terms(value, sizes[name], limit, further)
     return expected
+
+
+def of_terms(value: Array, size: Array, limit: float, further: Any, lost: Any = 0.0) -> Expected:
+    """A sum of terms of this size, which may err by ``further`` of it, and by ``lost``, beside what ``limit`` says.
+
+    Of the roundings in ``limit``, one is the last one of what is compared, and one that of the golden. These are of the
+    sum and not of its terms, which shows in 16 bits where the terms cancel.
+    """
+    dtype = value.dtype.name
+    roundoff, least = dtypes.unit_roundoff(dtype), dtypes.smallest_subnormal(dtype) / 2
+    unit = np.maximum(np.broadcast_to(size * (roundoff + further / limit), value.shape), least)
+    want = Expected.around(value, unit, limit).wider(lost)
+    if dtype not in dtypes.HALF:
+        return want
+    wide = value.astype(np.float64)
+    away = np.maximum(np.abs(wide) * roundoff, least) + size * ((limit - 2) * roundoff + further) + lost
+    return want.within(*(cast(end, dtype).astype(np.float64) for end in (wide - away, wide + away)))
 
 
 def further_error(data: Data, *, automatic: bool, in_sequence: bool = False) -> Array:

@@ -13,7 +13,7 @@ from rmsnorm.accuracy.rounding import cast
 from rmsnorm.accuracy.terms import terms_of_dscale
 from rmsnorm.parity.cases import Array, Data
 from rmsnorm.parity.equations import Steps
-from rmsnorm.parity.judge import Expected, further_error
+from rmsnorm.parity.judge import Expected, further_error, of_terms
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Call
 
@@ -66,19 +66,20 @@ class Sums:
             self.further = max(self.further, float(of_rows.max(initial=0.0)))
 
     def _follow(self, name: str, terms: Array, axes: tuple[int, ...]) -> None:
-        partial = self.partial.get(name, 0.0) + np.cumsum(terms, axis=0)
-        self.lost[name] = self.lost.get(name, 0.0) + np.sum(np.abs(partial), axis=axes)
-        self.partial[name] = partial[-1:]
+        rows = np.moveaxis(terms, axes, range(len(axes)))
+        rows = rows.reshape(-1, *rows.shape[len(axes) :])
+        if len(rows):
+            partial = self.partial.get(name, 0.0) + np.cumsum(rows, axis=0)
+            self.lost[name] = self.lost.get(name, 0.0) + np.sum(np.abs(partial), axis=0)
+            self.partial[name] = partial[-1]
 
     def expected(self, name: str, data: Data) -> Expected:
         """What is expected of a sum; ``data``: some of the rows, with the parameters."""
         dtype = _dtype(data, name)
         limit = bound(name, self.call, dtype, residual=data.residual is not None, automatic=True)
-        error = self.further * USES_OF_INVERSE[name] / limit
-        unit = self.size[name] * (dtypes.unit_roundoff(dtype) + error)
-        unit = np.maximum(unit, dtypes.smallest_subnormal(dtype) / 2)
-        want = Expected.around(cast(self.value[name], dtype), unit, limit)
-        return want.wider(self.lost[name] * dtypes.unit_roundoff("float32")) if self.in_sequence else want
+        lost = self.lost.get(name, 0.0) * dtypes.unit_roundoff("float32")  # 0 where terms are not in sequence
+        further = self.further * USES_OF_INVERSE[name]
+        return of_terms(cast(self.value[name], dtype), self.size[name], limit, further, lost)
 
 
 def _dtype(data: Data, name: str) -> str:
