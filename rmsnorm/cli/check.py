@@ -85,7 +85,7 @@ def check(
 ) -> None:
     """Compare your function or layer with a variant: values and gradients, against the golden.
 
-    It is called in 40 to 140 circumstances, in which every pair occurs: rows, widths, dtypes, memory, values,
+    It is called in 40 to 160 circumstances, in which every pair occurs: rows, widths, dtypes, memory, values,
     gradients, and with and without each of mask, residual, gate and eps that it takes. If it differs, the report says
     what it computes and how to mend it. It runs in a process of its own, which is ended after an hour. JAX compiles
     each shape, so there fewer are asked without --all. `rmsnorm.parity.check` does the same in Python.

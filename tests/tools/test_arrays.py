@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tracemalloc
 from typing import Any
 
@@ -240,3 +242,16 @@ def test_a_cast_rounds_once() -> None:
     rounded = cast(values, "bfloat16").astype(np.float64)
     np.testing.assert_array_equal(rounded, [1, 1 + 2.0**-7, -1 - 2.0**-7, np.inf, 0, np.nan, np.inf])
     assert cast(values, "bfloat16").dtype == ml_dtypes.bfloat16
+
+
+def test_it_imports_no_framework_but_that_of_the_arrays() -> None:
+    """In a process of its own: NumPy's arrays are judged without any."""
+    code = (
+        "import sys, numpy as np\n"
+        "from rmsnorm.testing import assert_rms_norm\n"
+        "x = np.ones((2, 4), 'float32')\n"
+        "try:\n    assert_rms_norm(2 * x, x, variant='standard')\n"
+        "except AssertionError:\n    pass\n"
+        "assert not {'torch', 'tensorflow', 'keras', 'jax', 'flax'} & {*sys.modules}\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
