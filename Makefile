@@ -1,8 +1,7 @@
-# make check: set up and compare all backends with the golden.  make test: set up and run the tests.
+# make check: set up, and compare all frameworks with the golden.  make test: set up, and run the tests: CONTRIBUTING.md has all.
 PYTHON ?= python3
 VENV ?= .venv
 LINT_VENV ?= .venv-lint
-GPU_PYTHON ?= .venv-gpu/bin/python
 DOCS_VENV ?= .venv-docs
 BIN := $(VENV)/bin
 # In a folder of its own, for processes of its own: imported after TensorFlow it ends the process.
@@ -10,17 +9,22 @@ TRITON := 'triton==3.9.0; sys_platform == "linux"'
 # The oldest whose kernels are used (rmsnorm/gpu/__init__.py): every branch must compile with it.
 OLDEST_TRITON := 'triton==3.4.0; sys_platform == "linux"'
 
-.PHONY: check quick test test-all faults versions kernels-times native experiments strangers gpu-check gpu-rehearsal fuzz sanitize levels lint types docs docs-serve wheel format clean
+.PHONY: check test nightly faults versions native gpu-check sanitize levels lint types docs wheel format clean
 
 check: $(VENV)/ready
 	$(BIN)/rmsnorm selftest --backend numpy --backend torch --backend tf --backend flax
 
+EVERY := numpy,torch,tf,flax
 test: $(VENV)/ready
-	RMSNORM_REQUIRE=numpy,torch,tf,flax $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	RMSNORM_REQUIRE=$(EVERY) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-# Also the slow tests: every release runs them.
-test-all: $(VENV)/ready
-	RMSNORM_REQUIRE=numpy,torch,tf,flax $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --all
+# All other tests, too: tests/nightly and those marked slow; then 2,000 compositions of transforms for each framework, 500
+# variants for `identify`, damaged files, and the bits of 2,000 calls: four hours.
+nightly: $(VENV)/ready
+	RMSNORM_REQUIRE=$(EVERY) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --all \
+		rmsnorm benchmarks/timing tests tests/nightly
+	RMSNORM_IDENTIFY_VARIANTS=500 $(BIN)/python -m pytest -q -n 2 --timeout 14400 --hypothesis-profile nightly \
+		tests/table tests/nightly tests/tools/test_identify_variants.py tests/nematus/test_damaged_files.py
 
 # The parity check and the fast tests in another environment, which this makes: lowest, lowest-jax, colab, gpu or newest.
 ENV ?= lowest
@@ -30,33 +34,6 @@ versions:
 # Puts each fault of tests/faults.py in, one at a time, and says which test notices it: two hours.
 faults: $(VENV)/ready
 	$(BIN)/python tests/try_faults.py --json tests/faults.json
-
-# Nanoseconds an element of each kernel for CPUs, beside LayerNorm and a copy, for each level that this processor has, in
-# kernels.jsonl and on the screen: two minutes a level, with nothing else running.
-kernels-times: $(VENV)/ready
-	$(BIN)/python benchmarks/kernels.py --json kernels.jsonl
-
-# The paper's experiments whose results are missing, one after another, and the page of all: 45 minutes on one core.
-experiments: $(VENV)/ready
-	$(BIN)/python -m experiments all
-
-# The norms of other packages, installed below build/strangers and judged: docs/results.md. It goes on where it ended.
-strangers:
-	$(PYTHON) docs/results.py build/strangers
-
-# What an edit breaks first: specification, errors, formula, golden and interface, in NumPy and PyTorch. Of the dtypes, float32.
-quick: $(VENV)/ready
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not tf and not flax" \
-		-k "not float64 and not float16" tests/specification tests/test_interface.py \
-		tests/numpy_impl/test_formula.py tests/numpy_impl/test_golden.py tests/torch_impl/test_torch.py
-
-# 2,000 compositions of transforms for each framework, 500 variants for `identify`, the bits of 2,000 calls: three hours.
-fuzz: $(VENV)/ready
-	RMSNORM_IDENTIFY_VARIANTS=500 $(BIN)/python -m pytest -q -n 2 tests/test_fuzz.py tests/identify/test_identify_variants.py \
-		tests/nematus/test_damaged_files.py \
-		--timeout 14400 --hypothesis-profile nightly
-	$(BIN)/python tests/bits.py --calls 2000 --backend numpy --backend torch
-	$(BIN)/python tests/bits.py --calls 400 --backend tf --backend flax
 
 # The kernels alone, compiled into rmsnorm/cpu: what changed since the last time.
 native: | $(BIN)/python
@@ -110,16 +87,9 @@ levels: | $(BIN)/python
 gpu-check: $(VENV)/ready
 	PYTHONPATH=$(VENV)/triton RMSNORM_GPU_KERNELS=interpret TRITON_INTERPRET=1 $(BIN)/python -W ignore $(BIN)/rmsnorm selftest --all \
 		--backend torch --dtype float16 --dtype bfloat16 --dtype float32
-	$(BIN)/python -m pytest -q --all tests/gpu
+	$(BIN)/python -m pytest -q tests/nightly/test_gpu.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/triton-oldest $(OLDEST_TRITON)
-	PYTHONPATH=$(VENV)/triton-oldest $(BIN)/python -P -m pytest -q --all tests/gpu/triton_machine_code.py -k "branch or add_up"
-
-# benchmarks/gpu.sh on a pretended card, in an environment like that of a machine with a GPU, where this package is not
-# installed: `python tests/versions/run.py gpu` makes .venv-gpu. Ten minutes at most.
-gpu-rehearsal:
-	@test -x $(GPU_PYTHON) || { echo "there is no $(GPU_PYTHON): make it by python tests/versions/run.py gpu, or name another: make gpu-rehearsal GPU_PYTHON=..."; exit 2; }
-	rm -rf gpu-rehearsal
-	PYTHON=$(GPU_PYTHON) benchmarks/gpu.sh --rehearsal gpu-rehearsal
+	PYTHONPATH=$(VENV)/triton-oldest $(BIN)/python -P -m pytest -q tests/nightly/triton_machine_code.py -k "branch or add_up"
 
 lint: $(LINT_VENV)/ready
 	$(LINT_VENV)/bin/ruff check .
@@ -132,15 +102,12 @@ types: $(VENV)/ready
 	$(BIN)/mypy --config-file= --follow-imports=silent --warn-unused-ignores tests/types/user.py
 	$(BIN)/pyright -p tests/types --pythonpath $(BIN)/python
 
-# The documentation, in site/. A warning, such as a broken link, is an error. The search needs a server: make docs-serve.
+# The documentation, in site/. A warning, such as a broken link, is an error.
 # CONTRIBUTING.md says why the theme's message about its end of life is switched off.
-docs docs-serve: export NO_MKDOCS_2_WARNING := 1
+docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(DOCS_VENV)/ready
 	$(DOCS_VENV)/bin/mkdocs build --strict
-	@echo "the documentation is $(abspath site/index.html); with its search: make docs-serve, then open http://127.0.0.1:8000"
-
-docs-serve: $(DOCS_VENV)/ready
-	$(DOCS_VENV)/bin/mkdocs serve
+	@echo "the documentation is $(abspath site/index.html); with its search: $(DOCS_VENV)/bin/mkdocs serve"
 
 $(DOCS_VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(DOCS_VENV)

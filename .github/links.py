@@ -26,7 +26,7 @@ def absolute(readme: str, url: str, tag: str) -> str:
 
 def urls(url: str) -> str:
     """The section of pyproject.toml."""
-    entries = {"Documentation": f"{url}/blob/main/docs/index.md", "Changelog": f"{url}/blob/main/CHANGELOG.md",
+    entries = {"Documentation": f"{url}/tree/main/docs", "Changelog": f"{url}/blob/main/CHANGELOG.md",
                "Source": url, "Issues": f"{url}/issues"}  # fmt: skip
     return "\n[project.urls]\n" + "".join(f'{name} = "{address}"\n' for name, address in entries.items())
 

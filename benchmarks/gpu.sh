@@ -20,7 +20,7 @@ export PYTHONPATH=$PWD:$PWD/benchmarks${PYTHONPATH:+:$PYTHONPATH}
 device=cuda seconds=1 longer=1 first=(512x4096 4096x4096 16384x8192) others=(64x262144 32x768 4096x128)
 some=() first_variant=torch other_variants=(--variant llama --variant gemma)
 if [ $rehearsal = 1 ]; then
-    export PYTHONPATH=$PWD/tests/gpu/interpreter:$PYTHONPATH
+    export PYTHONPATH=$PWD/tests/kernels/interpreter:$PYTHONPATH
     export RMSNORM_GPU_KERNELS=interpret RMSNORM_CPU_KERNELS=0 TRITON_INTERPRET=1 TORCHDYNAMO_DISABLE=1
     export PYTHONWARNINGS=ignore
     device=cpu seconds=0 longer=5 first=(2x16) others=(3x40)
@@ -71,8 +71,8 @@ if [ $torch = 1 ]; then
     parity torch bfloat16 60 --variant $first_variant --dtype bfloat16
     parity torch float32 50 --variant $first_variant --dtype float32
     if "$python" -c "import pytest" 2>/dev/null; then
-        step "tests of the kernels" 110 -m pytest -q -p no:cacheprovider tests/gpu/torch_kernels.py \
-            tests/gpu/torch_calls.py "${some[@]}" --junitxml "$out/tests.xml"
+        step "tests of the kernels" 110 -m pytest -q -p no:cacheprovider tests/kernels/gpu_kernels.py \
+            tests/kernels/gpu_calls.py "${some[@]}" --junitxml "$out/tests.xml"
     else
         echo "== the tests are left out: pytest is not installed" | tee -a "$out/steps.txt"
     fi

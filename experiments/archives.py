@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.pickles import read_pickle
 from rmsnorm.files import check_expansion, check_regular, read_json, reading, replacing, tensors, write_text
-from rmsnorm.nematus.checkpoints.files import finite
+from rmsnorm.nematus.files import finite
 from rmsnorm.nematus.names import Variable, is_of_training, match
 from rmsnorm.specification import errors
 

@@ -42,7 +42,7 @@ def norms(framework: str, kind: str) -> Norms:
     """
     shipped = {"torch": _torch, "tf": _keras, "flax": _flax}[framework]
     if kind == "ours":
-        operations = import_module(f"rmsnorm.nematus.{framework}.operations")
+        operations = import_module(f"rmsnorm.nematus.{framework}_operations")
         return Norms(shipped().layer_norm, operations.rms_norm)
     return shipped() if kind == "framework" else _separate(framework)
 
@@ -51,7 +51,7 @@ def used(framework: str, kind: str) -> AbstractContextManager[Any]:
     """Within it, the models of rmsnorm.nematus compute their norms so. A model without a norm needs none."""
     if kind == "ours" and framework == "torch":  # they do so anyway
         return nullcontext()
-    operations = import_module(f"rmsnorm.nematus.{framework}.operations")
+    operations = import_module(f"rmsnorm.nematus.{framework}_operations")
     return patch.multiple(operations, **norms(framework, kind)._asdict())
 
 

@@ -1,10 +1,11 @@
 // Two kernels, one of which is wrong, judged by files of vectors/:
 //
 //     c++ -std=c++17 -O2 -o judge examples/vectors/kernel.cpp
-//     ./judge right vectors/llama.*.txt        prints nothing
+//     ./judge right vectors/llama.*.txt        prints the count alone
 //     ./judge wrong vectors/llama.*.txt        prints a line for each output that is wrong
 #include <algorithm>
 #include <iostream>
+#include <stdexcept>
 
 #include "reader.hpp"
 
@@ -15,10 +16,16 @@ static double rounded(double v, int bits) {  // to nearest, ties to even, in a f
     return std::fabs(result) >= std::ldexp(1, bits == 11 ? 16 : 128) ? std::copysign(INFINITY, v) : result;
 }
 
+static Array &need(Test &t, const std::string &name) {  // what every test has
+    const auto found = t.arrays.find(name);
+    if (found == t.arrays.end()) throw std::runtime_error("test " + std::to_string(t.id) + " has no " + name);
+    return found->second;
+}
+
 static void rms_norm(Test &t, bool eps_outside) {  // an output without values is not judged
-    const Array &x = t.arrays["x"], &scale = t.arrays["scale"];
+    const Array &x = need(t, "x"), &scale = need(t, "scale");
     const bool has_residual = t.arrays.count("residual") > 0;
-    Array &y = t.arrays["y"], &inverses = t.arrays["inverse_rms"];
+    Array &y = need(t, "y"), &inverses = need(t, "inverse_rms");
     std::vector<double> row(static_cast<std::size_t>(t.n));
     for (int start = 0; start < x.size; start += t.n) {
         double square = 0;
@@ -46,21 +53,30 @@ static bool is_wrong(const Array &a) {
     return false;
 }
 
-int main(int count, char **arguments) {
-    int wrong = 0;
+int main(int count, char **arguments) try {
+    const std::string kernel = count > 1 ? arguments[1] : "";
+    if (count < 3 || (kernel != "right" && kernel != "wrong"))
+        return std::cerr << "usage: " << arguments[0] << " right|wrong vectors/VARIANT.DTYPE.txt ...\n", 2;
+    int tests = 0, judged = 0, wrong = 0;
     for (int i = 2; i < count; i++) {
         std::ifstream file(arguments[i]);
+        if (!file) throw std::runtime_error(std::string(arguments[i]) + ": it cannot be read");
         std::string kind, what, format, name;
-        int tests = -1;
-        file >> kind >> what >> format >> name >> tests;
+        int left = -1;
+        file >> kind >> what >> format >> name >> left;
         Test t;
-        for (; format == "1" && tests > 0 && next(file, t); tests--) {
-            rms_norm(t, std::string(arguments[1]) == "wrong");
-            for (const auto &[quantity, array] : t.arrays)
+        for (; format == "1" && left > 0 && next(file, t); left--, tests++) {
+            rms_norm(t, kernel == "wrong");
+            for (const auto &[quantity, array] : t.arrays) {
+                judged += !array.lo.empty() && !array.values.empty();
                 if (is_wrong(array) && ++wrong)
                     std::cout << name << ' ' << t.id << ' ' << t.flag << ' ' << quantity << '\n';
+            }
         }
-        if (tests) return std::cerr << arguments[i] << ": no vectors in format 1, or cut off\n", 2;
+        if (left) throw std::runtime_error(std::string(arguments[i]) + ": no vectors in format 1, or cut off");
     }
-    return count < 3 ? 2 : wrong > 0;
+    std::cerr << tests << " tests, " << judged << " outputs judged, " << wrong << " wrong\n";
+    return judged ? wrong > 0 : 2;
+} catch (const std::runtime_error &error) {
+    return std::cerr << error.what() << '\n', 2;
 }

@@ -1,6 +1,6 @@
 // Two kernels, one of which is wrong, judged by files of vectors/:
 //
-//     node examples/vectors/kernel.mjs right vectors/llama.*.json    prints nothing
+//     node examples/vectors/kernel.mjs right vectors/llama.*.json    prints the count alone
 //     node examples/vectors/kernel.mjs wrong vectors/llama.*.json    prints a line for each output that is wrong
 import { BITS, tests } from "./reader.mjs";
 
@@ -40,11 +40,28 @@ function isWrong({ block, lo, hi }, got) {
   });
 }
 
-const [kernel, ...paths] = process.argv.slice(2);
-for (const path of paths)
-  for (const test of tests(path))
-    for (const [name, got] of Object.entries(rmsNorm(test, kernel === "wrong")))
-      if (isWrong(test.outputs[name], got)) {
+function main(kernel, ...paths) {
+  if (!["right", "wrong"].includes(kernel) || !paths.length)
+    throw new Error("usage: kernel.mjs right|wrong vectors/VARIANT.DTYPE.json ...");
+  let count = 0, judged = 0, wrong = 0;
+  for (const path of paths)
+    for (const test of tests(path)) {
+      count++;
+      for (const [name, got] of Object.entries(rmsNorm(test, kernel === "wrong"))) {
+        if (!test.outputs[name]) throw new Error(`test ${test.id} has no ${name}`);
+        judged++;
+        if (!isWrong(test.outputs[name], got)) continue;
         console.log(test.file, test.id, test.flags.join(), name);
-        process.exitCode = 1;
+        wrong++;
       }
+    }
+  console.error(`${count} tests, ${judged} outputs judged, ${wrong} wrong`);
+  return judged ? Number(wrong > 0) : 2;
+}
+
+try {
+  process.exitCode = main(...process.argv.slice(2));
+} catch (error) { // of a file, too
+  console.error(error.message);
+  process.exitCode = 2;
+}

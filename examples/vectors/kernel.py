@@ -1,6 +1,6 @@
 """Two kernels, one of which is wrong, judged by files of vectors/.
 
-python examples/vectors/kernel.py right vectors/llama.*.json    prints nothing
+python examples/vectors/kernel.py right vectors/llama.*.json    prints the count alone
 python examples/vectors/kernel.py wrong vectors/llama.*.json    prints a line for each output that is wrong
 """
 
@@ -47,16 +47,27 @@ def is_wrong(entry, got):
     return False
 
 
-def main(kernel, *paths):
-    wrong = 0
+def main(kernel="", *paths):
+    if kernel not in ("right", "wrong") or not paths:
+        raise ValueError("usage: kernel.py right|wrong vectors/VARIANT.DTYPE.json ...")
+    count = judged = wrong = 0
     for path in paths:
         for test in tests(path):
+            count += 1
             for name, got in rms_norm(test, kernel == "wrong").items():
+                if name not in test["outputs"]:
+                    raise ValueError(f"test {test['id']} has no {name}")
+                judged += 1
                 if is_wrong(test["outputs"][name], got):
                     print(test["file"], test["id"], ",".join(test["flags"]), name)
                     wrong += 1
-    return int(wrong > 0)
+    print(f"{count} tests, {judged} outputs judged, {wrong} wrong", file=sys.stderr)
+    return int(wrong > 0) if judged else 2
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    try:
+        sys.exit(main(*sys.argv[1:]))
+    except (OSError, ValueError) as error:  # of a file, too
+        print(error, file=sys.stderr)
+        sys.exit(2)

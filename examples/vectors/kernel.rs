@@ -1,7 +1,7 @@
 // Two kernels, one of which is wrong, judged by files of vectors/:
 //
 //     rustc -O -o judge examples/vectors/kernel.rs
-//     ./judge right vectors/llama.*.txt        prints nothing
+//     ./judge right vectors/llama.*.txt        prints the count alone
 //     ./judge wrong vectors/llama.*.txt        prints a line for each output that is wrong
 mod reader;
 use reader::{next, number, Array, Test};
@@ -16,7 +16,15 @@ fn rounded(v: f64, bits: i32) -> f64 { // to nearest, ties to even, in a format 
     if result.abs() >= 2f64.powi(if bits == 11 { 16 } else { 128 }) { f64::INFINITY.copysign(v) } else { result }
 }
 
+fn refuse(why: String) -> ! {
+    eprintln!("{why}");
+    std::process::exit(2);
+}
+
 fn rms_norm(t: &Test, arrays: &mut HashMap<String, Array>, eps_outside: bool) { // without values: not judged
+    for name in ["x", "scale", "y", "inverse_rms"] {
+        if !arrays.contains_key(name) { refuse(format!("test {} has no {name}", t.id)); }
+    }
     let (x, scale, residual) = (&arrays["x"], &arrays["scale"], arrays.get("residual"));
     let (mut y, mut inverses) = (Vec::new(), Vec::new());
     for start in (0..x.values.len()).step_by(t.n) {
@@ -45,22 +53,26 @@ fn is_wrong(a: &Array) -> bool {
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
-    let mut wrong = 0;
+    if arguments.len() < 3 || !["right", "wrong"].contains(&arguments[1].as_str()) {
+        refuse(format!("usage: {} right|wrong vectors/VARIANT.DTYPE.txt ...", arguments[0]));
+    }
+    let (mut tests, mut judged, mut wrong) = (0, 0, 0);
     for path in &arguments[2..] {
-        let text = std::fs::read_to_string(path).expect(path);
+        let text = std::fs::read_to_string(path).unwrap_or_else(|error| refuse(format!("{path}: {error}")));
         let words = &mut text.split_whitespace();
-        assert!(words.by_ref().take(3).eq(["rmsnorm", "vectors", "1"]), "no vectors in format 1");
+        if !words.by_ref().take(3).eq(["rmsnorm", "vectors", "1"]) { refuse(format!("{path}: no vectors in format 1")); }
         let (name, count): (String, usize) = (number(words), number(words));
         for _ in 0..count {
             let (test, mut arrays) = next(words);
             rms_norm(&test, &mut arrays, arguments[1] == "wrong");
             let mut names: Vec<&String> = arrays.keys().filter(|name| is_wrong(&arrays[*name])).collect();
             names.sort();
-            for quantity in names {
-                println!("{name} {} {} {quantity}", test.id, test.flag);
-                wrong += 1;
-            }
+            names.iter().for_each(|quantity| println!("{name} {} {} {quantity}", test.id, test.flag));
+            tests += 1;
+            judged += arrays.values().filter(|a| !a.lo.is_empty() && !a.values.is_empty()).count();
+            wrong += names.len();
         }
     }
-    std::process::exit((wrong > 0) as i32);
+    eprintln!("{tests} tests, {judged} outputs judged, {wrong} wrong");
+    std::process::exit(if judged == 0 { 2 } else { (wrong > 0) as i32 });
 }

@@ -1,4 +1,4 @@
-// Reads a file VARIANT.DTYPE.txt of vectors/, in C++17 without a library. docs/own-repository.md describes it.
+// Reads a file VARIANT.DTYPE.txt of vectors/, in C++17 without a library. docs/checking.md describes it.
 #include <cmath>
 #include <cstdint>
 #include <cstring>

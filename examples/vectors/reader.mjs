@@ -1,4 +1,4 @@
-// Reads the files VARIANT.DTYPE.json of vectors/, with Node.js alone. docs/own-repository.md describes them.
+// Reads the files VARIANT.DTYPE.json of vectors/, with Node.js alone. docs/checking.md describes them.
 import { readFileSync } from "node:fs";
 
 export const BITS = { bfloat16: 8, float16: 11, float32: 24 }; // of the significand
@@ -26,7 +26,8 @@ function hashed({ seed, exponent, dtype, shape }) {
 }
 
 export function* tests(path) { // the inputs are lists of numbers, and of the outputs lo and hi
-  const { variant, dtype, tests } = JSON.parse(readFileSync(path, "utf8"));
+  const { format, variant, dtype, tests } = JSON.parse(readFileSync(path, "utf8"));
+  if (format !== 1) throw new Error(`${path}: no vectors in format 1`);
   for (const test of tests) {
     for (const [name, entry] of Object.entries(test.inputs))
       test.inputs[name] = "seed" in entry ? hashed(entry) : numbers(entry.dtype, entry.bits);

@@ -1,4 +1,4 @@
-"""Reads the files VARIANT.DTYPE.json of vectors/, with Python alone. docs/own-repository.md describes them."""
+"""Reads the files VARIANT.DTYPE.json of vectors/, with Python alone. docs/checking.md describes them."""
 
 import json
 import math
@@ -24,6 +24,8 @@ def tests(path):
     """Each test, its inputs as lists of numbers, and of its outputs the least and the greatest that are right."""
     with open(path, encoding="utf-8") as file:
         document = json.load(file)
+    if document.get("format") != 1:
+        raise ValueError(f"{path}: no vectors in format 1")
     for test in document["tests"]:
         for name, entry in test["inputs"].items():
             size, dtype = math.prod(entry["shape"]), entry["dtype"]

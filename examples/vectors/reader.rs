@@ -1,12 +1,15 @@
-// Reads a file VARIANT.DTYPE.txt of vectors/, without a crate. docs/own-repository.md describes it.
+// Reads a file VARIANT.DTYPE.txt of vectors/, without a crate. docs/checking.md describes it.
 use std::{collections::HashMap, str::FromStr, str::SplitWhitespace};
 
 #[derive(Default)]
 pub struct Array { pub bits: i32, pub block: usize, pub values: Vec<f32>, pub lo: Vec<f32>, pub hi: Vec<f32> }
 pub struct Test { pub id: i32, pub flag: String, pub n: usize, pub eps: f64, pub offset: i8, pub norm: i32 }
 
-pub fn number<T: FromStr>(words: &mut SplitWhitespace) -> T { // it panics where the file is cut off
-    words.next().and_then(|word| word.parse().ok()).expect("the next word of a whole file")
+pub fn number<T: FromStr>(words: &mut SplitWhitespace) -> T {
+    words.next().and_then(|word| word.parse().ok()).unwrap_or_else(|| {
+        eprintln!("the file is cut off, or is no vectors in format 1");
+        std::process::exit(2)
+    })
 }
 
 fn list(words: &mut SplitWhitespace, count: usize) -> Vec<f32> {
@@ -21,7 +24,7 @@ fn hashed(seed: u32, i: u32, bits: i32, exponent: i32) -> f32 { // an element of
 }
 
 pub fn next(words: &mut SplitWhitespace) -> (Test, HashMap<String, Array>) { // of an output there are lo and hi
-    assert_eq!(words.next(), Some("test"));
+    let _test: String = number(words);
     let (id, flag, _, n, eps) = (number(words), number(words), number::<u32>(words), number(words), number(words));
     let (offset, norm, mut arrays) = (number(words), number(words), HashMap::new());
     loop {

@@ -11,12 +11,13 @@ import numpy as np
 
 from experiments import archives
 from experiments.options import check_flags, check_layer, check_number, check_sizes, pick
-from rmsnorm.nematus.cells import CellNorm, Shapes, lstm_shapes
+from rmsnorm.nematus.cells import Shapes, cell_shapes
+from rmsnorm.nematus.config import Norm
 from rmsnorm.nematus.sentences import check_ids
 from rmsnorm.specification import errors
 
 # The authors' names of the recurrent layers; prlnlstm is ours, with pRMSNorm.
-LAYERS: Final[dict[str, CellNorm]] = {"lstm": "none", "lnlstm": "layer", "rlnlstm": "rms", "prlnlstm": "prms"}
+LAYERS: Final[dict[str, Norm]] = {"lstm": "none", "lnlstm": "layer", "rlnlstm": "rms", "prlnlstm": "prms"}
 _ENCODERS: Final = ("encoder_desc_word", "encoder_q", "encoder_desc_sent")
 SMALL: Final = 1e-8  # is added to a probability before its logarithm, and to a number of words that divides
 
@@ -83,10 +84,10 @@ class Config:
         """The factor of dropout in evaluation."""
         return self.dropout_rate if self.use_dropout else 1.0
 
-    def norm(self, encoder: str) -> CellNorm:
+    def norm(self, encoder: str) -> Norm:
         return LAYERS[getattr(self, encoder)]
 
-    def cells(self) -> dict[str, tuple[CellNorm, int]]:
+    def cells(self) -> dict[str, tuple[Norm, int]]:
         """Norm and input size of every LSTM, by the prefix of its parameters."""
         inputs = {"encoder_desc_word": self.dim_word_desc, "encoder_q": self.dim_word_desc}
         if self.use_sent_reps:
@@ -105,7 +106,7 @@ class Config:
         if self.use_sent_reps:
             shapes["Wemb_sent"] = (width, width)
         for prefix, (norm, size) in self.cells().items():
-            shapes |= {f"{prefix}_{name}": shape for name, shape in lstm_shapes(size, dim, norm).items()}
+            shapes |= {f"{prefix}_{name}": shape for name, shape in cell_shapes("lstm", size, dim, norm).items()}
             if self.learn_h0:
                 shapes[f"{prefix}_h0"] = (dim,)
         if self.use_dq_sims:

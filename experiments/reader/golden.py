@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from experiments.reader.config import SMALL, Config, Outputs, check_batch
-from rmsnorm.nematus.numpy.parameters import Array, Parameters, softmax
-from rmsnorm.nematus.numpy.recurrent import lstm
+from rmsnorm.nematus.numpy_models import lstm
+from rmsnorm.nematus.numpy_operations import Array, softmax
 from rmsnorm.nematus.sentences import check_ids
 
 __all__ = ["AttentiveReader"]
+
+Parameters: TypeAlias = Mapping[str, Array]
 
 
 class AttentiveReader:
@@ -34,7 +36,7 @@ class AttentiveReader:
 
     def __call__(self, desc: Any, desc_mask: Any, q: Any, q_mask: Any) -> Outputs:
         """All outputs for a batch: desc (words, batch) or (words, sentences, batch), q (words, batch), their masks."""
-        config, p = self.config, Parameters(self.parameters)
+        config, p = self.config, self.parameters
         check_batch(config, desc, desc_mask, q, q_mask)
         dtype = p["Wemb_word"].dtype
         word_mask = np.asarray(desc_mask, dtype)
@@ -71,7 +73,7 @@ class AttentiveReader:
         h0 = zeros + p[f"{prefix}_h0"] if self.config.learn_h0 else zeros
         own = {
             key.removeprefix(f"{prefix}_"): value
-            for key, value in p.values.items()
+            for key, value in p.items()
             if key.rpartition("_")[0] == prefix and not key.endswith("_h0")
         }
         return lstm(x, h0, zeros, own, mask=mask, norm=self.config.norm(name))[0]

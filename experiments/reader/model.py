@@ -11,9 +11,8 @@ from torch.nn import functional
 
 from experiments.reader.config import SMALL, Config, Outputs, check_batch
 from rmsnorm.nematus.sentences import check_ids
-from rmsnorm.nematus.torch.model import Named
-from rmsnorm.nematus.torch.operations import on_host
-from rmsnorm.nematus.torch.recurrent import lstm
+from rmsnorm.nematus.torch_models import Named, lstm
+from rmsnorm.nematus.torch_operations import on_host
 from rmsnorm.torch_impl.private import is_transformed
 
 __all__ = ["AttentiveReader"]

@@ -11,12 +11,13 @@ import numpy as np
 
 from experiments import archives
 from experiments.options import check_flags, check_layer, check_number, check_sizes, pick
-from rmsnorm.nematus.cells import CellNorm, Shapes, gru_shapes
+from rmsnorm.nematus.cells import Shapes, cell_shapes
+from rmsnorm.nematus.config import Norm
 from rmsnorm.nematus.sentences import check_ids
 from rmsnorm.specification import errors
 
 # The authors' names of the recurrent layers; prlngru is ours, with pRMSNorm.
-LAYERS: Final[dict[str, CellNorm]] = {"gru": "none", "lngru": "layer", "rlngru": "rms", "prlngru": "prms"}
+LAYERS: Final[dict[str, Norm]] = {"gru": "none", "lngru": "layer", "rlngru": "rms", "prlngru": "prms"}
 METHODS: Final = ("order", "cosine")
 _PREFIX: Final = "encoder"
 
@@ -59,12 +60,12 @@ class Config:
             raise errors.not_a_choice(op, "prefix", self.prefix, (_PREFIX, *LAYERS))
 
     @property
-    def norm(self) -> CellNorm:
+    def norm(self) -> Norm:
         return LAYERS[self.encoder]
 
     def cell(self) -> dict[str, str]:
         """Names of the encoder's parameters in an archive, by their names in the cell."""
-        return {name: f"{self.prefix}_{name}" for name in gru_shapes(self.dim_word, self.dim, self.norm)}
+        return {name: f"{self.prefix}_{name}" for name in cell_shapes("gru", self.dim_word, self.dim, self.norm)}
 
     def shapes(self) -> Shapes:
         """Shapes of all parameters, by the names of the authors' archives.
@@ -72,7 +73,7 @@ class Config:
         >>> Config(n_words=9, dim=4, dim_word=3, dim_image=2).shapes()["encoder_W"]
         (3, 8)
         """
-        cell = gru_shapes(self.dim_word, self.dim, self.norm)
+        cell = cell_shapes("gru", self.dim_word, self.dim, self.norm)
         shapes: Shapes = {"Wemb": (self.n_words, self.dim_word)}
         shapes |= {f"{self.prefix}_{name}": shape for name, shape in cell.items()}
         return shapes | {"ff_image_W": (self.dim_image, self.dim), "ff_image_b": (self.dim,)}

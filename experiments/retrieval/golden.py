@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from experiments.retrieval.config import Config, check_captions, check_images, check_pairs
-from rmsnorm.nematus.numpy.parameters import Array, Parameters
-from rmsnorm.nematus.numpy.recurrent import gru
+from rmsnorm.nematus.numpy_models import gru
+from rmsnorm.nematus.numpy_operations import Array
 
 __all__ = ["OrderEmbedding", "contrastive_cost", "errors"]
 
@@ -32,7 +32,7 @@ class OrderEmbedding:
 
     def states(self, x: Any, mask: Any) -> Array:
         """States (words, batch, dim) of the encoder; those of masked words are the ones before them."""
-        return self._states(Parameters(self.parameters), x, mask)
+        return self._states(self.parameters, x, mask)
 
     def sentences(self, x: Any, mask: Any) -> Array:
         """Embeddings (batch, dim) of captions: ids x and their mask, both (words, batch)."""
@@ -52,7 +52,7 @@ class OrderEmbedding:
         """The contrastive cost of captions and images, which belong together in their order."""
         return contrastive_cost(self.config, self.sentences(x, mask), self.images(features))
 
-    def _states(self, p: Parameters, x: Any, mask: Any) -> Array:
+    def _states(self, p: Mapping[str, Array], x: Any, mask: Any) -> Array:
         config = self.config
         check_captions(config, x, mask)
         ids, table = np.asarray(x), p["Wemb"]

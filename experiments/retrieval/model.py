@@ -11,9 +11,8 @@ from jax import lax
 from jax import numpy as jnp
 
 from experiments.retrieval.config import Config, check_captions, check_images, check_pairs
-from rmsnorm.nematus.flax.model import Named
-from rmsnorm.nematus.flax.operations import matmul
-from rmsnorm.nematus.flax.recurrent import gru
+from rmsnorm.nematus.flax_models import Named, gru
+from rmsnorm.nematus.flax_operations import matmul
 
 __all__ = ["OrderEmbedding", "contrastive_cost", "errors"]
 

@@ -1,8 +1,8 @@
-"""The table of docs/which.md: which norms each family of models has, their variants, and where their eps is.
+"""Which norms each family of models has, their variants, and where their eps is: families.json of the package.
 
-python docs/families.py --ask            # asks a small model of each family of transformers: a quarter of an hour
-python docs/families.py --ask llama t5   # asks these alone, and keeps the others
-python docs/families.py                  # prints the table of families.json for docs/which.md; a test compares
+python tools/families.py --ask            # asks a small model of each family of transformers: a quarter of an hour
+python tools/families.py --ask llama t5   # asks these alone, and keeps the others
+python tools/families.py                  # prints the table of docs/variants.md
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ import re
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
 from itertools import count, cycle, islice, product
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 from rmsnorm.specification.families import computes
 
-PATH = Path(__file__).parents[1] / "rmsnorm" / "specification" / "families.json"
-LARGEST = 30_000_000  # parameters of a model that is built
+SPECIFICATION = Path(__file__).parents[1] / "rmsnorm" / "specification"
+PATH = SPECIFICATION / "families.json"
 # Sizes of the small models. They differ, so that the width of a norm shows which field of the configuration it is.
 SIZES = {
     "vocab_size": 64, "hidden_size": 48, "d_model": 48, "intermediate_size": 56, "d_ff": 56, "num_hidden_layers": 4,
@@ -37,40 +39,29 @@ SIZES = {
 }  # fmt: skip
 PARTS = {"hidden_size": 64, "d_model": 64, "intermediate_size": 72, "num_hidden_layers": 2}  # of vision and sound
 LATENT = {"head_dim": 4, "num_key_value_heads": 4}  # with kv_lora_rank: qk_rope_head_dim, and a key for each query
+_HYBRID = {"mamba_n_heads": 8, "mamba_d_head": 12}
 # what a family needs beside these, by model_type
 MORE: dict[str, dict[str, Any]] = {
+    "bamba": {**_HYBRID, "attn_layer_indices": [1]},
     "chameleon": {"vocabulary_map": {"<image>": 3}},
+    "diffusion_gemma_text": {"global_head_dim": 34},
+    "dots1": {"n_shared_experts": 1},
     "gemma3n_text": {"num_hidden_layers": 5, "num_kv_shared_layers": 0},
     "gemma4_text": {"global_head_dim": 34},
-    "internvl_vision": {"norm_type": "rms_norm", "use_qk_norm": True},
     "gemma4_unified_text": {"global_head_dim": 34},
-    "diffusion_gemma_text": {"global_head_dim": 34},
-    "mamba2": {"num_heads": 8, "head_dim": 12},
-    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 12, "attn_layer_indices": [1]},
-    "dots1": {"n_shared_experts": 1},
-    "granitemoehybrid": {
-        "mamba_n_heads": 8,
-        "mamba_d_head": 12,
-        "layer_types": ["mamba", "attention", "mamba", "attention"],
-    },
+    "granitemoehybrid": {**_HYBRID, "layer_types": ["mamba", "attention", "mamba", "attention"]},
+    "internvl_vision": {"norm_type": "rms_norm", "use_qk_norm": True},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
-    "longcat_flash": {"ffn_hidden_size": 56, "expert_ffn_hidden_size": 28},
-    "qwen2_5_omni_audio_encoder": {"encoder_attention_heads": 4},
-    "qwen3_omni_moe_audio_encoder": {"encoder_attention_heads": 4},
+    "mamba2": {"num_heads": 8, "head_dim": 12},
     "qwen2_vl_vision": {"embed_dim": 64},
     "zamba2": {"num_hidden_layers": 4, "layer_types": ["mamba", "hybrid", "mamba", "hybrid"], "mamba_headdim": 12},
 }
 HEADS = ("num_attention_heads", "num_key_value_heads", "num_heads", "linear_num_value_heads", "mamba_num_heads")
 
 
-def fields(kind: Any) -> dict[str, Any]:
-    """The fields of a configuration of this class, with their defaults."""
-    return {key: value for key, value in vars(kind()).items() if not key.startswith("_")}
-
-
 def arguments(kind: Any, eps: Iterator[float], sizes: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a small configuration, and of those in it, in which each eps has a value of its own."""
-    own = fields(kind)
+    own = vars(kind())
     more = MORE.get(kind.model_type, {})
     sizes = sizes | (LATENT if "kv_lora_rank" in own else {}) | more
     parts = {
@@ -78,7 +69,7 @@ def arguments(kind: Any, eps: Iterator[float], sizes: dict[str, Any]) -> dict[st
         for name, part in own.items()
         if hasattr(part, "model_type")
     }
-    values = {key: value for key, value in sizes.items() if type(own.get(key)) in (int, type(None)) and key in own}
+    values = {key: value for key, value in sizes.items() if key in own and type(own[key]) in (int, type(None))}
     values |= {key: next(eps) for key, value in own.items() if "eps" in key and isinstance(value, float)}
     if isinstance(own.get("layer_types"), list) and "num_hidden_layers" in values:  # each type that there is by default
         types = cycle(dict.fromkeys(own["layer_types"]))
@@ -86,56 +77,40 @@ def arguments(kind: Any, eps: Iterator[float], sizes: dict[str, Any]) -> dict[st
     return values | parts | more
 
 
-def numbers(config: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers in a configuration and in those in it, each with its name."""
+def leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields of a configuration and of its parts, each with its name."""
     for key, value in {**MORE.get(config.model_type, {}), **vars(config)}.items():
         if hasattr(value, "model_type"):
-            yield from numbers(value, f"{path}{key}.")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool) and not key.startswith("_"):
+            yield from leaves(value, f"{path}{key}.")
+        elif not key.startswith("_"):
             yield path + key, value
 
 
-def build(name: str, **options: Any) -> Any:
-    """A small model of the family with random weights, in whose configuration each eps has a value of its own.
+def numbers(config: Any) -> dict[str, float]:
+    """The numbers in a configuration and in its parts, by their names."""
+    return {key: value for key, value in leaves(config) if type(value) in (int, float)}
 
-    Raises:
-        ValueError: the model is not small.
+
+def build(name: str, device: str = "cpu", **options: Any) -> Any:
+    """A small model of the family with random weights, or without numbers on the device "meta".
+
+    Each eps in its configuration has a value of its own; options: other values of fields, which may be in parts.
     """
     import torch
-
-    size = sum(parameter.numel() for parameter in outline(name, **options).parameters())
-    if size > LARGEST:
-        raise ValueError(f"it has {size} parameters: give it other sizes in MORE")
-    torch.manual_seed(0)
-    return from_options(name, options)
-
-
-def outline(name: str, **options: Any) -> Any:
-    """The model that ``build`` builds, without numbers."""
-    import torch
-
-    with torch.device("meta"):
-        return from_options(name, options)
-
-
-def from_options(name: str, options: dict[str, Any]) -> Any:
-    """The model of a small configuration in which these fields, which may be in parts, have these values."""
     import transformers
 
     kind = transformers.CONFIG_MAPPING[name]
-    eps = (3e-4 + 1e-5 * i for i in count())
-    values = arguments(kind, eps, SIZES)
+    values = arguments(kind, (3e-4 + 1e-5 * i for i in count()), SIZES)
     for path, value in options.items():
         *parts, key = path.split(".")
-        place = values
-        for part in parts:
-            place = place[part]
-        place[key] = value
+        reduce(getitem, parts, values)[key] = value
     config = kind(**values)
     autos = ("ImageTextToText", "CausalLM", "Seq2SeqLM")
     classes = [*(getattr(transformers, f"AutoModelFor{auto}") for auto in autos), transformers.AutoModel]
     auto = next((auto for auto in classes if kind in auto._model_mapping), None)
-    return model_of(kind)._from_config(config) if auto is None else auto.from_config(config)
+    torch.manual_seed(0)
+    with torch.device(device):
+        return model_of(kind)._from_config(config) if auto is None else auto.from_config(config)
 
 
 def model_of(kind: Any) -> Any:
@@ -175,7 +150,7 @@ def size_of(width: int | None, config: Any, part: str) -> str:
     """The field of the configuration that a width is, or the product of two; rather one of this part than others."""
     known = {
         key: value
-        for key, value in numbers(config)
+        for key, value in numbers(config).items()
         if re.search("(?<!vocab_)(?<!patch_)size|head|hidden|dim|(?<![a-z])d_|rank|channel", key)
     }
     order = {key: i for i, key in enumerate(SIZES)}
@@ -202,15 +177,10 @@ def size_of(width: int | None, config: Any, part: str) -> str:
 
 def ask(name: str) -> list[dict[str, Any]]:
     """The RMSNorms of a family: a row for those that compute the same and that the same options add or take away."""
-    return with_options(name, asked(name))
-
-
-def with_options(name: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows, parted by the options that take them away, and those that an option adds."""
     import transformers
 
     defaults = dict(switches(transformers.CONFIG_MAPPING[name]()))
-    model = outline(name)
+    model = build(name, "meta")
     words, base, added = tested(model), norms_of(model), []
     taken: dict[tuple[str, ...], dict[str, tuple[bool, bool]]] = defaultdict(dict)
     for field, value in switches(model.config):
@@ -218,7 +188,7 @@ def with_options(name: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             continue
         other = not value if isinstance(value, bool) else None
         try:
-            norms = norms_of(outline(name, **{field: other}))
+            norms = norms_of(build(name, "meta", **{field: other}))
             new = asked(name, **{field: other}) if norms - base else []
         except Exception:  # no small model can be built with this option alone
             continue
@@ -229,7 +199,7 @@ def with_options(name: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             roles = [role for role in row["roles"] if not matching(row, role, base) and matching(row, role, norms)]
             added += [row | {"roles": roles, "options": {field: (on(other), on(defaults[field]))}}] if roles else []
     parted = []
-    for row in rows:
+    for row in asked(name):
         groups: dict[str, list[str]] = defaultdict(list)
         for role in row["roles"]:
             conditions = [taken[norm] for norm in matching(row, role, base)] or [{}]
@@ -286,8 +256,8 @@ def asked(name: str, **options: Any) -> list[dict[str, Any]]:
     from rmsnorm.conversion import replace
 
     model = build(name, **options)
-    defaults = dict(numbers(transformers.CONFIG_MAPPING[name]()))
-    fields_of_eps = {value: key for key, value in numbers(model.config) if "eps" in key.split(".")[-1]}
+    defaults = numbers(transformers.CONFIG_MAPPING[name]())
+    fields_of_eps = {value: key for key, value in numbers(model.config).items() if "eps" in key.split(".")[-1]}
     gainless, roles = widths(model), defaultdict(list)
     for entry in replace(model, dry_run=True):
         if entry.variant is None and "rms" not in entry.kind.lower():
@@ -356,30 +326,30 @@ def names() -> list[str]:
 
 
 def table(document: dict[str, Any]) -> str:
-    """A row for the norms of the same variant and eps; families with the same rows share them."""
-    columns = ("families", "variant", "eps in `config.json`", "default", "norms (size of a row)")
-    groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    """A row for the families whose norms compute the same: those of few roles by name, then the others."""
+    groups: dict[str, list[str]] = defaultdict(list)
     for name, rows in sorted(document["families"].items()):
-        fields = " ".join(f"{row['field'] or ''} {row['size']} {' '.join(row.get('options', ()))}" for row in rows)
-        parts = {field.rpartition(".")[0] for field in re.findall(r"[a-z][\w.]*", fields)}
-        part = parts.pop() if len(parts) == 1 else ""
-        cells: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        norms: dict[str, list[str]] = defaultdict(list)
         for row in rows:
-            field = f"`{row['field']}`" if row["field"] else "in the code"
-            default = "" if row["default"] is None else f"{row['default']:g}".replace("e-0", "e-")
-            conditions = [f"`{row['size']}`"] if row["size"] else []
-            for option, (wanted, _) in row.get("options", {}).items():
-                conditions.append(f"{'with' if wanted else 'without'} `{option}`")
-            size = f" ({'; '.join(conditions)})" if conditions else ""
-            cells[f"{computes(row)} | {field} | {default}"][size] += row["roles"]
-        lines = (
-            f"{what} | {'; '.join(', '.join(f'`{role}`' for role in roles) + size for size, roles in norms.items())} |"
-            for what, norms in cells.items()
-        )
-        same = tuple(line.replace(f"`{part}.", "`").replace(f" {part}.", " ") if part else line for line in lines)
-        groups[same].append(f"{name} (`{part}`)" if part else name)
-    lines = [f"| {', '.join(names)} | {line}" for same, names in groups.items() for line in same]
-    return "\n".join([f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|", *lines]) + "\n"
+            eps = "" if row["default"] is None else f"{row['default']:g}".replace("e-0", "e-")
+            place = f"`{row['field'].rpartition('.')[2]}` ({eps})" if row["field"] else f"eps {eps} in the code"
+            norms[f"{computes(row) if row['variant'] else 'no variant'}, {place}".replace("  ", " ")] += row["roles"]
+        *few, most = sorted(norms, key=lambda what: len(norms[what]))
+        cells = [f"{', '.join(f'`{role}`' for role in dict.fromkeys(norms[what]))}: {what}" for what in few]
+        groups["; ".join([*cells, f"others: {most}" if few else most])].append(name)
+    lines = (f"| {', '.join(names)} | {norms} |\n" for norms, names in groups.items())
+    return "".join(["| families | their norms |\n| --- | --- |\n", *lines])
+
+
+def answers(names: Iterable[str], question: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
+    """The answer for each name; where there is none, the error is printed, and the others are asked."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    for name in names:
+        try:
+            yield name, question(name)
+        except Exception as error:  # some models want more than sizes
+            print(f"{name}: {type(error).__name__}: {str(error).strip()[:200]!r}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -387,19 +357,11 @@ def main() -> None:
     if sys.argv[1:2] == ["--ask"]:
         import transformers
 
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
         document["transformers"] = transformers.__version__
         document["families"] = document["families"] if sys.argv[2:] else {}
-        for name in sys.argv[2:] or names():
-            try:
-                rows = ask(name)
-            except Exception as error:  # some models want more than sizes; the others are asked
-                print(f"{name}: {type(error).__name__}: {str(error).strip()[:200]!r}", file=sys.stderr, flush=True)
-                continue
-            if rows:
-                document["families"][name] = rows
-                PATH.write_text(dump(document), encoding="utf-8")
+        for name, rows in answers(sys.argv[2:] or names(), ask):
+            document["families"] |= {name: rows} if rows else {}
+            PATH.write_text(dump(document), encoding="utf-8")
     sys.stdout.write(table(document))
 
 

@@ -1,37 +1,28 @@
 """Where a config.json may have what a model reads: rmsnorm/specification/family_files.json, as transformers reads.
 
-python docs/family_files.py              # builds each configuration many times, with one number of its own: minutes
-python docs/family_files.py llama t5     # builds these alone, and keeps the others
+python tools/family_files.py              # builds each configuration many times, with one number of its own: minutes
+python tools/family_files.py llama t5     # builds these alone, and keeps the others
 
 A class of a configuration moves and renames fields: the fields of a part lie beside it ("flat"), a field has another
-name, or a part of another name and kind. No model is built. docs/families.py asks models which of the fields they read.
+name, or a part of another name and kind. No model is built. families.py asks models which of them they read.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import logging
 import re
 import sys
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
-SPECIFICATION = Path(__file__).parents[1] / "rmsnorm" / "specification"
+from families import SPECIFICATION, answers, leaves
+
 PATH = SPECIFICATION / "family_files.json"
 EPS = re.compile("(?<![a-z])eps")
 OTHER = ("llama", "bert")  # kinds that no part has by itself but where any kind is taken
-
-
-def leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The fields of a configuration and of its parts, each with its name."""
-    for key, value in vars(config).items():
-        if hasattr(value, "model_type"):
-            yield from leaves(value, f"{path}{key}.")
-        elif not key.startswith("_"):
-            yield path + key, value
 
 
 def made(kind: Any, file: dict[str, Any]) -> Any:
@@ -42,15 +33,18 @@ def made(kind: Any, file: dict[str, Any]) -> Any:
         return None
 
 
+def fields(kind: Any, file: dict[str, Any]) -> dict[str, Any]:
+    """The fields of that configuration and of its parts, by their names."""
+    config = made(kind, file)
+    return {} if config is None else dict(leaves(config))
+
+
 def file_of(values: dict[str, Any], stubs: dict[str, Any]) -> dict[str, Any]:
     """A file with values at their paths, and these parts."""
     file: dict[str, Any] = copy.deepcopy(stubs)
     for path, value in values.items():
         *parts, key = path.split(".")
-        place = file
-        for part in parts:
-            place = place.setdefault(part, {})
-        place[key] = value
+        reduce(lambda place, part: place.setdefault(part, {}), parts, file)[key] = value
     return file
 
 
@@ -63,12 +57,10 @@ def mark(value: Any, i: int) -> Any:
 
 def places(kind: Any, stubs: dict[str, Any], candidates: Iterable[str]) -> dict[str, list[str]]:
     """The paths in a file from which a configuration takes its fields, those first that it prefers, by field."""
-    whole = made(kind, stubs)
-    default = {} if whole is None else dict(leaves(whole))
+    default = fields(kind, stubs)
 
     def read(values: dict[str, Any]) -> dict[str, Any]:
-        config = made(kind, file_of(values, stubs))
-        return {} if config is None else dict(leaves(config))
+        return fields(kind, file_of(values, stubs))
 
     found: dict[str, list[str]] = {}
     for path in candidates:
@@ -78,13 +70,11 @@ def places(kind: Any, stubs: dict[str, Any], candidates: Iterable[str]) -> dict[
             if type(got) is type(value) and got == value != default.get(leaf) and same_kind(leaf, path):
                 found.setdefault(leaf, []).append(path)
     for leaf, paths in found.items():
-        left, ordered = [*paths], []
-        while len(left) > 1:
+        ordered: list[str] = []
+        while left := [path for path in paths if path not in ordered]:
             value = read({path: mark(0.0, i) for i, path in enumerate(left)}).get(leaf)
-            best = [path for i, path in enumerate(left) if value == mark(0.0, i)] or left
-            ordered.append(best[0])
-            left.remove(best[0])
-        found[leaf] = ordered + left
+            ordered.append(next((path for i, path in enumerate(left) if value == mark(0.0, i)), left[0]))
+        found[leaf] = ordered
     return found
 
 
@@ -116,19 +106,18 @@ def measured(kind: Any, options: set[str]) -> dict[str, Any]:
     """The parts of a kind, the places of its fields that have more than one, and those of a file without the part."""
     source = source_of(kind)
     types = {text for line in source.splitlines() if "model_type" in line for text in re.findall(r'"([a-z]\w*)"', line)}
-    base = made(kind, {})
-    names = {key for key, value in vars(base).items() if hasattr(value, "model_type")}
+    names = {key for key, value in vars(made(kind, {})).items() if hasattr(value, "model_type")}
     names |= {*getattr(kind, "sub_configs_defaults", {})}
     parts = {name: row for name in sorted(names) if (row := part_of(kind, name, types))}
     aliases = sorted(set(re.findall(r'"(\w+_(?:config|cfg))"', source)) - names)
     stubs = {name: {"model_type": row["kind"]} for name, row in parts.items()}
-    fields = dict(leaves(base))
-    ends = {leaf.rpartition(".")[2] for leaf in fields}
+    default = fields(kind, {})
+    ends = {leaf.rpartition(".")[2] for leaf in default}
     keys = sorted({word for word in re.findall(r"[a-z]\w+", source) if EPS.search(word)} | {*filter(EPS.search, ends)})
     keys += sorted(options & ends)
     found = {"places": own(places(kind, {}, keys), "")}
     for name, stub in stubs.items():
-        inside = [leaf for leaf in fields if leaf.startswith(f"{name}.") and leaf.rpartition(".")[2] in keys]
+        inside = [leaf for leaf in default if leaf.startswith(f"{name}.") and leaf.rpartition(".")[2] in keys]
         if inside:
             found["places"] |= own(places(kind, {name: stub}, [*inside, *keys]), f"{name}.")
             others = {other: row for other, row in stubs.items() if other != name}
@@ -140,8 +129,8 @@ def measured(kind: Any, options: set[str]) -> dict[str, Any]:
 
 def source_of(kind: Any) -> str:
     """The code of a class of configurations, of those that it is made of, and of its parts."""
-    parts = [type(value) for value in vars(made(kind, {})).values() if hasattr(value, "model_type")]
-    modules = {sys.modules[base.__module__] for each in (kind, *parts) for base in each.__mro__}
+    each = (kind, *map(type, parts_of(kind)))
+    modules = {sys.modules[base.__module__] for own in each for base in own.__mro__}
     paths = [Path(module.__file__ or "") for module in modules if ".models." in module.__name__]
     return "\n".join(path.read_text(encoding="utf-8") for path in sorted(paths))
 
@@ -155,11 +144,18 @@ def own(found: dict[str, list[str]], part: str) -> dict[str, list[str]]:
     }
 
 
-def below(kind: Any) -> set[str]:
-    """The kinds of the parts of a kind, and of those in them."""
+def parts_of(kind: Any) -> list[Any]:
+    """The configurations in a configuration of this kind."""
     config = made(kind, {})
-    parts = [] if config is None else [value for value in vars(config).values() if hasattr(value, "model_type")]
-    return {type(part).model_type for part in parts}.union(*(below(type(part)) for part in parts))
+    return [] if config is None else [value for value in vars(config).values() if hasattr(value, "model_type")]
+
+
+def below(kind: Any) -> dict[str, Any]:
+    """The kinds of the parts of a kind, and of those in them, by model_type."""
+    parts = {part.model_type: type(part) for part in parts_of(kind)}
+    for part in [*parts.values()]:
+        parts = below(part) | parts
+    return parts
 
 
 def kinds() -> dict[str, Any]:
@@ -168,12 +164,7 @@ def kinds() -> dict[str, Any]:
 
     found = {name: transformers.CONFIG_MAPPING[name] for name in transformers.CONFIG_MAPPING}
     for kind in [*found.values()]:
-        below = [config for config in [made(kind, {})] if config is not None]
-        while below:
-            parts = [value for value in vars(below.pop()).values() if hasattr(value, "model_type")]
-            below += parts
-            for part in parts:
-                found.setdefault(part.model_type, type(part))
+        found = below(kind) | found
     return {name: kind for name, kind in found.items() if name and made(kind, {}) is not None}
 
 
@@ -197,23 +188,18 @@ def architectures(known: set[str]) -> dict[str, str]:
 
 
 def main() -> None:
-    warnings.simplefilter("ignore")
-    logging.disable(logging.CRITICAL)
     families = json.loads((SPECIFICATION / "families.json").read_text(encoding="utf-8"))["families"]
     options = {name.rpartition(".")[2] for rows in families.values() for row in rows for name in row.get("options", ())}
     found = kinds()
     files: dict[str, Any] = json.loads(PATH.read_text(encoding="utf-8"))["files"] if sys.argv[1:] else {}
-    wholes = {name: inside for name, kind in found.items() if (inside := below(kind)) & {*families} or name in families}
-    for name in sys.argv[1:] or sorted({*wholes}.union(*wholes.values()) & {*found}):
-        try:
-            row = measured(found[name], options)
-        except Exception as error:  # the others are asked
-            print(f"{name}: {type(error).__name__}: {str(error).strip()[:200]!r}", file=sys.stderr, flush=True)
-            continue
+    inside = {name: {*below(kind)} for name, kind in found.items()}
+    wholes = [{name, *parts} for name, parts in inside.items() if {name, *parts} & {*families}]
+    asked = sys.argv[1:] or sorted(set().union(*wholes) & {*found})
+    for name, row in answers(asked, lambda name: measured(found[name], options)):
         files.pop(name, None)
         files |= {name: row} if row else {}
-    named = {text: kind for row in files.values() for part in row.get("parts", {}).values()
-             for text, kind in part.get("named", {}).items() if text not in found}  # fmt: skip
+    parts = [part for row in files.values() for part in row.get("parts", {}).values()]
+    named = {text: kind for part in parts for text, kind in part.get("named", {}).items() if text not in found}
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in sorted(files.items()))
     document = (("named", named), ("architectures", architectures({*families, *files})))
     head = "".join(f' "{key}": {json.dumps(value)},\n' for key, value in document)
