@@ -12,7 +12,7 @@ from rmsnorm.cli.usage import progress
 
 EPILOG: Final = (
     "Example: `rmsnorm vectors vectors`\n\n"
-    "docs/own-repository.md describes the files. Exit status: 0 written, 2 wrong usage or the folder cannot be written."
+    "docs/checking.md describes the files. Exit status: 0 written, 2 wrong usage or the folder cannot be written."
 )
 
 

@@ -1,152 +1,144 @@
-"""The parameters of the recurrent cells: their names, their shapes and their dropout rates. No array library."""
+"""The GRU and the LSTM of the authors' Theano programs, over the operations of any framework, and their parameters.
+
+The module of each framework has ``gru`` and ``lstm``, which are these functions with its operations; PyTorch, Keras and
+Flax have a layer of them, too: ``Recurrent``. Sequences are time-major, and keep their dtype.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypeAlias
 
-from rmsnorm.nematus.config import Bias, Config, Norm
+import numpy as np
+
+from rmsnorm.nematus.config import Norm
+from rmsnorm.nematus.models.operations import Array, Arrays, Operations
+from rmsnorm.nematus.models.parameters import PARTIAL, Parameters, check_norm, normalise, project
+from rmsnorm.nematus.models.rnnsearch import masks_of, nematus_level
+from rmsnorm.nematus.names import GRU, leaves
 from rmsnorm.specification import errors
 
-CellNorm: TypeAlias = Norm
+Kind: TypeAlias = Literal["gru", "lstm"]
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
-Initial: TypeAlias = Literal["zeros", "ones", "normal", "orthogonal"]
 
-NORMS: Final = get_args(Norm)
-EPS: Final = 1e-5  # of Nematus and of the authors' layers.py
-PARTIAL: Final = 0.0625  # of pRMSNorm in the paper
-
-# Where the output embeddings are tied there is no parameter of this name, but there is a dropout mask.
-TIED: Final = "decoder/next_word_predictor/hidden_to_logits/W"
+# The authors' names in the GRU of Nematus, which is the same cell, and the matrices of the gains s1 to s4.
+_OF_NEMATUS: Final = {row.theano: row for row in GRU}
+_NORMALISED: Final = ("W", "Wx", "U", "Ux")
 
 
-class GRUVariable(NamedTuple):
-    """A variable of a GRU."""
+def gru(
+    ops: Operations, x: Array, h0: Array, parameters: Mapping[str, Array], *, mask: Array | None = None,
+    norm: Norm = "none", partial: float = PARTIAL,
+) -> Array:  # fmt: skip
+    """The GRU of the authors' Theano code: ``gru``, ``lngru``, ``rlngru``.
 
-    name: str
-    theano: str  # in Theano Nematus, and in the authors' code
-    theano_after_attention: str
-    norm: str  # the scope of the norm of its product, empty if there is none
+        r, u = sigmoid(norm(h U; s3) + norm(x W + b; s1))
+        h' = u h + (1 - u) tanh(r norm(h Ux; s4) + norm(x Wx + bx; s2)),    then m h' + (1 - m) h
 
-    def shape(self, features: int, state: int) -> tuple[int, ...]:
-        """The shape for inputs and states of these sizes."""
-        width = 2 * state if "gates" in self.name else state
-        side = self.name.partition("_")[0]
-        return {"state": (state, width), "input": (features, width)}.get(side, (width,))
+    Args:
+        ops: the operations of the framework, which its own function has already.
+        x: (length, batch, features).
+        h0: (batch, state).
+        parameters: W, U, b, Wx, Ux, bx; with a norm the gains s1 to s4; with LayerNorm also the offsets b1 to b4.
+        mask: m, (length, batch), any numbers.
+        norm: ``none``, ``layer``, ``rms``, or ``prms`` over the first ``partial`` of the features.
 
+    Returns:
+        The states, (length, batch, state).
 
-GRU: Final = (
-    GRUVariable("state_to_gates", "U", "U_nl", "gates_state_norm"),
-    GRUVariable("input_to_gates", "W", "Wc", "gates_x_norm"),
-    GRUVariable("gates_bias", "b", "b_nl", ""),
-    GRUVariable("state_to_proposal", "Ux", "Ux_nl", "proposal_state_norm"),
-    GRUVariable("input_to_proposal", "Wx", "Wcx", "proposal_x_norm"),
-    GRUVariable("proposal_bias", "bx", "bx_nl", ""),
-)
+    Raises:
+        ValueError: norm is none of these.
+        KeyError: a parameter is missing.
 
+    Source: Zhang & Sennrich 2019, layers.py.
 
-def gru_rows(bias: Bias, *, has_input: bool) -> Iterator[GRUVariable]:
-    """The variables of a GRU: a transition has no input, and the transitions of some encoders have no bias."""
-    for row in GRU:
-        if (has_input or not row.name.startswith("input")) and (bias != "none" or not row.name.endswith("bias")):
-            yield row
-
-
-# The authors' orders: of the parameters, and of the norms that the gains s1 to s4 and the offsets b1 to b4 belong to.
-_AUTHORS_ORDER: Final = ("W", "U", "b", "Wx", "Ux", "bx")
-_AUTHORS_NORMS: Final = ("W", "Wx", "U", "Ux")
-
-# Matrices that multiply embeddings, or vectors of the size of embeddings; all others multiply states.
-_MULTIPLY_EMBEDDINGS: Final = (
-    "encoder/forward-stack/level0/gru0/input_",
-    "encoder/backward-stack/level0/gru0/input_",
-    "decoder/base/gru0/input_",
-    *(f"decoder/next_word_predictor/{part}_to_" for part in ("prev_emb", "hidden", "lexical")),
-)
-
-
-def check_norm(norm: str) -> None:
-    """Raise ValueError if a cell cannot have this norm."""
-    if norm not in NORMS:
-        raise errors.not_a_choice("recurrent", "norm", norm, NORMS)
-
-
-def leaves(norm: CellNorm, scope: str = "") -> tuple[str, str]:
-    """Nematus's names of the gain and the offset of a norm, below a scope."""
-    gain, offset = ("new_std", "new_mean") if norm == "layer" else ("scale", "offset")
-    return scope + gain, scope + offset
-
-
-def dotted(name: str) -> str:
-    """A name with dots for slashes, as in the state dict of a module of PyTorch, which has an attribute ``forward``."""
-    return ".".join("forward_" if part == "forward" else part for part in name.split("/"))
-
-
-def slashed(name: str) -> str:
-    """The way back of dotted."""
-    return "/".join("forward" if part == "forward_" else part for part in name.split("."))
-
-
-def initial(name: str) -> Initial:
-    """What a parameter of a new cell is, as in Nematus: numbers, normal ones of size 0.01, or orthogonal squares."""
-    leaf = name.rpartition("/")[2]
-    if leaf.startswith(("U", "state")):
-        return "orthogonal"
-    if leaf.startswith(("W", "input")):
-        return "normal"
-    return "ones" if leaf[0] == "s" or leaf == "new_std" else "zeros"
-
-
-def authors_gru(parameters: Mapping[str, Any], norm: CellNorm) -> dict[str, Any]:
-    """The parameters of the authors' GRU under Nematus's names; it is the same cell."""
-    names = _gru_names(norm)
-    return {names[name]: value for name, value in parameters.items()}
-
-
-def _gru_names(norm: CellNorm) -> dict[str, str]:
-    rows = {row.theano: row for row in GRU}
-    names = {name: f"gru0/{rows[name].name}" for name in _AUTHORS_ORDER}
-    for index, name in enumerate(_AUTHORS_NORMS, start=1):
-        names[f"s{index}"], names[f"b{index}"] = leaves(norm, f"gru0/{rows[name].norm}/")
-    return names
-
-
-def nematus_gru_shapes(features: int, state: int, biases: Sequence[Bias], norm: CellNorm) -> Shapes:
-    """Shapes of the parameters of Nematus's GRU with deep transition; ``biases`` as for nematus_gru."""
+    Example:
+        >>> import numpy as np
+        >>> from rmsnorm.nematus.numpy_models import gru
+        >>> weights = {"W": np.ones((1, 2)), "U": np.ones((1, 2)), "b": np.zeros(2)}
+        >>> weights |= {"Wx": np.ones((1, 1)), "Ux": np.ones((1, 1)), "bx": np.zeros(1)}
+        >>> gru(np.zeros((2, 1, 1)), np.ones((1, 1)), weights, mask=np.array([[1.0], [0.0]])).round(4).ravel()
+        array([0.8988, 0.8988])
+    """
     check_norm(norm)
-    shapes: Shapes = {}
-    for index, bias in enumerate(biases):
-        for row in gru_rows(bias, has_input=index == 0):
-            shape = shapes[f"gru{index}/{row.name}"] = row.shape(features, state)
-            if row.norm:
-                shapes |= _norm_shapes(norm, leaves(norm, f"gru{index}/{row.norm}/"), shape[-1])
+    own = {_nematus_name(name, norm): value for name, value in parameters.items()}
+    p = Parameters(ops, own, norm, partial=partial)
+    return nematus_level(p, x, h0, mask, biases=("input",), masking="carry")
+
+
+def lstm(
+    ops: Operations, x: Array, h0: Array, c0: Array, parameters: Mapping[str, Array], *, mask: Array | None = None,
+    norm: Norm = "none", partial: float = PARTIAL,
+) -> tuple[Array, Array]:  # fmt: skip
+    """The LSTM of the authors' Theano code: ``lstm``, ``lnlstm``, ``rlnlstm``.
+
+        i, f, o, g = norm(x W + b; s1) + norm(h U; s2) + b,    sigmoid of i, f, o and tanh of g
+        c' = f c + i g,    then m c' + (1 - m) c;    h' = o tanh(norm(c'; s3)),    then m h' + (1 - m) h
+
+    b is added twice, as in the authors' code. Arguments and errors are those of gru, but for:
+
+    Args:
+        h0, c0: (batch, state).
+        parameters: W, U, b; with a norm the gains s1 to s3; with LayerNorm also the offsets b1 to b3.
+
+    Returns:
+        (h, c), both (length, batch, state).
+    """
+    check_norm(norm)
+    p = Parameters(ops, parameters, norm, partial=partial)
+
+    def step(state: Arrays, inputs: Arrays) -> tuple[Arrays, Arrays]:
+        (h, c), (below, *own) = state, inputs
+        i, f, o, g = ops.split(below + project(p, h, "U", None, ("s2", "b2")) + p["b"], 4)
+        new_c = ops.sigmoid(f) * c + ops.sigmoid(i) * ops.tanh(g)
+        for m in own:
+            new_c = m * new_c + (1 - m) * c
+        new_h = ops.sigmoid(o) * ops.tanh(normalise(p, new_c, "s3", "b3"))
+        for m in own:
+            new_h = m * new_h + (1 - m) * h
+        return (new_h, new_c), ()
+
+    h, c = ops.scan(step, (h0, c0), (project(p, x, "W", "b", ("s1", "b1")), *masks_of(p, mask, x)))[0]
+    return h, c
+
+
+def _nematus_name(name: str, norm: Norm) -> str:
+    """The name that Nematus's GRU has for a parameter of the authors'."""
+    if name in _OF_NEMATUS:
+        return f"gru0/{_OF_NEMATUS[name].name}"
+    row = _OF_NEMATUS[_NORMALISED[int(name[1]) - 1]]
+    return f"gru0/{row.norm}/{leaves(norm)[name[0] == 'b']}"
+
+
+def cell_shapes(kind: Kind, features: int, state: int, norm: Norm) -> Shapes:
+    """The shapes of the parameters of a cell."""
+    check_norm(norm)
+    if kind not in ("gru", "lstm"):
+        raise errors.not_a_choice("Recurrent", "kind", kind, ("gru", "lstm"))
+    if kind == "gru":
+        shapes = {row.theano: row.shape(features, state) for row in GRU}
+        widths = [shapes[name][1] for name in _NORMALISED]
+    else:
+        shapes = {"W": (features, 4 * state), "U": (state, 4 * state), "b": (4 * state,)}
+        widths = [4 * state, 4 * state, state]
+    for letter in "sb"[: {"none": 0, "layer": 2}.get(norm, 1)]:
+        shapes |= {f"{letter}{number}": (width,) for number, width in enumerate(widths, start=1)}
     return shapes
 
 
-def gru_shapes(features: int, state: int, norm: CellNorm) -> Shapes:
-    """Shapes of the parameters of the authors' GRU."""
-    shapes = nematus_gru_shapes(features, state, ["input"], norm)
-    return {name: shapes[nematus] for name, nematus in _gru_names(norm).items() if nematus in shapes}
+def new_parameters(kind: Kind, features: int, state: int, norm: Norm, seed: int) -> dict[str, Any]:
+    """As Nematus begins: orthogonal squares for the state, numbers of size 0.01 for the input, gains 1, all else 0."""
+    rng = np.random.default_rng(seed)
+
+    def new(letter: str, shape: tuple[int, ...]) -> Any:
+        if letter == "U":
+            squares = [np.linalg.qr(rng.standard_normal((state, state))) for _ in range(shape[1] // state)]
+            return np.hstack([q * np.sign(np.diag(r)) for q, r in squares])  # each is as likely as another
+        return 0.01 * rng.standard_normal(shape) if letter == "W" else np.full(shape, float(letter == "s"))
+
+    return {name: new(name[0], shape) for name, shape in cell_shapes(kind, features, state, norm).items()}
 
 
-def lstm_shapes(features: int, state: int, norm: CellNorm) -> Shapes:
-    """Shapes of the parameters of the authors' LSTM."""
-    check_norm(norm)
-    width = 4 * state
-    shapes: Shapes = {"W": (features, width), "U": (state, width), "b": (width,)}
-    for index, size in enumerate((width, width, state), start=1):
-        shapes |= _norm_shapes(norm, (f"s{index}", f"b{index}"), size)
-    return shapes
-
-
-def _norm_shapes(norm: CellNorm, names: tuple[str, str], width: int) -> Shapes:
-    """Shapes of gain and offset; only LayerNorm has both."""
-    return dict.fromkeys(names[: {"none": 0, "layer": 2}.get(norm, 1)], (width,))
-
-
-def rates(config: Config, names: Iterable[str]) -> dict[str, float]:
-    """Dropout rates by the names of the masks: of inputs of matrices, of words, and of what the lexical model reads."""
-    embedding, hidden = config.rnn_dropout_embedding, config.rnn_dropout_hidden
-    of_matrices = {name: embedding if name.startswith(_MULTIPLY_EMBEDDINGS) else hidden for name in (*names, TIED)}
-    of_words = {"source words": config.rnn_dropout_source, "target words": config.rnn_dropout_target}
-    return of_matrices | of_words | {"decoder/lexical": embedding}
+def first_states(kind: Kind, states: tuple[Any, ...], zeros: Any) -> tuple[Any, ...]:
+    """The first states of a layer, or zeros where there are none."""
+    return states or (zeros,) * (2 if kind == "lstm" else 1)

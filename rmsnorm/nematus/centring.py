@@ -12,10 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.nematus.cells import GRU
 from rmsnorm.nematus.config import Config
-from rmsnorm.nematus.dialects import rules
-from rmsnorm.nematus.names import check
+from rmsnorm.nematus.names import GRU, check
 from rmsnorm.nematus.zero import recurrent_maps
 from rmsnorm.specification import errors
 
@@ -42,7 +40,7 @@ def to_rms_norm(config: Config, parameters: Mapping[str, Any]) -> tuple[Config, 
             why = "the norms of a Transformer read sums with sinusoids of positions, whose mean is in no weight"
         raise errors.out_of_domain("to_rms_norm", "the model", got, "rnn with layer", why)
     rows = check("to_rms_norm", config, parameters)
-    if not rules(config).has_rms_offsets:
+    if config.rules.is_zero:
         return config.replace(norm="rms", norm_offset=False), _centred_of_zero(config, parameters)
     centred = dict(parameters)
     for norm in [row.name.removesuffix("/new_std") for row in rows if row.name.endswith("/new_std")]:

@@ -1,7 +1,11 @@
-"""Conversion of a Nematus model into another form; the result is read back and compared with the golden first."""
+"""Conversion of a Nematus model into another form; the result is read back and compared with the golden first.
+
+Beside it is its proof: a sentence with its translation and scores, which can be computed again anywhere.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import warnings
@@ -12,16 +16,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rmsnorm.nematus import proof
+from rmsnorm.files import read_json, write_text
 from rmsnorm.nematus.backends import ArrayModel
 from rmsnorm.nematus.centring import to_rms_norm
-from rmsnorm.nematus.checkpoints.converted import save_flax, save_keras, save_safetensors
-from rmsnorm.nematus.checkpoints.original import save_tensorflow, save_theano
 from rmsnorm.nematus.config import Config
-from rmsnorm.nematus.dialects import rules
+from rmsnorm.nematus.forms import save_keras, save_safetensors, save_tensorflow, save_theano
 from rmsnorm.nematus.model import Model, load
-from rmsnorm.nematus.proof import BOUND, wide
 from rmsnorm.nematus.vocabulary import require_dictionaries
+from rmsnorm.specification import errors
 
 
 class Target(NamedTuple):
@@ -35,29 +37,31 @@ class Target(NamedTuple):
 TARGETS: Final = {
     "torch": Target("model.safetensors", save_safetensors, "torch"),
     "keras": Target("model.keras", save_keras, "tf"),
-    "flax": Target("model.orbax", save_flax, "flax"),
+    "flax": Target("model.safetensors", save_safetensors, "flax"),
     "numpy": Target("model.safetensors", save_safetensors, "numpy"),
     "tf": Target("model.npz", save_tensorflow, "numpy"),
     "theano": Target("model.npz", save_theano, "numpy"),
 }
 
 SENTENCES: Final = 4
+FILE: Final = "proof.json"
+# Two float64 computations of the same scores differ by rounding errors of about 1e-13 of the largest score, as those of
+# logits do. The smallest known mistake, a bias in the wrong place of an untrained model, changes logits by 1e-7.
+BOUND: Final = 1e-10
+_WANTED: Final = "the proof that rmsnorm port writes: source, beam_size, max_length, output, target and scores"
+_WIDEST, _LONGEST = 4, 12  # of the search: enough to see a mistake, and soon done by the golden
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """The model that was read back, and warnings of what its form cannot keep.
-
-    ``exact`` is the largest change of a logit of random sentences, computed in float64, and ``error`` that with the
-    parameters rounded to their dtype: only where RMSNorm was made from LayerNorm it is another one. ``largest`` is the
-    largest absolute logit.
-    """
+    """The model that was read back, and warnings of what its form cannot keep."""
 
     model: Model
-    exact: float
-    error: float
-    largest: float
+    exact: float  # the largest change of a logit of random sentences, in float64
+    error: float  # that with the parameters rounded to their dtype: another one if RMSNorm was made from LayerNorm
+    largest: float  # the largest absolute logit
     warnings: tuple[str, ...]
+    sentences: int = SENTENCES
 
     @property
     def is_exact(self) -> bool:
@@ -75,12 +79,12 @@ def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm:
             exchanged; or what ``load`` and the form raise.
     """
     out, target = Path(folder), TARGETS[to]
-    target = target._replace(file=target.file.replace("model.npz", rules(source.config).checkpoint))
+    target = target._replace(file=target.file.replace("model.npz", source.config.rules.checkpoint))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"port: {out} exists, expected a new or an empty folder; name another")
     if not out.parent.is_dir():
         raise FileNotFoundError(f"port: {out.parent} is not a folder, expected one to make {out.name} in; make it")
-    require_dictionaries(source)
+    require_dictionaries(source.config)
     config, parameters, exact = source.config, source.parameters, wide(source.parameters)
     wanted = ArrayModel("numpy", config, exact).logits(*_sentences(config))
     if rms_norm:
@@ -109,7 +113,7 @@ def convert(source: Model, folder: str | os.PathLike[str], to: str, *, rms_norm:
         conversion = Conversion(there, largest, error, abs(wanted).max().item(), lost)
         if conversion.is_exact:
             x, mask, y = _sentences(config)
-            proof.write(temporary, result.config, result.parameters, x[:, mask[:, 0] > 0, :1], y[:, :1])
+            prove(temporary, "numpy", result.config, result.parameters, (x[:, mask[:, 0] > 0, 0], y[:, 0]))
             if out.exists():
                 out.rmdir()
             temporary.rename(out)
@@ -125,3 +129,89 @@ def _sentences(config: Config) -> tuple[Any, Any, Any]:
     mask = (np.arange(lengths.max())[:, None] < lengths).astype(np.float64)
     x = np.stack([rng.integers(size, size=mask.shape) for size in config.source_vocab_sizes])
     return x, mask, rng.integers(config.target_vocab_size, size=(6, SENTENCES))
+
+
+class Verdict(NamedTuple):
+    """The translation and the scores that a model has now, and those that the proof expects."""
+
+    output: list[int]
+    scores: list[float]
+    expected_output: list[int]
+    expected_scores: list[float]
+
+    @property
+    def error(self) -> float:
+        """The largest difference of a score."""
+        pairs = zip(self.scores, self.expected_scores, strict=True)
+        error = max(abs(one - other) for one, other in pairs)
+        return error if np.isfinite(error) else float("inf")
+
+    @property
+    def bound(self) -> float:
+        """The largest difference of a score that is rounding."""
+        return BOUND * max(1.0, *map(abs, self.expected_scores))
+
+    @property
+    def holds(self) -> bool:
+        """Whether the words are the same, and the scores but for rounding."""
+        return self.output == self.expected_output and self.error <= self.bound
+
+
+def prove(
+    folder: Path, backend: str, config: Config, parameters: Mapping[str, Any], sentences: tuple[Any, Any] | None = None
+) -> Verdict:
+    """Compute in a framework and in float64 what stands in the proof beside a model.
+
+    sentences: a source (factors, length) and a target (length,), of which a new proof is written.
+
+    Raises:
+        FileNotFoundError: there is no proof.
+        ValueError: it is no proof, or that of a model of other sizes.
+    """
+    if sentences is None:
+        proof = _read(folder / FILE)
+    else:
+        source, target = (ids.tolist() for ids in sentences)
+        size = min(config.beam_size, config.target_vocab_size, _WIDEST)
+        proof = {"source": source, "beam_size": size, "max_length": _LONGEST, "target": target}
+    model = ArrayModel(backend, config, wide(parameters))
+    x = np.array(proof["source"], np.int64)[:, :, None]
+    mask, end = np.ones(x.shape[1:]), config.rules.end
+    sequences, _ = model.translate(x, mask, beam_size=proof["beam_size"], max_length=proof["max_length"])
+    best = sequences[0, 0].tolist()
+    output = best[: best.index(end) + 1] if end in best else best
+    expected = proof.get("output", output)
+    targets = [np.array(words, np.int64)[:, None] for words in (expected, proof["target"])]
+    scores = [float(model.loss(x, mask, y, np.ones(y.shape))[0]) for y in targets]  # -log p
+    if sentences is not None:
+        proof |= {"output": output, "scores": scores}
+        write_text(folder / FILE, json.dumps(proof, indent=2) + "\n")
+    return Verdict(output, scores, expected, proof["scores"])
+
+
+def wide(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters in float64."""
+    return {name: array.astype(np.float64) for name, array in parameters.items()}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The proof in a file, if it has its parts; the model checks ids and sizes itself."""
+    if not path.exists():
+        raise FileNotFoundError(f"verify: {path} is missing, expected {_WANTED}; convert the model again")
+    proof = read_json("verify", path, _WANTED)
+
+    def are(values: Any, *kinds: type) -> bool:
+        return isinstance(values, list) and 0 < len(values) < 1000 and all(type(one) in kinds for one in values)
+
+    parts: Any = proof if isinstance(proof, dict) else {}
+    source, scores = parts.get("source"), parts.get("scores")
+    if not (
+        are(source, list)
+        and all(are(row, int) and len(row) == len(source[0]) for row in source)
+        and all(are(parts.get(name), int) for name in ("output", "target"))
+        and are(scores, int, float)
+        and len(scores) == 2
+        and all(type(parts.get(name)) is int and 0 < parts[name] <= 100 for name in ("beam_size", "max_length"))
+    ):
+        raise errors.InputValueError(f"verify: {path} is something else, expected {_WANTED}; convert the model again")
+    return parts

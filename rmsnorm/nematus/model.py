@@ -1,14 +1,10 @@
-"""Reads a Nematus model: from a TensorFlow checkpoint or a Theano archive of any version, or from a converted form.
-
-The converted forms are: a safetensors file with the state dict of the model in PyTorch, a file of Keras, and a
-checkpoint of Orbax for Flax.
-"""
+"""Reads a Nematus model: from a TensorFlow checkpoint or a Theano archive of any version, or from a converted form."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,50 +13,30 @@ from typing import Any, Final
 import numpy as np
 
 from rmsnorm.files import check_expansion, reading
-from rmsnorm.files.tensors import Tensors
-from rmsnorm.nematus import zero
-from rmsnorm.nematus.checkpoints import converted, original
-from rmsnorm.nematus.checkpoints.files import Form, finite, locate, read_options
-from rmsnorm.nematus.config import LEGACY, RMS, Config, Norm, dialect_of, read
+from rmsnorm.nematus import forms, zero
+from rmsnorm.nematus.config import RMS, Config, Norm
+from rmsnorm.nematus.dialects import Dialect, Rules, rules_of
+from rmsnorm.nematus.files import Form, finite, locate, read_options
 from rmsnorm.nematus.names import VERSIONS, is_of_training, match, unused, variables
-from rmsnorm.nematus.rules import Dialect, Rules, rules_of
+from rmsnorm.nematus.options import LEGACY, dialect_of, read
 from rmsnorm.specification import errors
 
-# What ``port info`` calls a form of the files, and its reader.
-FORMS: Final[Mapping[Form, tuple[str, Callable[[Path], Tensors]]]] = {
-    "tensorflow": ("TensorFlow", original.read_tensorflow),
-    "theano": ("Theano", original.read_theano),
-    "safetensors": ("PyTorch or none: a safetensors file of rmsnorm", converted.read_safetensors),
-    "keras": ("Keras: a file of rmsnorm", converted.read_keras),
-    "flax": ("Flax: a checkpoint of rmsnorm", converted.read_flax),
-}
 _GAINS: Final = ("/new_std", "/scale", "_lns", "_ln_s")
 _OFFSETS: Final = ("/new_mean", "/offset", "_lnb", "_ln_b")
 
 
 @dataclass(frozen=True)
 class Model:
-    """A Nematus model that was read from files.
-
-    Attributes:
-        config: its configuration.
-        parameters: arrays by the names of Nematus master, in the dtype of the file.
-        path: the prefix of the checkpoint, or the file.
-        form: the form of the file.
-        names: the version whose names the file has: ``master``, ``v0.3``, ``v0.1`` or ``theano``.
-        smoothed: whether the parameters are the averages of exponential smoothing.
-        left_out: tensors of the file that are not part of the model: those of the trainer.
-        unused: biases of encoder transitions, which v0.3 keeps but never adds.
-    """
+    """A Nematus model that was read from files."""
 
     config: Config
-    parameters: dict[str, np.ndarray[Any, Any]]
-    path: Path
+    parameters: dict[str, np.ndarray[Any, Any]]  # by the names of Nematus master, in the dtype of the file
+    path: Path  # the prefix of the checkpoint, or the file
     form: Form
-    names: str
-    smoothed: bool
-    left_out: tuple[str, ...]
-    unused: tuple[str, ...]
+    names: str  # the version whose names the file has: master, v0.3, v0.1 or theano
+    smoothed: bool  # whether the parameters are the averages of exponential smoothing
+    left_out: tuple[str, ...]  # tensors of the file that are not part of the model: those of the trainer
+    unused: tuple[str, ...]  # biases of encoder transitions, which v0.3 keeps but never adds
 
 
 def load(
@@ -80,8 +56,7 @@ def load(
         path: a directory, the prefix of a checkpoint, an archive, or a file of another form.
         config: the options, or the JSON file with them, if they are not in ``<path>.json`` or ``config.json``.
         norm: ``layer`` or ``rms`` for a model of Theano Nematus with offsets, whose names are the same for both;
-            ``prms`` for pRMSNorm, whose names are those of RMSNorm, in a file of another program. Files of this package
-            say which it is.
+            ``prms`` for pRMSNorm, whose names are those of RMSNorm, in a file of another program.
         dialect: replaces the dialect that follows from file and options.
 
     Raises:
@@ -96,7 +71,7 @@ def load(
         >>> config = Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3, norm="rms")
         >>> parameters = {row.name: np.ones(row.shape) for row in variables(config)}
         >>> with tempfile.TemporaryDirectory() as directory:
-        ...     original.save_theano(f"{directory}/model.npz", config, parameters)
+        ...     forms.save_theano(f"{directory}/model.npz", config, parameters)
         ...     model = load(directory)
         >>> model.config == config, model.names, model.left_out
         (True, 'theano', ('decoder_c_tt',))
@@ -104,18 +79,18 @@ def load(
     location = locate(path)
     if isinstance(config, Mapping):
         options = dict(config)
-    elif config is None and location.path.suffix == converted.KERAS:
-        options = converted.read_options(location.path)
+    elif config is None and location.path.suffix == forms.KERAS:
+        options = forms.options_in_keras(location.path)
     else:
         options = read_options(location.path, config)
-    shapes, tensor = FORMS[location.form][1](location.path)
+    shapes, tensor = forms.FORMS[location.form][1](location.path)
     with reading("nematus.load", location.path, "names of variables"):
         for name in shapes:
             if not name.isprintable():  # it would be printed
                 raise errors.InputValueError(f"a variable has the name {name!r:.80}")
     own = rules_of(dialect_of(options))
-    if own.own_options and location.form == "tensorflow":
-        shapes, tensor = converted.renamed((shapes, tensor), partial(_without_scope, zero.scope(options)))
+    if own.is_zero and location.form == "tensorflow":
+        shapes, tensor = forms.renamed((shapes, tensor), partial(_without_scope, zero.scope(options)))
     others = [name for name in shapes if is_of_training(name) or name.endswith(own.average) or name.startswith("/")]
     of_model = shapes.keys() - set(others)
     if dialect is None and location.form == "theano" and not options.get("dialect"):
@@ -154,7 +129,7 @@ def _facts_from_names(
     """The fields of the config that follow from the names and shapes of the tensors."""
     facts: dict[str, Any] = {} if dialect is None else {"dialect": dialect}
     own = rules_of(dialect_of(options))
-    if own.own_options:
+    if own.is_zero:
         return facts | _norm(options, shapes, norm, own) | _vocabularies_of_zero(shapes)
     facts |= _norm(options, shapes, norm, own if dialect is None else rules_of(dialect))
     if options.get("model_type") == "transformer":
@@ -172,15 +147,19 @@ def _norm(options: Mapping[str, Any], names: Collection[str], asked: Norm | None
     under the names of LayerNorm, so that it must be asked for.
     """
     has_gain, has_offset = (any(name.endswith(ends) for name in names) for ends in (_GAINS, _OFFSETS))
-    is_layer, is_rms = (any(scope in name for name in names) for scope in ("/layer_norm/", "/rms_norm/"))
-    if not own.names_norm and not is_layer:  # in which others have a scale, too
-        is_rms |= any(name.endswith("/scale") for name in names)
-    possible: tuple[Norm, ...] = ("layer",) if is_layer else ("layer", *RMS)
-    if not has_gain or is_rms or not has_offset:
-        possible = RMS if has_gain else ("none",)
+    of_layer = ("/layer_norm/",) if own.ambiguous_norm else ("/layer_norm/", "/new_mean")
+    is_layer = any(part in name for name in names for part in of_layer)
+    is_rms = any("/rms_norm/" in name or (name.endswith("/scale") and not own.is_zero) for name in names)
+    possible: tuple[Norm, ...] = ("layer", *RMS)
+    if not has_gain:
+        possible = ("none",)
+    elif is_layer or (own.is_zero and has_offset and not is_rms and options.get("norm") not in RMS):
+        possible = ("layer",)
+    elif is_rms or own.is_zero or not has_offset:
+        possible = RMS
     spellings = ("rnn_layer_normalization", *LEGACY["rnn_layer_normalization"])
     option = next((name for name in spellings if options.get(name)), None)
-    if option and asked is None and not has_gain and not own.names_norm:
+    if option and asked is None and not has_gain and not own.is_zero:
         raise errors.InputValueError(
             f"nematus.load: the model has no gains, expected those of the norms, because its option {option} is set; "
             "Nematus's own conversion drops the gains of RMSNorm: load the original model, or pass norm='none'"
@@ -188,21 +167,15 @@ def _norm(options: Mapping[str, Any], names: Collection[str], asked: Norm | None
     if asked not in (None, *possible):
         want = f"{' or '.join(possible)}, as its variables say"
         raise errors.out_of_domain("nematus.load", "norm", asked, want, "leave it out")
-    kind, names_norm = asked or options.get("norm"), own.names_norm or any(name.endswith("/new_mean") for name in names)
-    if kind not in possible and (len(possible) < 3 or (names_norm and not own.ambiguous_norm)):
-        kind = possible[0]
-    elif kind not in possible:
-        kind = {"rmsnorm": "rms", "layernorm": "layer"}.get(str(options.get("layer_normalization_type")))
+    kind = asked or options.get("norm")
+    if kind not in possible:
+        of_type = {"rmsnorm": "rms", "layernorm": "layer"}.get(str(options.get("layer_normalization_type")))
+        kind = possible[0] if len(possible) < 3 else of_type
     if kind is None:
         why = "because Theano Nematus has the same names for LayerNorm and for RMSNorm with offsets"
         want = f"'layer' or 'rms', as the model was trained, {why}"
-        raise errors.out_of_domain(
-            "nematus.load",
-            "norm",
-            asked,
-            want,
-            "pass norm=, in the commands --source-norm, or let rmsnorm port norms compare the two",
-        )
+        fix = "pass norm=, in the commands --source-norm, or let rmsnorm port norms compare the two"
+        raise errors.out_of_domain("nematus.load", "norm", asked, want, fix)
     return {"norm": kind, "norm_offset": has_offset}
 
 

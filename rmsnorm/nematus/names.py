@@ -7,13 +7,26 @@ TensorFlow checkpoints converted from Theano), and in Theano archives. Any two c
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from rmsnorm.nematus import dialects
-from rmsnorm.nematus.cells import gru_rows, leaves
-from rmsnorm.nematus.config import Bias, Config
+from rmsnorm.nematus.config import Bias, Config, Norm
+from rmsnorm.nematus.dialects import ZERO_BIAS
 from rmsnorm.nematus.zero import recurrent_maps
 from rmsnorm.specification import errors
+
+Use: TypeAlias = Literal["encoder", "decoder", "softmax"]
+Block: TypeAlias = Literal["self_attn", "cross_attn", "ffn", "final"]
+
+# Where the norm of a block is in Nematus, and where all of a block is where scopes are nested.
+_BLOCKS: Final[dict[Block, tuple[str, str]]] = {
+    "self_attn": ("pre_self_attn_sublayer", "self_attention"),
+    "cross_attn": ("pre_cross_attn_sublayer", "cross_attention"),
+    "ffn": ("pre_ffn_sublayer", "feed_forward"),
+    "final": ("final_transform", ""),
+}
+# Linear maps of attention where scopes are nested, and those of a feed-forward block, in Nematus and nested.
+_ATTENTION: Final = {"queries": "q_map", "keys": "k_map", "values": "v_map", "qkv": "qkv_map", "context": "o_map"}
+_FEED_FORWARD: Final = {"in": ("ff_layer_1", "ffn_layer/enlarge"), "out": ("ff_layer_2", "ffn_layer/output")}
 
 
 class Variable(NamedTuple):
@@ -29,6 +42,36 @@ class Variable(NamedTuple):
     def names(self) -> tuple[str | None, ...]:
         """The names, in the order of VERSIONS."""
         return (self.name, self.v03, self.v01, self.theano)
+
+
+class GRUVariable(NamedTuple):
+    """A variable of a GRU."""
+
+    name: str
+    theano: str  # in Theano Nematus, and in the authors' code
+    theano_after_attention: str
+    norm: str  # the scope of the norm of its product, empty if there is none
+
+    def shape(self, features: int, state: int) -> tuple[int, ...]:
+        """The shape for inputs and states of these sizes."""
+        width = 2 * state if "gates" in self.name else state
+        return {"s": (state, width), "i": (features, width)}.get(self.name[0], (width,))  # of the state, the input
+
+
+GRU: Final = (
+    GRUVariable("state_to_gates", "U", "U_nl", "gates_state_norm"),
+    GRUVariable("input_to_gates", "W", "Wc", "gates_x_norm"),
+    GRUVariable("gates_bias", "b", "b_nl", ""),
+    GRUVariable("state_to_proposal", "Ux", "Ux_nl", "proposal_state_norm"),
+    GRUVariable("input_to_proposal", "Wx", "Wcx", "proposal_x_norm"),
+    GRUVariable("proposal_bias", "bx", "bx_nl", ""),
+)
+
+
+def leaves(norm: Norm, scope: str = "") -> tuple[str, str]:
+    """Nematus's names of the gain and the offset of a norm, below a scope."""
+    gain, offset = ("new_std", "new_mean") if norm == "layer" else ("scale", "offset")
+    return scope + gain, scope + offset
 
 
 VERSIONS: Final = ("master", "v0.3", "v0.1", "theano")
@@ -53,7 +96,7 @@ _CONSTANT: Final = "decoder_c_tt"  # added to every score before the softmax, wh
 
 def variables(config: Config) -> list[Variable]:
     """All variables of the model, sorted by name."""
-    rnn = _rnn_of_zero if dialects.rules(config).own_recurrent else _rnn
+    rnn = _rnn_of_zero if config.rules.is_zero else _rnn
     return sorted(_transformer(config) if config.model_type == "transformer" else rnn(config))
 
 
@@ -85,6 +128,16 @@ def _some(names: Sequence[str]) -> str:
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
+def dotted(name: str) -> str:
+    """A name with dots for slashes, as in the state dict of a module of PyTorch, which has an attribute ``forward``."""
+    return ".".join("forward_" if part == "forward" else part for part in name.split("/"))
+
+
+def slashed(name: str) -> str:
+    """The way back of dotted."""
+    return "/".join("forward" if part == "forward_" else part for part in name.split("."))
+
+
 def is_of_training(name: str) -> bool:
     """Whether a tensor of a checkpoint belongs to the trainer and not to the model."""
     return name in _TRAINING or name == _CONSTANT or name.endswith(_SLOTS) or name.startswith(_PREFIXES)
@@ -92,7 +145,7 @@ def is_of_training(name: str) -> bool:
 
 def unused(config: Config) -> frozenset[str]:
     """Names of the biases of the encoder's transitions, which some versions keep in a checkpoint but never add."""
-    if config.model_type == "transformer" or not dialects.rules(config).has_theano:
+    if config.model_type == "transformer" or config.rules.is_zero:
         return frozenset()
     own = {row.name for row in variables(config)}
     rows = [row for row in variables(config.replace(dialect="theano")) if row.name not in own]
@@ -149,7 +202,9 @@ def _rnn(config: Config) -> Iterator[Variable]:
 def _gru(
     config: Config, scope: str, size: int, bias: Bias, prefix: str, index: int, *, after_attention: bool = False
 ) -> Iterator[Variable]:
-    for row in gru_rows(bias, has_input=size > 0):
+    for row in GRU:  # a transition has no input, and the transitions of some encoders have no bias
+        if (not size and row.name.startswith("input")) or (bias == "none" and row.name.endswith("bias")):
+            continue
         theano = prefix + (row.theano_after_attention if after_attention else row.theano)
         theano += f"_drt_{index}" if index else ""
         shape = row.shape(size, config.state_size)
@@ -202,39 +257,81 @@ def _rnn_of_zero(config: Config) -> Iterator[Variable]:
 
 def _tables(config: Config) -> Iterator[Variable]:
     """Embeddings; tied ones have one name for two uses. An RNNSearch of Nematus has other variables for the output."""
-    has_theano = config.model_type == "rnn" and dialects.rules(config).has_theano
+    has_theano = config.model_type == "rnn" and not config.rules.is_zero
     sizes = {
-        dialects.table(config, "encoder", factor): (*size, f"Wemb{factor or ''}")
+        table(config, "encoder", factor): (*size, f"Wemb{factor or ''}")
         for factor, size in enumerate(zip(config.source_vocab_sizes, config.dim_per_factor, strict=True))
     }
     of_target = (config.target_vocab_size, config.target_embedding_size, "Wemb_dec")
-    sizes.setdefault(dialects.table(config, "decoder"), of_target)
+    sizes.setdefault(table(config, "decoder"), of_target)
     if not has_theano:
-        sizes.setdefault(dialects.table(config, "softmax"), of_target)
+        sizes.setdefault(table(config, "softmax"), of_target)
     for name, (size, width, theano) in sizes.items():
         yield _row(name, (size, width), theano if has_theano else None)
-    if bias := dialects.rules(config).embedding_bias:
-        yield _row(bias, (config.embedding_size,))
+    if config.rules.is_zero:
+        yield _row(ZERO_BIAS, (config.embedding_size,))
 
 
 def _transformer(config: Config) -> Iterator[Variable]:
     d, hidden = config.state_size, config.transformer_ffn_hidden_size
     attention = dict.fromkeys(("queries", "keys", "values", "context"), (d, d))
-    of_itself = {"qkv": (d, 3 * d), "context": (d, d)} if dialects.rules(config).joint_maps else attention
-    blocks: dict[dialects.Block, Mapping[str, tuple[int, int]]] = {"self_attn": of_itself, "cross_attn": attention}
+    of_itself = {"qkv": (d, 3 * d), "context": (d, d)} if config.rules.is_zero else attention
+    blocks: dict[Block, Mapping[str, tuple[int, int]]] = {"self_attn": of_itself, "cross_attn": attention}
     blocks |= {"ffn": {"in": (d, hidden), "out": (hidden, d)}, "final": {}}
     yield from _tables(config)
     for stack, depth in (("encoder", config.transformer_enc_depth), ("decoder", config.transformer_dec_depth)):
         for number in range(1, depth + 1):
             for block, maps in blocks.items():
-                is_last = number == depth and not dialects.rules(config).post_norm
+                is_last = number == depth and not config.rules.is_zero
                 if (block == "cross_attn" and stack == "encoder") or (block == "final" and not is_last):
                     continue
-                names = dialects.norm(config, block)[: _norm_variables(config)]
-                names += dialects.gate(block) if config.relu_attention and block != "ffn" else ()
+                names = norm_of_block(config, block)[: _norm_variables(config)]
+                names += gate(block) if config.relu_attention and block != "ffn" else ()
                 shapes: dict[str | None, tuple[int, ...]] = dict.fromkeys(names, (d,))
                 for part, shape in maps.items():
-                    weight, bias = dialects.linear(config, block, part)
+                    weight, bias = linear(config, block, part)
                     shapes |= {weight: shape, bias: shape[1:]}
-                scope = dialects.layer(config, stack, number)
+                scope = layer(config, stack, number)
                 yield from (_row(f"{scope}/{name}", shape) for name, shape in shapes.items() if name is not None)
+
+
+def table(config: Config, use: Use, factor: int = 0) -> str:
+    """Name of the embeddings for this use, of a factor of the source; tied embeddings have the name of another use."""
+    if use == "softmax" and config.tie_decoder_embeddings:
+        use = "decoder"
+    if config.rules.is_zero:
+        own = {"encoder": "src_embedding", "decoder": "tgt_embedding", "softmax": "softmax_embedding"}
+        return "embedding" if config.tie_encoder_decoder_embeddings else own[use]
+    if use == "decoder" and config.tie_encoder_decoder_embeddings:
+        use = "encoder"
+    layer = "softmax_projection" if use == "softmax" else f"{use}_embedding"
+    of_transformer, of_rnn = f"transformer_model/{layer}_layer/embedding_table", f"{use}/embedding/embeddings"
+    return (of_rnn if config.model_type == "rnn" else of_transformer) + (f"_{factor}" if factor else "")
+
+
+def layer(config: Config, stack: str, number: int) -> str:
+    """Name of a layer of ``encoder`` or ``decoder``; the first number is 1."""
+    return f"{stack}/layer_{number - 1}" if config.rules.is_zero else f"transformer_model/{stack}/layer_{number}"
+
+
+def norm_of_block(config: Config, block: Block) -> tuple[str, str]:
+    """Names of the gain and of the offset of the norm of a block, below the name of the layer."""
+    scope = f"{_BLOCKS[block][config.rules.is_zero]}/{'layer' if config.norm == 'layer' else 'rms'}_norm"
+    return f"{scope}/scale", f"{scope}/offset"
+
+
+def linear(config: Config, block: Block, part: str) -> tuple[str, str | None]:
+    """Names of the matrix and of the bias of a linear map of a block, below that of the layer."""
+    if config.rules.is_zero:
+        scope = _FEED_FORWARD[part][1] if block == "ffn" else f"dot_attention/{_ATTENTION[part]}"
+        return f"{_BLOCKS[block][1]}/{scope}/W_0_0", f"{_BLOCKS[block][1]}/{scope}/b_0"
+    if block == "ffn":
+        scope = _FEED_FORWARD[part][0]
+        return f"{scope}/dense_layer_weights", f"{scope}/dense_layer_biases"
+    return f"{block}_sublayer/{part}_projection/dense_layer_weights", None
+
+
+def gate(block: Block) -> tuple[str, str]:
+    """Names of the gain and of the gate of the gated RMSNorm after zero's ReLA, below the name of the layer."""
+    scope = f"{_BLOCKS[block][1]}/dot_attention/post"
+    return f"{scope}/scale", f"{scope}/gate"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from rmsnorm.nematus import zero
 from rmsnorm.nematus.config import Config
-from rmsnorm.nematus.dialects import rules
-from rmsnorm.nematus.model import FORMS, Model
+from rmsnorm.nematus.forms import FORMS
+from rmsnorm.nematus.model import Model
 from rmsnorm.nematus.names import is_of_training
 from rmsnorm.nematus.vocabulary import dictionaries, read_vocabulary
 from rmsnorm.specification import errors
@@ -25,27 +25,29 @@ def facts(model: Model) -> Iterator[tuple[str, str]]:
     offsets = "with" if config.norm_offset else "without"
     rms = f"{'p' if config.norm == 'prms' else ''}RMSNorm, {offsets} offsets"
     yield "norm", {"none": "none", "layer": "LayerNorm"}.get(config.norm, rms)
-    factors = f", in factors of {_joined(config.dim_per_factor)}" if len(config.dim_per_factor) > 1 else ""
+    shown = [", ".join(map(str, sizes)) for sizes in (config.dim_per_factor, config.source_vocab_sizes)]
+    factors = f", in factors of {shown[0]}" if len(config.dim_per_factor) > 1 else ""
     yield "sizes", f"embedding {config.embedding_size}{factors}, state {config.state_size}"
     options = [name for name in vars(config) if name not in _ROWS_OF_THEIR_OWN and hasattr(Config, name)]
     changed = [name for name in options if getattr(config, name) != getattr(Config, name)]  # the default
     if changed:
-        yield "options", _joined(f"{name} {getattr(config, name)}" for name in changed)
-    yield "vocabulary", f"source {_joined(config.source_vocab_sizes)}, target {config.target_vocab_size}"
-    for path, size in zip(dictionaries(model), (*config.source_vocab_sizes, config.target_vocab_size), strict=False):
+        yield "options", ", ".join(f"{name} {getattr(config, name)}" for name in changed)
+    yield "vocabulary", f"source {shown[1]}, target {config.target_vocab_size}"
+    for path, size in zip(dictionaries(config), (*config.source_vocab_sizes, config.target_vocab_size), strict=False):
         yield "", _dictionary(model, str(path), size)
     count = sum(math.prod(array.shape) for array in model.parameters.values())
-    dtypes = _joined(sorted({array.dtype.name for array in model.parameters.values()}))
+    dtypes = ", ".join(sorted({array.dtype.name for array in model.parameters.values()}))
     averages = ", averages of exponential smoothing" if model.smoothed else ""
     yield "parameters", f"{count:,} in {len(model.parameters)} tensors, {dtypes}{averages}"
     for why, names in _left_out(model):
-        yield "left out", f"{_some(names)}: {why}"
+        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        yield "left out", f"{', '.join(names[:2])}{more}: {why}"
 
 
 def _version(model: Model) -> str:
     """The version whose rules the model follows, and the version of the names in its file if that is another one."""
-    version = rules(model.config).version
-    if rules(model.config).own_options:
+    version = model.config.rules.version
+    if model.config.rules.is_zero:
         return f"{version}, scope {zero.scope(model.config.options)}"
     if version == "master" and model.config.search == "costs":
         version = "v0.4"
@@ -75,11 +77,3 @@ def _left_out(model: Model) -> Iterator[tuple[str, list[str]]]:
     ):
         if names:
             yield why, names
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
-
-
-def _joined(values: Iterable[object]) -> str:
-    return ", ".join(map(str, values))

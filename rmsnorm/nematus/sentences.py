@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rmsnorm.nematus.dialects import rules
 from rmsnorm.specification import errors
 
 if TYPE_CHECKING:
@@ -30,30 +29,26 @@ def source(op: str, x: Any, x_mask: Any, config: Config) -> tuple[Array, Array]:
     if not mask.any(axis=0).all():
         want = "at least one word in every sentence"
         raise errors.out_of_domain(op, "x_mask", 0, want, "leave empty sentences out, or end them")
-    columns = _columns_that_count(mask, config)
-    return x[:, columns], mask[columns]
+    return _that_count(x, mask, config)
 
 
 def target(op: str, y: Any, y_mask: Any, batch: int, config: Config) -> tuple[Array, Array]:
-    """Ids (length, batch), checked against the size of the vocabulary, and their mask; as source.
-
-    Without a mask all are words; where 0 is padding, those that are not 0.
-    """
+    """Ids (length, batch) and their mask, as source; without a mask all are words, but in zero those that are 0."""
     y = np.asarray(y)
     if y.ndim != 2 or y.shape[1] != batch or not len(y):
         raise errors.out_of_domain(op, "y", y.shape, f"the shape (length, {batch})", "give x and y the same sentences")
     check_ids(op, "y", y, config.target_vocab_size)
-    words = y != 0 if rules(config).pads_with_zero else np.ones(y.shape)
+    words = y != 0 if config.rules.is_zero else np.ones(y.shape)
     mask = np.asarray(words if y_mask is None else y_mask, np.float64)
     if mask.shape != y.shape:
         raise errors.wrong_shape(op, "y_mask", mask.shape, y.shape, "y")
-    columns = _columns_that_count(mask, config)
-    return y[columns], mask[columns]
+    return _that_count(y, mask, config)
 
 
-def _columns_that_count(mask: Array, config: Config) -> Any:
-    """Where 0 is padding, the first word and those that are not padding in all sentences; else all."""
-    return np.append(True, mask[1:].any(axis=1)) if rules(config).pads_with_zero else slice(None)
+def _that_count(ids: Array, mask: Array, config: Config) -> tuple[Array, Array]:
+    """In zero the first places and those that are not padding in all sentences; else all."""
+    kept = np.append(True, mask[1:].any(axis=1)) if config.rules.is_zero else slice(None)
+    return ids[..., kept, :], mask[kept]
 
 
 def check_ids(op: str, name: str, ids: Array, size: int) -> None:

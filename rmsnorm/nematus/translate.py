@@ -10,7 +10,6 @@ import numpy as np
 
 from rmsnorm.nematus.beam import finite_alpha
 from rmsnorm.nematus.config import Config
-from rmsnorm.nematus.dialects import rules
 from rmsnorm.nematus.vocabulary import Vocabulary, batch
 from rmsnorm.specification import errors
 
@@ -21,20 +20,10 @@ _SORTED: Final = 20  # the number of batches that are sorted by length together
 
 
 def translate(
-    model: Any,
-    config: Config,
-    lines: Iterable[str],
-    sources: Sequence[Vocabulary],
-    target: Vocabulary,
-    *,
-    beam_size: int | None = None,
-    max_length: int | None = None,
-    alpha: float | None = None,
-    seed: int | None = None,
-    n_best: bool = False,
-    batch_size: int | None = None,
-    on_progress: Progress | None = None,
-) -> Iterator[str]:
+    model: Any, config: Config, lines: Iterable[str], sources: Sequence[Vocabulary], target: Vocabulary, *,
+    beam_size: int | None = None, max_length: int | None = None, alpha: float | None = None, seed: int | None = None,
+    n_best: bool = False, batch_size: int | None = None, on_progress: Progress | None = None,
+) -> Iterator[str]:  # fmt: skip
     """The best translation of every line, or all hypotheses of the beam with their scores, as soon as they are there.
 
     With n_best, ``line ||| words ||| score`` for every hypothesis. Of lines without a length, as from a pipe, a batch
@@ -54,21 +43,13 @@ def translate(
 
     count = len(lines) if isinstance(lines, Sized) else None
     texts = ((line,) for line in lines)
-    return _in_order(config, texts, count, batch_size, answers, rules(config).drops_empty, on_progress)
+    return _in_order(config, texts, count, batch_size, answers, config.rules.is_zero, on_progress)
 
 
 def score(
-    model: Any,
-    config: Config,
-    lines: Iterable[str],
-    targets: Iterable[str],
-    sources: Sequence[Vocabulary],
-    target: Vocabulary,
-    *,
-    alpha: float = 0.0,
-    batch_size: int | None = None,
-    on_progress: Progress | None = None,
-) -> Iterator[str]:
+    model: Any, config: Config, lines: Iterable[str], targets: Iterable[str], sources: Sequence[Vocabulary],
+    target: Vocabulary, *, alpha: float = 0.0, batch_size: int | None = None, on_progress: Progress | None = None,
+) -> Iterator[str]:  # fmt: skip
     """-log p of every target line given its source line, divided by length^alpha; in zero also by the length."""
     finite_alpha("score", alpha)
 
@@ -98,14 +79,9 @@ def _pairs(lines: Iterable[str], targets: Iterable[str]) -> Iterator[tuple[str, 
 
 
 def _in_order(
-    config: Config,
-    texts: Iterator[tuple[str, ...]],
-    count: int | None,
-    size: int | None,
-    answers: Callable[[Rows], Iterator[list[str]]],
-    drops_empty: bool,
-    on_progress: Progress | None,
-) -> Iterator[str]:
+    config: Config, texts: Iterator[tuple[str, ...]], count: int | None, size: int | None,
+    answers: Callable[[Rows], Iterator[list[str]]], drops_empty: bool, on_progress: Progress | None,
+) -> Iterator[str]:  # fmt: skip
     """What is answered to every line, in order, as soon as it is there; with drops_empty nothing to empty ones."""
     report = on_progress or (lambda done, total: None)
     done: dict[int, list[str]] = {}
@@ -120,7 +96,7 @@ def _in_order(
             else:
                 yield row, line
 
-    batches = _batches_of_zero if rules(config).leaves_small_batches else _batches_of_nematus
+    batches = _batches_of_zero if config.rules.is_zero else _batches_of_nematus
     for rows in chain(batches(config, asked(), count, size), ([],)):
         if rows:
             report(finished, count)
@@ -134,39 +110,40 @@ def _in_order(
     report(finished, count)
 
 
-def _longest(row: Row) -> int:
-    return max(len(line.split()) for line in row[1])
-
-
 def _batches_of_nematus(config: Config, rows: Iterator[Row], count: int | None, size: int | None) -> Iterator[Rows]:
     """Lines of about the same length; where others may still have to be written, those that have come."""
     size = size or 80
     while together := list(islice(rows, size if count is None else size * _SORTED)):
-        yield from _parts(sorted(together, key=lambda row: len(row[1][0].split())), size)
+        yield from _parts(together, size, lambda row: len(row[1][0].split()))
 
 
 def _batches_of_zero(config: Config, rows: Iterator[Row], count: int | None, size: int | None) -> Iterator[Rows]:
     """The batches of zero, on which its translations depend: batches that are too small wait for more lines."""
-    size = size or int(_option(config, "eval_batch_size", 32, 1))
-    least, buffered = size * _option(config, "data_leak_ratio", 0.5, 0), _option(config, "buffer_size", 100, 1)
+
+    def option(name: str, default: float, least: float) -> float:
+        value = config.options.get(name, default)
+        if not isinstance(value, int | float) or not least <= value:
+            raise errors.out_of_domain("port", f"{name} in the options", value, f"a number >= {least}", "mend it")
+        return value
+
+    def longest(row: Row) -> int:
+        return max(len(line.split()) for line in row[1])
+
+    size = size or int(option("eval_batch_size", 32, 1))
+    least, buffered = size * option("data_leak_ratio", 0.5, 0), option("buffer_size", 100, 1)
     waiting: Rows = []
     for row in rows:
         waiting.append(row)
         if len(waiting) >= buffered:
-            batches = list(_parts(sorted(waiting, key=_longest), size))
+            batches = list(_parts(waiting, size, longest))
             waiting = [row for part in batches if len(part) < least for row in part]
             yield from (part for part in batches if len(part) >= least)
-    yield from _parts(sorted(waiting, key=_longest), size)
+    yield from _parts(waiting, size, longest)
 
 
-def _option(config: Config, name: str, default: float, least: float) -> float:
-    value = config.options.get(name, default)
-    if not isinstance(value, int | float) or not least <= value:
-        raise errors.out_of_domain("port", f"{name} in the options", value, f"a number >= {least}", "mend it")
-    return value
-
-
-def _parts(order: Rows, size: int) -> Iterator[Rows]:
+def _parts(rows: Rows, size: int, length: Callable[[Row], int]) -> Iterator[Rows]:
+    """Batches of rows in the order of their lengths."""
+    order = sorted(rows, key=length)
     for first in range(0, len(order), size):
         yield order[first : first + size]
 
@@ -174,7 +151,7 @@ def _parts(order: Rows, size: int) -> Iterator[Rows]:
 def _words(target: Vocabulary, config: Config, sequence: Any) -> str:
     """The words of a sequence; like Nematus with a space before the end of sentence, which has no word."""
     words = target.words(sequence)
-    return f"{words} " if words and rules(config).space_at_end and target.end in sequence else words
+    return f"{words} " if words and not config.rules.is_zero and target.end in sequence else words
 
 
 def _number(value: Any) -> str:

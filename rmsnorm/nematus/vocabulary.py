@@ -11,17 +11,14 @@ from functools import cached_property
 from io import StringIO
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from rmsnorm.files import read_json, read_text, write_text
-from rmsnorm.nematus.dialects import rules
-from rmsnorm.nematus.rules import RULES, Dialect
+from rmsnorm.nematus.config import Config
+from rmsnorm.nematus.dialects import RULES, Dialect
 from rmsnorm.specification import errors
-
-if TYPE_CHECKING:
-    from rmsnorm.nematus.config import Config
 
 PADDING = 0  # the id that fills the rows after the end of a sentence
 ZERO_FIRST = ("<pad>", "<unk>", "<eos>")  # the first words of every vocabulary of zero
@@ -68,52 +65,14 @@ def read_vocabulary(
     return Vocabulary(ids, unknown, RULES[dialect].end)
 
 
-def _of_sizes(paths: Sequence[Any], sizes: Sequence[int], config: Config) -> list[Vocabulary]:
-    """The dictionaries of a model, that of the target last; of those that were exchanged the error says so."""
-    unknown, dialect = rules(config).unknown, config.dialect
-
-    def read(paths: Sequence[Any]) -> list[Vocabulary]:
-        return [read_vocabulary(path, size, unknown, dialect) for path, size in zip(paths, sizes, strict=True)]
-
-    try:
-        return read(paths)
-    except errors.InputValueError as error:
-        if not len(paths) == 2 == len(config.source_vocab_sizes) + 1:
-            raise
-        try:
-            read(paths[::-1])
-        except errors.InputError:
-            raise error from None
-        want = f"a dictionary of {sizes[0]} words for the source and one of {sizes[1]} for the target"
-        raise errors.out_of_domain(
-            "vocabulary",
-            "the order of the dictionaries",
-            list(map(str, paths)),
-            want,
-            "exchange the two, in the options of the model or after --dictionary",
-        ) from None
-
-
-def require_dictionaries(model: Loaded) -> None:
-    """Refuses a model whose dictionaries have too few words for it; those that are missing or not named are no fault.
+def read_entries(path: str | os.PathLike[str], dialect: Dialect) -> dict[str, int]:
+    """All words of a dictionary of Nematus in JSON, or of zero with a word a line, with their ids.
 
     Raises:
-        ValueError: a dictionary that is there has no word for an id of the model, or another form.
+        FileNotFoundError: there is no such file.
+        ValueError: it is none, or has a word that cannot be written as a line.
     """
-    paths, config = dictionaries(model), model.config
-    sizes = (*config.source_vocab_sizes, config.target_vocab_size)
-    if not paths:
-        return
-    if len(paths) != len(sizes):
-        want = f"{len(sizes)} files"
-        raise errors.out_of_domain("vocabularies", "the dictionaries", list(map(str, paths)), want, "name all of them")
-    there = [(path, size) for path, size in zip(paths, sizes, strict=True) if path.exists()]
-    _of_sizes([path for path, _ in there], [size for _, size in there], config)
-
-
-def read_entries(path: str | os.PathLike[str], dialect: Dialect) -> dict[str, int]:
-    """All words of a dictionary with their ids: JSON of Nematus, or lines of zero. ValueError if it is neither."""
-    if RULES[dialect].own_options:
+    if RULES[dialect].is_zero:
         text = read_text("vocabulary", path, "a vocabulary of zero")
         lines = [line.strip() for line in StringIO(text, newline=None)]
         return {word: index for index, word in enumerate(dict.fromkeys((*ZERO_FIRST, *lines)))}
@@ -131,7 +90,7 @@ def read_entries(path: str | os.PathLike[str], dialect: Dialect) -> dict[str, in
 
 def write_entries(path: Path, entries: dict[str, int], dialect: Dialect) -> None:
     """Write a dictionary so that read_entries reads the same words."""
-    text = "\n".join(entries) if RULES[dialect].own_options else json.dumps(entries, ensure_ascii=False, indent=2)
+    text = "\n".join(entries) if RULES[dialect].is_zero else json.dumps(entries, ensure_ascii=False, indent=2)
     write_text(path, text + "\n")
 
 
@@ -147,58 +106,81 @@ def vocabularies(
     The files are by default those of dictionaries(). The id of unknown words is 1 in zero, Theano and v0.3. Master
     translates with 2. It trains and scores with 2 if 2 is ``<UNK>`` in the dictionary, and otherwise with 1.
     """
-    config = model.config
-
-    def files(usual: Sequence[Any]) -> list[Any]:
-        return [*(usual[:-1] if source is None else source), *(usual[-1:] if target is None else [target])]
-
-    usual = dictionaries(model)
-    paths, sizes = files(usual), [*config.source_vocab_sizes, config.target_vocab_size]
-    if len(paths) != len(sizes):
-        shown, want = list(map(str, files(_in_options(config)))), f"{len(sizes)} files"
-        raise errors.out_of_domain("vocabularies", "the dictionaries", shown, want, "name all of them")
+    usual = dictionaries(model.config)
+    paths = [*(usual[:-1] if source is None else source), *(usual[-1:] if target is None else [target])]
+    pairs = _with_sizes(paths, model.config)
     if missing := [path for path in paths if path in usual and not path.exists()]:
         names, where = " and ".join(path.name for path in missing), missing[0].parent
         raise FileNotFoundError(
             f"vocabularies: {missing[0]} is missing, expected a dictionary of the model; copy {names} from the folder "
             f"of the model that this one was made from into {where}, or name the files with --dictionary"
         )
-    read = _of_sizes(paths, sizes, config)
+    read = _read(pairs, model.config)
     if scoring:
         read = [words if words.ids.get("<UNK>") == 2 else replace(words, unknown=1) for words in read]
     return read[:-1], read[-1]
 
 
-def dictionaries(model: Loaded) -> list[Path]:
+def require_dictionaries(config: Config) -> None:
+    """Refuses a model whose dictionaries have too few words for it; those that are missing or not named are no fault.
+
+    Raises:
+        ValueError: a dictionary that is there has no word for an id of the model, or another form.
+    """
+    if paths := dictionaries(config):
+        _read([(path, size) for path, size in _with_sizes(paths, config) if path.exists()], config)
+
+
+def _with_sizes(paths: Sequence[Any], config: Config) -> list[tuple[Any, int]]:
+    sizes = (*config.source_vocab_sizes, config.target_vocab_size)
+    if len(paths) != len(sizes):
+        shown, want = list(map(str, paths)), f"{len(sizes)} files"
+        raise errors.out_of_domain("vocabularies", "the dictionaries", shown, want, "name all of them")
+    return list(zip(paths, sizes, strict=True))
+
+
+def _read(pairs: list[tuple[Any, int]], config: Config) -> list[Vocabulary]:
+    """The dictionaries of a model, that of the target last; of those that were exchanged the error says so."""
+
+    def read(pairs: list[tuple[Any, int]]) -> list[Vocabulary]:
+        return [read_vocabulary(path, size, config.rules.unknown, config.dialect) for path, size in pairs]
+
+    try:
+        return read(pairs)
+    except errors.InputValueError as error:
+        if len(pairs) != 2:
+            raise
+        (source, size), (target, size_of_target) = pairs
+        try:
+            read([(target, size), (source, size_of_target)])
+        except errors.InputError:
+            raise error from None
+        shown, fix = [str(source), str(target)], "exchange the two, in the options of the model or after --dictionary"
+        want = f"a dictionary of {size} words for the source and one of {size_of_target} for the target"
+        raise errors.out_of_domain("vocabulary", "the order of the dictionaries", shown, want, fix) from None
+
+
+def dictionaries(config: Config) -> list[Path]:
     """The dictionaries that the options of a model name: beside the model, or at a relative path in the current folder.
 
     Options from outside choose no files elsewhere: of an absolute path, or one with "..", the last part counts.
     """
-    return _dictionaries(model.config)
-
-
-def _dictionaries(config: Config) -> list[Path]:
-    files = []
-    for path in map(Path, _in_options(config)):
+    options, files = config.options, []
+    of_zero = [options[name] for name in _ZERO_FILES if options.get(name)]
+    names: Any = of_zero if config.rules.is_zero else options.get("dictionaries") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) and Path(name).name for name in names):
+        where = "dictionaries in the options"
+        raise errors.out_of_domain("vocabularies", where, names, "a list of file names", "mend it")
+    for path in map(Path, names):
         beside, leaves = Path(config.folder) / path.name, path.is_absolute() or ".." in path.parts
         files.append(beside if leaves or beside.is_file() or not path.is_file() else path)
     return files
 
 
-def _in_options(config: Config) -> list[str]:
-    options = config.options
-    of_zero = [options[name] for name in _ZERO_FILES if options.get(name)]
-    names: Any = of_zero if rules(config).own_options else options.get("dictionaries") or []
-    if not isinstance(names, list) or not all(isinstance(name, str) and Path(name).name for name in names):
-        where = "dictionaries in the options"
-        raise errors.out_of_domain("vocabularies", where, names, "a list of file names", "mend it")
-    return names
-
-
 def copied(config: Config, folder: Path) -> Config:
     """Write the dictionaries of a model that was read into a folder. The config that names them, for a model there."""
     names: list[str] = []
-    for number, path in enumerate(_dictionaries(config) if config.folder else ()):
+    for number, path in enumerate(dictionaries(config) if config.folder else ()):
         name = path.name if path.name not in names else f"{number}.{path.name}"
         names.append(name)
         if not path.exists():
@@ -213,16 +195,15 @@ def copied(config: Config, folder: Path) -> Config:
 def with_names(config: Config, names: list[str]) -> Config:
     """The config whose options name these dictionaries."""
     named: dict[str, Any] = {"dictionaries": names, "source_dicts": names[:-1], "target_dict": names[-1]}
-    if rules(config).own_options:
+    if config.rules.is_zero:
         named = dict(zip(filter(config.options.get, _ZERO_FILES), names, strict=True))
     return config.replace(options={**config.options, **named})
 
 
 def count_unknown(sentence: str, factors: Sequence[Vocabulary]) -> tuple[int, int]:
     """How many words of a sentence the model does not know, in one of their factors, and how many words it has."""
-    words = sentence.split()
-    parts = [word.split("|") if len(factors) > 1 else [word] for word in words]
-    known = [all(part in own.ids for part, own in zip(of_word, factors, strict=False)) for of_word in parts]
+    words = [_parts(word, factors) for word in sentence.split()]
+    known = [all(part in own.ids for part, own in zip(parts, factors, strict=False)) for parts in words]
     return known.count(False), len(words)
 
 
@@ -236,7 +217,7 @@ def batch(sentences: Sequence[str], factors: Sequence[Vocabulary]) -> tuple[Any,
     for column, words in enumerate(lines):
         x[:, len(words), column] = [vocabulary.end for vocabulary in factors]
         for row, word in enumerate(words):
-            parts = word.split("|") if len(factors) > 1 else [word]
+            parts = _parts(word, factors)
             if len(parts) != len(factors):
                 where, want = f"a word of sentence {column + 1}", f"{len(factors)} factors"
                 raise errors.out_of_domain("batch", where, word, want, "separate them by |")
@@ -244,3 +225,7 @@ def batch(sentences: Sequence[str], factors: Sequence[Vocabulary]) -> tuple[Any,
             x[:, row, column] = [vocabulary.ids.get(part, vocabulary.unknown) for part, vocabulary in pairs]
     mask = np.arange(length)[:, None] <= np.array([len(words) for words in lines])
     return x, mask.astype(np.float64)
+
+
+def _parts(word: str, factors: Sequence[Vocabulary]) -> list[str]:
+    return word.split("|") if len(factors) > 1 else [word]

@@ -15,7 +15,7 @@ from nematus_models import config_of, random_parameters, reference
 
 from rmsnorm import nematus
 from rmsnorm.nematus.config import BEAM
-from rmsnorm.nematus.numpy import RNNSearch
+from rmsnorm.nematus.numpy_models import RNNSearch
 from rmsnorm.nematus.translate import score, translate
 from rmsnorm.nematus.vocabulary import Vocabulary, batch, count_unknown, vocabularies
 

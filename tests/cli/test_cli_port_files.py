@@ -19,7 +19,7 @@ from rmsnorm import nematus
 from rmsnorm.nematus import convert as converting
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.names import unused, variables
-from rmsnorm.nematus.numpy import RNNSearch
+from rmsnorm.nematus.numpy_models import RNNSearch
 from rmsnorm.nematus.vocabulary import vocabularies
 from rmsnorm.specification import frameworks
 
@@ -48,7 +48,7 @@ def test_conversions_keep_every_bit(kind: str, to: str, tmp_path: Path) -> None:
     )
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
     if to == "torch":
-        from rmsnorm.nematus.torch import RNNSearch as InTorch
+        from rmsnorm.nematus.torch_models import RNNSearch as InTorch
 
         model = InTorch(config, random_parameters(config, "float32", seed=1))
         import torch

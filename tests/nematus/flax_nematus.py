@@ -18,9 +18,9 @@ from flax import nnx
 from jax import numpy as jnp
 
 from rmsnorm.flax_impl.private import enable_x64
-from rmsnorm.nematus import flax as nematus
+from rmsnorm.nematus import flax_models as nematus
+from rmsnorm.nematus import flax_operations as operations
 from rmsnorm.nematus.backends import model_class
-from rmsnorm.nematus.flax import operations
 from rmsnorm.specification.variants import Variant
 
 KEY = "flax"
@@ -103,7 +103,7 @@ def pull_back(cell: str, inputs: Any, cotangents: Any, **options: Any) -> tuple[
 
 
 def new_cell(cell: str, size: int, state: int, **options: Any) -> Any:
-    return getattr(nematus, cell)(size, state, **options, rngs=nnx.Rngs(0))
+    return nematus.Recurrent(cell, size, state, **options, rngs=nnx.Rngs(0))
 
 
 def load(layer: Any, weights: dict[str, Any]) -> None:

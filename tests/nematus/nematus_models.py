@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from rmsnorm import nematus
-from rmsnorm.nematus import beam, zero
-from rmsnorm.nematus.config import Config, read
+from rmsnorm.nematus import zero
+from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.names import VERSIONS, variables
+from rmsnorm.nematus.options import read
 from rmsnorm.specification import errors
 
 DATA = Path(__file__).parents[1] / "data" / "nematus"
@@ -231,17 +232,6 @@ def check_beams(reference: Reference, model: Any, max_length: int, rtol: float =
         np.testing.assert_array_equal(result.sequences, np.maximum(wanted, 0), err_msg=name)  # v0.3 pads with -1
         np.testing.assert_allclose(result.scores, np.take_along_axis(scores, order, axis=1), rtol=rtol, atol=2e-5)
     return len(names)
-
-
-def search(kind: str, p: Any, words: list[int], size: int, *, later: Any = None, **changes: Any) -> beam.Translations:
-    """A search by probabilities of words, (sentences, vocabulary), of the first ones and of those ``later``."""
-    config = config_of(kind).replace(**{"normalization_alpha": 0.0, **changes})
-    plan = beam.plan(config, words, words, size, None, None)
-
-    def step(states: list[Any], previous: Any) -> tuple[Any, list[Any]]:
-        return np.repeat(np.log(p if previous is None or later is None else later), size, axis=0), states
-
-    return beam.search(plan, step, [np.zeros((len(words) * size, 1))])
 
 
 def check_directions(loss: Any, parameters: dict[str, Any], gradients: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import nematus_framework
 import numpy as np
 
-from rmsnorm.nematus import numpy as nematus  # noqa: F401
+from rmsnorm.nematus import numpy_models as nematus  # noqa: F401
 from rmsnorm.nematus.backends import model_class
 
 KEY = "numpy"

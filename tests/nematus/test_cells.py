@@ -1,64 +1,34 @@
-"""Recurrent cells in every framework: against the authors' own, against the golden, and as layers."""
+"""The authors' recurrent cells in every framework: against Theano, against the golden, and as layers."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from itertools import product
 from typing import Any
 
 import numpy as np
 import numpy_nematus
 import pytest
-from nematus_cells import BATCH, BIASES, LENGTH, NORMS, SIZE, STATE, sequence, weights_of
 from nematus_framework import check_close, golden_too
 from nematus_models import DATA, check_directions
 
+from rmsnorm.nematus.cells import cell_shapes
 
-def cast(values: Any, dtype: str) -> Any:
-    """Arrays in tuples and dictionaries, in another dtype."""
-    if isinstance(values, dict):
-        return {name: cast(value, dtype) for name, value in values.items()}
-    return tuple(cast(value, dtype) for value in values) if isinstance(values, tuple) else values.astype(dtype)
+LENGTH, BATCH, SIZE, STATE = 5, 3, 4, 6
+NORMS = ["none", "layer", "rms", "prms"]
+KINDS = ["gru", "lstm"]
+
+
+def inputs_of(kind: Any, norm: Any, dtype: str = "float64") -> tuple[list[Any], dict[str, Any], Any]:
+    """x and the first states, random parameters with gains about 1, and a mask of fractions."""
+    rng = np.random.default_rng(3)
+    shapes = cell_shapes(kind, SIZE, STATE, norm)
+    weights = {name: rng.standard_normal(size) * 0.6 + (name[0] == "s") for name, size in shapes.items()}
+    arrays = [rng.standard_normal((LENGTH, BATCH, SIZE)), *rng.standard_normal((1 + (kind == "lstm"), BATCH, STATE))]
+    mask = rng.uniform(0.1, 0.9, (LENGTH, BATCH))
+    return [x.astype(dtype) for x in arrays], {k: w.astype(dtype) for k, w in weights.items()}, mask.astype(dtype)
 
 
 def several(states: Any) -> tuple[Any, ...]:
-    return states if isinstance(states, tuple) else (states,)
-
-
-def named(arrays: Any) -> dict[str, Any]:
-    """The last of them are parameters by names; so are the others."""
-    return {**arrays[-1], **{f"input {i}": array for i, array in enumerate(arrays[:-1])}}
-
-
-def check_cell(adapter: Any, cell: str, inputs: Any, cotangents: Any, dtype: str, **options: Any) -> None:
-    """Compares states with the golden's, and gradients with differences of it.
-
-    Only those of PyTorch in float64; all others are compared with these.
-    """
-    states, gradients = adapter.pull_back(cell, cast(inputs, dtype), cast(cotangents, dtype), **options)
-
-    def golden(*own: Any) -> Any:
-        return several(getattr(numpy_nematus.nematus, cell)(*own, **options))
-
-    def loss(moved: dict[str, Any]) -> Any:
-        results = golden(
-            *(moved[f"input {i}"] for i in range(len(inputs) - 1)), {name: moved[name] for name in inputs[-1]}
-        )
-        return sum((one * other).sum() for one, other in zip(cotangents, results, strict=True))
-
-    assert {result.dtype.name for result in golden(*cast(inputs, "float32"))} == {"float32"}
-    for result, wanted in zip(several(states), golden(*inputs), strict=True):
-        check_close(result, wanted, dtype)
-    if adapter.KEY == "torch" and dtype == "float64":
-        check_directions(loss, named(inputs), named(gradients))
-        return
-    pytest.importorskip("torch")
-    import torch_nematus
-
-    gradients, exact = named(gradients), named(torch_nematus.pull_back(cell, inputs, cotangents, **options)[1])
-    assert gradients.keys() == exact.keys()
-    for name, gradient in gradients.items():
-        check_close(gradient, exact[name], dtype)
+    return states if isinstance(states, tuple | list) else (states,)
 
 
 @golden_too
@@ -89,72 +59,53 @@ def test_the_authors_cells(adapter: Any, name: str, norm: str) -> None:
         np.testing.assert_allclose(result, arrays[key], rtol=1e-12, atol=1e-12, err_msg=key)
 
 
-THEANO: Any = ((), {"masking": "carry"})  # for cells that have no biases, and carry their states
-CASES = [
-    *((*row, dtype) for row in product(["torch"], NORMS, [THEANO, *BIASES]) for dtype in ("float64", "float32")),
-    *((*row, "float64") for row in product(["tf"], NORMS, [THEANO, *BIASES])),
-    *(  # in graphs
-        pytest.param("tf", norm, kind, "float32", marks=pytest.mark.slow)
-        for norm, own in zip(NORMS, BIASES, strict=True)
-        for kind in (THEANO, own)
-    ),
-    # XLA compiles RMSNorm in float32 in a tenth of the time.
-    *(("flax", norm, THEANO, "float32" if norm == "prms" else "float64") for norm in NORMS),
-    ("flax", "prms", BIASES[0], "float32"),
-    ("flax", "none", (("input", "none"), {"masking": "zero"}), "float64"),
-    ("flax", "rms", BIASES[1], "float32"),
-    ("flax", "rms", BIASES[2], "float32"),
-    ("flax", "layer", BIASES[3], "float64"),
-]
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("norm", ["layer", "prms"])  # of which there is no recording
+def test_the_gradients_are_the_slopes_of_the_golden(norm: str, kind: str) -> None:
+    """In PyTorch, with which Flax and Keras are compared below."""
+    pytest.importorskip("torch")
+    import torch_nematus
+
+    (*inputs, own), mask = (lambda arrays, weights, mask: ((*arrays, weights), mask))(*inputs_of(kind, norm))
+    options = {"mask": mask, "norm": norm, "partial": 0.4}
+    cotangents = tuple(np.random.default_rng(5).standard_normal((len(inputs) - 1, LENGTH, BATCH, STATE)))
+    gradients = torch_nematus.pull_back(kind, (*inputs, own), cotangents, **options)[1]
+
+    def loss(moved: dict[str, Any]) -> Any:
+        arrays = [moved[f"input {i}"] for i in range(len(inputs))]
+        results = several(getattr(numpy_nematus.nematus, kind)(*arrays, {name: moved[name] for name in own}, **options))
+        return sum((one * other).sum() for one, other in zip(cotangents, results, strict=True))
+
+    def named(arrays: Any) -> dict[str, Any]:
+        return {**arrays[-1], **{f"input {i}": array for i, array in enumerate(arrays[:-1])}}
+
+    check_directions(loss, named((*inputs, own)), named(gradients))
 
 
-@pytest.mark.parametrize(("adapter", "norm", "kind", "dtype"), CASES, indirect=["adapter"])
-def test_the_cells_are_the_goldens(adapter: Any, norm: str, kind: Any, dtype: str) -> None:
-    """Nematus's GRU, or without biases the authors' GRU and LSTM."""
-    (biases, masking), (x, h0, mask), rng = kind, sequence(), np.random.default_rng(5)
-    c0, dh, dc = rng.standard_normal((BATCH, STATE)), *rng.standard_normal((2, LENGTH, BATCH, STATE))
-    options = {"mask": mask if masking else None, "norm": norm, "partial": 0.4}
-    with adapter.wide() if dtype == "float64" else nullcontext():
-        if biases:
-            inputs = x, h0, weights_of("nematus_gru", norm, biases)
-            check_cell(adapter, "nematus_gru", inputs, (dh,), dtype, biases=biases, **options, **masking)
-        else:
-            check_cell(adapter, "gru", (x, h0, weights_of("gru", norm)), (dh,), dtype, **options)
-            check_cell(adapter, "lstm", (x, h0, c0, weights_of("lstm", norm)), (dh, dc), dtype, **options)
-
-
-@pytest.mark.parametrize(
-    ("adapter", "norm"), [*(("torch", norm) for norm in NORMS), ("flax", "prms")], indirect=["adapter"]
-)
-def test_the_modules_are_the_functions_of_their_parameters(adapter: Any, norm: str) -> None:
-    """Loaded with weights by their names; without a state it is zero. Layers of Keras: test_nematus_tf.py."""
-    dtype = "float64" if adapter.KEY == "torch" else "float32"
-    x, h0, mask = map(adapter.array, cast(sequence(), dtype))
-    options, biases = {"norm": norm, "partial": 0.4}, ("input", "outside")
-    more: dict[str, Any] = {"biases": biases, "masking": "carry", "reverse": True}
-    for cell, function, states, own in (
-        ("GRU", "gru", h0, {}), ("LSTM", "lstm", (h0, 2 * h0), {}), ("NematusGRU", "nematus_gru", h0, more),
-    ):  # fmt: skip
-        compute, weights = getattr(adapter.nematus, function), cast(weights_of(function, norm, biases), dtype)
-        layer = adapter.new_cell(cell, SIZE, STATE, **options, **own)
-        adapter.load(layer, weights)
-        parameters = {name: adapter.array(value) for name, value in weights.items()}
-        pairs = [(layer(x, states, mask), compute(x, *several(states), parameters, mask=mask, **options, **own))]
-        zeros = [0 * state for state in several(states)]
-        pairs.append((layer(x), compute(x, *zeros, parameters, **options, **own)))
-        for result, wanted in pairs:
-            for one, other in zip(several(result), several(wanted), strict=True):
-                np.testing.assert_array_equal(adapter.numpy(one), adapter.numpy(other))
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_layer_is_the_golden_of_its_parameters(adapter: Any, kind: str, norm: str) -> None:
+    """In float32, with and without a mask and first states; a cell of Keras has the batch first."""
+    (x, *states), weights, mask = inputs_of(kind, norm, "float32")
+    layer = adapter.new_cell(kind, SIZE, STATE, norm=norm, partial=0.4)
+    adapter.load(layer, weights)
+    golden = getattr(numpy_nematus.nematus, kind)
+    turned = (lambda array: np.swapaxes(array, 0, 1)) if adapter.KEY == "tf" else np.asarray
+    for first, own in ((states, mask), ([], None)):
+        arrays = [adapter.array(turned(x)), *map(adapter.array, first)]
+        results = layer(*arrays, mask=None if own is None else adapter.array(turned(own)))
+        wanted = golden(x, *(first or [0 * state for state in states]), weights, mask=own, norm=norm, partial=0.4)
+        for result, expected in zip(several(results), several(wanted), strict=True):
+            check_close(turned(adapter.numpy(result)), expected, "float32")
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("cell", ["GRU", "LSTM", "NematusGRU"])
-def test_what_a_new_layer_holds(adapter: Any, cell: str, norm: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_new_layer_holds(adapter: Any, kind: str, norm: str) -> None:
     """As Nematus begins: orthogonal squares for the state, small numbers for the input, gains 1, all else 0."""
-    layer = adapter.new_cell(cell, SIZE, STATE, norm=norm)
+    layer = adapter.new_cell(kind, SIZE, STATE, norm=norm)
     weights = {name: adapter.numpy(value) for name, value in layer.by_name().items()}
-    gains = {name for name in weights if name.endswith(("scale", "new_std")) or name[0] == "s"}
-    squares = []
+    gains, squares = {name for name in weights if name[0] == "s"}, []
     for name, value in weights.items():
         if value.ndim == 1:
             assert (value == float(name in gains)).all(), name
@@ -164,22 +115,48 @@ def test_what_a_new_layer_holds(adapter: Any, cell: str, norm: str) -> None:
             assert 0 < abs(value).max() < 0.06, name
     for square in squares:
         np.testing.assert_allclose(square.T @ square, np.eye(STATE), rtol=0, atol=1e-5)
-    assert all(abs(square - squares[0]).max() > 0.1 for square in squares[1:]), "drawn one by one"
-    assert len({square.tobytes() for square in squares}) == len(squares)
-    assert len(gains) == (0 if norm == "none" else 3 if cell == "LSTM" else 4)
+    assert len({square.tobytes() for square in squares}) == len(squares), "drawn one by one"
+    assert len(gains) == (0 if norm == "none" else 3 if kind == "lstm" else 4)
     if adapter.KEY == "flax":
-        half = adapter.new_cell(cell, SIZE, STATE, norm=norm, param_dtype="bfloat16")
+        half = adapter.new_cell(kind, SIZE, STATE, norm=norm, param_dtype="bfloat16")
         assert {value.dtype.name for value in half.by_name().values()} == {"bfloat16"}
 
 
 @golden_too
 def test_errors(adapter: Any) -> None:
-    x, h0, _ = map(adapter.array, cast(sequence(), "float32"))
-    message = r"norm is 'batch', expected 'none', 'layer', 'rms' or 'prms'"
+    (x, h0), _, _ = inputs_of("gru", "none", "float32")
+    arrays, message = tuple(map(adapter.array, (x, h0))), r"norm is 'batch', expected 'none', 'layer', 'rms' or 'prms'"
     with pytest.raises(ValueError, match=message):
-        adapter.nematus.gru(x, h0, {}, norm="batch")
+        adapter.nematus.gru(*arrays, {}, norm="batch")
+    with pytest.raises(KeyError, match="gru0/input_to_gates"):
+        adapter.nematus.gru(*arrays, {})
     if adapter is not numpy_nematus:
         with pytest.raises(ValueError, match=message):
-            adapter.new_cell("GRU", SIZE, STATE, norm="batch")
-    with pytest.raises(KeyError, match="gru0/input_to_gates"):
-        adapter.nematus.gru(x, h0, {})
+            adapter.new_cell("gru", SIZE, STATE, norm="batch")
+        with pytest.raises(ValueError, match="Recurrent: kind is 'rnn', expected 'gru' or 'lstm'"):
+            adapter.new_cell("rnn", SIZE, STATE)
+
+
+def test_keras_makes_a_layer_anew_and_masks_what_an_embedding_masks() -> None:
+    keras = pytest.importorskip("keras")
+    import tf_nematus
+
+    ids, cut = np.array([[1, 2, 0, 0]]), np.array([[1, 2]])
+    layer = tf_nematus.nematus.Recurrent("gru", STATE, norm="prms", partial=0.5, dtype="float64")
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
+    assert again.get_config() == layer.get_config()
+    embed = keras.layers.Embedding(5, SIZE, mask_zero=True)
+    states, short = (layer(embed(array)).numpy() for array in (ids, cut))
+    np.testing.assert_allclose(states[:, :2], short, rtol=1e-12)
+    np.testing.assert_array_equal(states[:, 2:], states[:, [1, 1]])
+
+
+def test_a_layer_of_pytorch_compiles_in_one_piece() -> None:
+    torch = pytest.importorskip("torch")
+    import torch_nematus
+
+    layer = torch_nematus.nematus.Recurrent("lstm", SIZE, STATE, norm="rms")
+    assert f"lstm, norm='rms', W={(SIZE, 4 * STATE)}" in repr(layer)
+    x, mask = torch.randn(2, BATCH, SIZE), torch.tensor([[1.0, 1, 1], [1, 0, 1]])
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, mask=mask), layer(x, mask=mask))

@@ -1,40 +1,51 @@
-"""Nematus's models in every framework: against runs of Nematus, against the golden, and as models in training."""
+"""Nematus's and zero's models in every framework: against runs of the programs, against the golden, and in training."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import numpy_nematus
 import pytest
-from nematus_framework import RUNS, check_close, check_kind, check_run, golden_too
+from nematus_framework import RUNS, check_kind, check_run, golden_too
 from nematus_models import (
-    FACTORS,
     KINDS,
     NO_NORMS,
+    RELA,
     TRANSFORMERS,
-    WITH_DROPOUT,
-    WITHOUT_DROPOUT,
+    ZERO,
+    ZERO_RNN,
     batch,
     config_of,
     random_parameters,
     reference,
 )
 
-from rmsnorm.nematus.dialects import table
-from rmsnorm.nematus.models.parameters import Parameters
-from rmsnorm.nematus.names import variables
+from rmsnorm.nematus import numpy_operations
+from rmsnorm.nematus.backends import model_class
+from rmsnorm.nematus.models.parameters import Parameters, normalise
+
+EXACT = 1e-12  # two float64 computations of one thing in another order; logits are below 10
 
 
-# Others are compared with NumPy's models below. What B does in compiled Keras and Flax is tests/cli/test_cli_port.py.
+def golden(kind: str, **changes: Any) -> Any:
+    config = config_of(kind).replace(**changes)
+    return model_class("numpy", config)(config, random_parameters(config))
+
+
+# In Keras and Flax others are compared with NumPy's models below. What B does in them is tests/cli/test_cli_port.py.
+QUICK = {"numpy": [*RUNS], "torch": [*RUNS], "tf": ["Z2", "Z3"], "flax": ["Z2", "Z3"]}
+
+
 @pytest.mark.parametrize(
-    "adapter", ["numpy", "torch", *(pytest.param(key, marks=pytest.mark.slow) for key in ("tf", "flax"))], indirect=True
+    ("adapter", "name"),
+    [pytest.param(key, name, marks=[] if name in QUICK[key] else pytest.mark.slow) for key in QUICK for name in RUNS],
+    indirect=["adapter"],
 )
-@pytest.mark.parametrize("name", [name for name in RUNS if "Z" not in name])
-def test_what_nematus_computed(adapter: Any, name: str) -> None:
-    check_run(adapter, name)
+def test_what_the_programs_computed(adapter: Any, name: str) -> None:
+    with adapter.quick() if adapter.KEY == "tf" and name[0] == "Z" else nullcontext():  # it takes longer to trace
+        check_run(adapter, name)
 
 
 @golden_too
@@ -52,6 +63,26 @@ def test_what_theano_nematus_computed(adapter: Any) -> None:
             np.testing.assert_allclose(loss, run.arrays["theano_loss"], rtol=1e-12)
 
 
+def test_the_norms_of_zero_alone() -> None:
+    """Rows from 1e-7 to 30 and a row of zeros, where eps decides: what the golden computes, and PyTorch's gradients."""
+    norms = {name.removeprefix("norms/"): array for name, array in reference("Z1").arrays.items() if "norms/" in name}
+    values = {name: norms[name].astype(float) for name in ("x", "scale", "offset", "upstream")}
+    eps, torch = float(norms["eps"]), pytest.importorskip("torch")
+    from rmsnorm.nematus import torch_operations
+
+    for name, norm, leaves in (("rms_norm", "rms", ("x", "scale")), ("layer_norm", "layer", ("x", "scale", "offset"))):
+        own = {leaf: values[leaf] for leaf in leaves}
+        tensors = {leaf: torch.tensor(value, requires_grad=True) for leaf, value in own.items()}
+        p, q = Parameters(numpy_operations, own, norm, eps=eps), Parameters(torch_operations, tensors, norm, eps=eps)
+        y = normalise(p, values["x"], "scale", "offset")
+        np.testing.assert_allclose(y, norms[f"{name}/output"], rtol=2e-5, atol=2e-5)
+        normalise(q, tensors["x"], "scale", "offset").backward(torch.tensor(values["upstream"]))
+        for leaf, tensor in tensors.items():
+            wanted = norms[f"{name}/grad_{leaf}"]
+            atol = 1e-4 * (np.abs(wanted).max(axis=-1, keepdims=True) if leaf == "x" else 1 + np.abs(wanted))
+            assert (abs(tensor.grad.numpy() - wanted) <= atol).all(), leaf
+
+
 # The models are written once, over the operations of a framework: what PyTorch does with all of these, others do with
 # those that differ in operations.
 DIFFERENT = (
@@ -64,13 +95,15 @@ DIFFERENT = (
 @pytest.mark.parametrize(
     ("adapter", "dtype", "kind"),
     [
-        *(("torch", "float64", kind) for kind in (*KINDS, *TRANSFORMERS, *NO_NORMS)),
-        *(("torch", "float32", kind) for kind in DIFFERENT),
-        *((key, "float64", kind) for key in ("tf", "flax") for kind in DIFFERENT),
+        *(("torch", "float64", kind) for kind in (*KINDS, *TRANSFORMERS, *NO_NORMS, *ZERO, *ZERO_RNN)),
+        *(("torch", "float32", kind) for kind in DIFFERENT[::4]),
+        *((key, "float64", kind) for key in ("tf", "flax") for kind in (*DIFFERENT, RELA)),
+        *(("tf", "float64", kind) for kind in ("zero rms", "zero rnn layer")),
     ],
     indirect=["adapter"],
 )
-def test_everything_is_the_goldens(adapter: Any, kind: str, dtype: str) -> None:
+def test_a_framework_computes_what_the_golden_computes(adapter: Any, kind: str, dtype: str) -> None:
+    """States, logits, losses, gradients and translations."""
     check_kind(adapter, kind, dtype)
 
 
@@ -83,24 +116,117 @@ def test_everything_is_the_goldens(adapter: Any, kind: str, dtype: str) -> None:
         ("transformer smoothed labels", {}),
     ],
 )
-def test_in_graphs_everything_is_the_goldens(adapter: Any, kind: str, changes: dict[str, Any]) -> None:
+def test_a_graph_computes_what_the_golden_computes(adapter: Any, kind: str, changes: dict[str, Any]) -> None:
     check_kind(adapter, kind, "float32", **changes)
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "transformer rms"])
+def test_padding_and_neighbours_change_nothing(kind: str) -> None:
+    """Nor whether words are scored or decoded, but in deep models of v0.3."""
+    model = golden(kind)
+    x, x_mask, y, y_mask = batch(model.config)
+    for i, loss in enumerate(model.loss(x, x_mask, y, y_mask)):
+        source, target = (int(mask[:, i].sum()) for mask in (x_mask, y_mask))
+        alone = x[:, :source, [i]], x_mask[:source, [i]], y[:target, [i]], y_mask[:target, [i]]
+        np.testing.assert_allclose(model.loss(*alone), [loss], rtol=EXACT)
+    if kind in KINDS:
+        error = abs(model.logits(x, x_mask, y) - model.logits(x, x_mask, y, stepwise=True)).max()
+        assert error > 0.1 if kind == "deep v0.3" else error == 0
+
+
+def test_places_that_are_empty_in_all_sentences_of_zero_do_not_count() -> None:
+    """Not even in the positions of the words after them; but the first place stays."""
+    model = golden("zero rms")
+    x, x_mask, y, _ = batch(model.config)
+    wanted = model.logits(x, x_mask, y)
+    spread, spread_mask = np.insert(x, 1, 0, axis=1), np.insert(x_mask, 1, 0, axis=0)
+    np.testing.assert_array_equal(model.logits(spread, spread_mask, np.insert(y, 1, 0, axis=0)), wanted)
+    first, first_mask = np.insert(x, 0, 0, axis=1), np.insert(x_mask, 0, 0, axis=0)
+    assert model.encode(first, first_mask).shape[1] == 1 + model.encode(x, x_mask).shape[1]
+
+
+def test_dialects_differ_where_nematus_does() -> None:
+    """In padding of the source; in biases: the conversions to Theano say so."""
+    x, x_mask, y, _ = batch(config_of("rms"))
+    ours, theanos = (golden("rms", rnn_enc_depth=2, dialect=dialect) for dialect in ("tensorflow", "theano"))
+    np.testing.assert_allclose(ours.logits(x, x_mask, y), theanos.logits(x, x_mask, y), rtol=0, atol=EXACT)
+    difference = abs(ours.encode(x, x_mask) - theanos.encode(x, x_mask))
+    assert difference[x_mask > 0].max() <= EXACT
+    assert difference[x_mask == 0].min(axis=0).max() > 0.01
+
+
+def test_parts_that_are_others_in_disguise() -> None:
+    """A slope of 1 is linear and one of 0 relu; a mixture of one component, and a lexical model that adds nothing.
+
+    Of mixtures and lexical models there is no recorded run.
+    """
+    x, x_mask, y, y_mask = batch(config_of("plain"))
+    predictor = "decoder/next_word_predictor"
+
+    def with_changes(model: Any, changes: dict[str, Any], **options: Any) -> Any:
+        return type(model)(model.config.replace(**options), {**model.parameters, **changes})
+
+    def same(model: Any, other: Any) -> None:
+        np.testing.assert_allclose(*(one.logits(x, x_mask, y) for one in (model, other)), rtol=0, atol=EXACT)
+
+    for size, kind in ((1.0, "linear"), (0.0, "relu")):
+        slope = {f"{predictor}/hidden_prelu/slope": np.full(6, size)}
+        same(golden(kind), with_changes(golden(kind), slope, output_hidden_activation="prelu"))
+
+    mixture, lexical = golden("mixture"), golden("lexical")
+    np.testing.assert_allclose(np.exp(mixture.logits(x, x_mask, y)).sum(axis=-1), 1, rtol=EXACT)
+    certain = with_changes(mixture, {f"{predictor}/hidden_to_pi_logits/b": np.array([0.0, 800.0, 0.0])})
+    of_one = {name: certain.parameters[name.replace("hidden_0", "hidden_1").replace("hidden_2", "hidden_1")]
+              for name in certain.parameters}  # fmt: skip
+    same(certain, with_changes(mixture, of_one))
+    # That one component is a model with one more layer tanh(norm(hidden W + b)).
+    W, b, gain = (mixture.parameters[f"{predictor}/hidden_to_mos_hidden_1/{leaf}"] for leaf in ("W", "b", "scale"))
+    p = Parameters(numpy_operations, {"scale": gain}, "rms")
+    plain = with_changes(mixture, {}, softmax_mixture_size=1)
+    identity = {f"{predictor}/hidden_to_logits/W": np.eye(6), f"{predictor}/hidden_to_logits/b": np.zeros(6)}
+    hidden = with_changes(plain, identity, target_vocab_size=6)
+    deep = np.tanh(normalise(p, hidden.logits(x, x_mask, np.minimum(y, 5)) @ W + b, "scale", None))
+    logits = deep @ mixture.parameters[f"{predictor}/hidden_to_logits/W"]
+    logits += mixture.parameters[f"{predictor}/hidden_to_logits/b"]
+    own = certain.logits(x, x_mask, np.minimum(y, 5))
+    np.testing.assert_allclose(own, numpy_operations.log_softmax(logits), rtol=0, atol=EXACT)
+
+    # Where all words of the source have one embedding, that is what is attended to: e = tanh(embedding).
+    own = lexical.parameters
+    lexical = with_changes(lexical, {"encoder/embedding/embeddings": 0 * own["encoder/embedding/embeddings"] + 0.5})
+    silent = with_changes(lexical, {name: 0 * value for name, value in own.items() if "lexical_to" in name})
+    same(silent, with_changes(silent, {}, rnn_lexical_model=False))
+    e, part = np.tanh(np.full(6, 0.5)), f"{predictor}/lexical_to_logits"
+    p = Parameters(numpy_operations, own, "layer") / "decoder/lexical"
+    e = np.tanh(normalise(p, e @ p["W"] + p["b"], "new_std", "new_mean")) + e
+    differences = lexical.logits(x, x_mask, y) - silent.logits(x, x_mask, y)
+    added = e @ own[f"{part}/W"] + own[f"{part}/b"]
+    np.testing.assert_allclose(differences, np.broadcast_to(added, differences.shape), rtol=0, atol=EXACT)
+
+    deep = golden("deep of odd depth")  # whose high levels also read what is attended to; here as zeros
+    inputs = {name: value for name, value in deep.parameters.items() if "high" in name and "/input_to_" in name}
+    rows = deep.config.state_size
+    deaf = with_changes(deep, {name: np.r_[value[:rows], 0 * value[rows:]] for name, value in inputs.items()})
+    short = {name: value[:rows] for name, value in inputs.items()}
+    same(deaf, with_changes(deaf, short, rnn_dec_deep_context=False))
+
+    smoothed = golden("smoothed labels")  # (1 - s) -log p(y) + s mean(-log p), in training or not
+    log_p = numpy_operations.log_softmax(smoothed.logits(x, x_mask, y))
+    score = 0.9 * np.take_along_axis(log_p, y[..., None], axis=-1)[..., 0] + 0.1 * log_p.mean(axis=-1)
+    np.testing.assert_allclose(smoothed.loss(x, x_mask, y, y_mask), -(score * y_mask).sum(axis=0), rtol=EXACT)
+
+
 def test_a_model_does_not_share_memory_with_what_it_is_made_of(adapter: Any) -> None:
-    config = config_of("plain")
-    parameters = random_parameters(config, "float32")
+    parameters = random_parameters(config_of("plain"), "float32")
     before = {name: value.copy() for name, value in parameters.items()}
     for source in (parameters, {name: adapter.array(value) for name, value in parameters.items()}):
-        adapter.overwrite(adapter.Model(config, source).own)
+        adapter.overwrite(adapter.Model(config_of("plain"), source).own)
         for name, value in source.items():
             np.testing.assert_array_equal(value, before[name])
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype"), [("mixture", "bfloat16"), ("transformer rms", "bfloat16"), ("transformer rms", "float16")]
-)
-def test_a_model_in_bfloat16(adapter: Any, kind: str, dtype: str) -> None:
+@pytest.mark.parametrize(("kind", "dtype"), [("mixture", "bfloat16"), ("transformer rms", "float16")])
+def test_a_model_in_16_bits(adapter: Any, kind: str, dtype: str) -> None:
     """Within some roundings of 2^-9, or of 2^-11, of logits below 10; losses are of float32."""
     config, rounding = config_of(kind), {"bfloat16": 2.0**-9, "float16": 2.0**-11}[dtype]
     parameters, (x, x_mask, y, y_mask) = random_parameters(config, "float32"), batch(config)
@@ -116,170 +242,10 @@ def test_a_model_in_bfloat16(adapter: Any, kind: str, dtype: str) -> None:
             assert np.isfinite(model.translate(x, x_mask, 2, 4).scores).all()
 
 
-@pytest.fixture
-def masks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The masks of dropout by name, as NumPy arrays; filled where RNNSearch drops."""
-    made: dict[str, Any] = {}
-    drop = Parameters.drop
-
-    def record(self: Any, name: str, x: Any) -> Any:
-        if self.scope + name in self.masks:
-            made[self.scope + name] = np.asarray(self.masks[self.scope + name])
-        return drop(self, name, x)
-
-    monkeypatch.setattr(Parameters, "drop", record)
-    return made
-
-
-# What Nematus drops, read from its rnn_model.py and layers.py: inputs of these matrices, which come from words.
-OF_WORDS = ("decoder/base", "encoder/backward-stack/level0", "encoder/forward-stack/level0")
-OF_OUTPUT = ("hidden_to_logits", "lexical_to_logits", "prev_emb_to_hidden")
-FROM_WORDS = [f"{scope}/gru0/input_to_{part}" for scope in OF_WORDS for part in ("gates", "proposal")]
-FROM_WORDS += ["decoder/lexical", *(f"decoder/next_word_predictor/{part}/W" for part in OF_OUTPUT)]
-
-
-@pytest.mark.usefixtures("quick")
-def test_what_is_dropped_with_which_rate(adapter: Any, masks: dict[str, Any]) -> None:
-    """Of every matrix the input, with a mask of its own; scores of the attention stay."""
-    config = config_of("deep").replace(rnn_lexical_model=True)
-    parameters, sentences = random_parameters(config), batch(config)
-    without = adapter.Model(config, parameters).loss(*sentences)
-    matrices = {row.name for row in variables(config) if len(row.shape) == 2}
-    matrices -= {name for name in matrices if "/embedding/" in name or name.endswith("hidden_to_score")}
-    rates = {"embedding": 0.1, "hidden": 0.2, "source": 0.3, "target": 0.4}
-    rate_of = dict.fromkeys(matrices, rates["hidden"]) | dict.fromkeys(FROM_WORDS, rates["embedding"])
-    rate_of |= {"source words": rates["source"], "target words": rates["target"]}
-    config = config.replace(**{f"rnn_dropout_{part}": rate for part, rate in rates.items()})
-    loss = adapter.Model(config, parameters, training=True).loss(*sentences)
-    assert masks.keys() == rate_of.keys()
-    for name, mask in masks.items():
-        np.testing.assert_allclose(mask * (mask - 1 / (1 - rate_of[name])), 0, atol=1e-12, err_msg=name)
-        assert mask.any(), name
-    assert len({mask.tobytes() for mask in masks.values()}) > len(masks) / 2, "masks of their own"
-    assert abs(loss - without).max() > 1e-6
-
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("kind", ["deep", "tied mixture"])
-def test_a_dropped_input_is_a_dropped_row_of_the_matrix(adapter: Any, kind: str, masks: dict[str, Any]) -> None:
-    """Of mixtures with factors, for one sentence, if all steps have the same mask; words as their embeddings."""
-    config = config_of(kind).replace(**FACTORS, softmax_mixture_size=3)
-    parameters, dropping, words = random_parameters(config), config.replace(**WITH_DROPOUT), np.array([1, 2, 3, 0])
-    x, y = np.stack([words] * len(config.source_vocab_sizes))[..., None], words[:, None]
-    sentences = (x, np.ones((4, 1)), y, np.ones((4, 1)))
-    for seed in range(100):
-        loss = adapter.Model(dropping, parameters, training=True, seed=seed).loss(*sentences)
-        if all({0.0} < set(masks[f"{side} words"].ravel()) for side in ("source", "target")):
-            break
-    else:
-        raise AssertionError("no seed drops words on both sides")
-    assert abs(loss - adapter.Model(config, parameters).loss(*sentences)) > 1e-3
-    if config.tie_decoder_embeddings:  # what it drops of its hidden layer is of no word that it reads
-        matrix, output = parameters[table(config, "decoder")].T, "decoder/next_word_predictor/hidden_to_logits/W"
-        assert masks[output].shape == (1, len(matrix))
-        config, parameters = config.replace(tie_decoder_embeddings=False), {**parameters, output: matrix.copy()}
-    for name in masks.keys() & parameters.keys():
-        parameters[name] *= masks[name].T
-    sources = [(table(config, "encoder", i), ids, "source words") for i, ids in enumerate(x)]
-    for name, ids, side in (*sources, (table(config, "decoder"), y[:-1], "target words")):
-        for word, factor in zip(ids[:, 0], masks[side][-len(ids) :, 0, 0], strict=True):  # nothing before the first
-            parameters[name][word] *= factor
-    np.testing.assert_allclose(adapter.Model(config, parameters).loss(*sentences), loss, rtol=1e-12)
-
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(
-    ("adapter", "kind"),
-    [("torch", "rms"), ("torch", "transformer rms"), ("tf", "rms"), ("tf", "transformer rms"), ("flax", "layer")],
-    indirect=["adapter"],
-)
-def test_dropout_only_in_training(adapter: Any, kind: str) -> None:
-    """By a seed, and another time anew; a translation drops nothing. Graphs are in test_nematus_tf.py and _flax.py."""
-    quiet = config_of(kind).replace(**(WITHOUT_DROPOUT if kind in TRANSFORMERS else {}))
-    config = quiet.replace(**(dict.fromkeys(WITHOUT_DROPOUT, 0.3) if kind in TRANSFORMERS else WITH_DROPOUT))
-    parameters, sentences = random_parameters(config), batch(config)
-    without = adapter.Model(quiet, parameters)
-    wanted = without.loss(*sentences)
-    np.testing.assert_array_equal(adapter.Model(config, parameters).loss(*sentences), wanted)
-    model = adapter.Model(config, parameters, training=True, seed=3)
-    losses = [model.loss(*sentences) for _ in range(2)]
-    assert abs(losses[0] - wanted).min() > 1e-3
-    assert abs(losses[0] - losses[1]).min() > 1e-3
-    translations = [one.translate(*sentences[:2], 3, 6) for one in (model, without)]
-    np.testing.assert_array_equal(translations[0].scores, translations[1].scores)
-    again = adapter.Model(config, parameters, training=True, seed=3)
-    np.testing.assert_array_equal(again.loss(*sentences), losses[0])
-
-
-@pytest.mark.usefixtures("quick")
-def test_dropout_of_the_transformer(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a dropout that halves: what is dropped is what a scaled matrix is multiplied with or gives."""
-    plain = config_of("transformer rms").replace(**WITHOUT_DROPOUT)
-    parameters = random_parameters(plain)
-    x, x_mask, y, _ = batch(plain)
-    undropped = adapter.Model(plain, parameters).logits(x, x_mask, y)
-    operations = adapter.Model(plain, parameters).own.operations
-    monkeypatch.setattr(operations, "dropout", lambda x, rate, random, shared=(): x * (1 - rate))
-    if adapter.KEY == "torch":  # whose attention drops by itself
-        functional = adapter.torch.nn.functional
-        attention = functional.scaled_dot_product_attention
-        halved = lambda q, k, v, bias, rate: attention(q, k, v, bias) * (1 - rate)  # noqa: E731
-        monkeypatch.setattr(functional, "scaled_dot_product_attention", halved)
-    rates = {
-        "residual": (
-            "context_projection/dense_layer_weights",
-            "ff_layer_2/dense_layer_weights",
-            "ff_layer_2/dense_layer_biases",
-        ),
-        "relu": ("ff_layer_1/dense_layer_weights",),
-        "attn": ("values_projection/dense_layer_weights",),
-        "head": ("context_projection/dense_layer_weights",),
-    }
-    for rate, ends in rates.items():
-        same = {name: value / 2 if name.endswith(ends) else value for name, value in parameters.items()}
-        config = plain.replace(**{"transformer_drophead" if rate == "head" else f"transformer_dropout_{rate}": 0.5})
-        logits = adapter.Model(config, parameters, training=True).logits(x, x_mask, y)
-        check_close(logits, adapter.Model(plain, same).logits(x, x_mask, y))
-        assert abs(logits - undropped).max() > 0.1
-        np.testing.assert_array_equal(adapter.Model(config, parameters).logits(x, x_mask, y), undropped)
-
-    monkeypatch.setattr(operations, "dropout", lambda x, rate, random, shared=(): 0 * x)
-    config = plain.replace(transformer_dropout_embeddings=0.5)
-    logits = adapter.Model(config, parameters, training=True).logits(x, x_mask, y)  # without words and positions
-    check_close(logits, np.broadcast_to(logits[:1, :1], logits.shape))
-    assert (adapter.Model(config, parameters).logits(x, x_mask, y).std((0, 1)) > 0.01).all()
-
-
-@pytest.mark.usefixtures("quick")
-def test_what_the_transformer_drops_as_a_whole(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads of sentences; attention by its weights. At the rates of the config, with another mask at every call."""
-    rates = {"transformer_drophead": 0.25, "transformer_dropout_attn": 0.5}
-    config = config_of("transformer rms").replace(**WITHOUT_DROPOUT | rates)
-    model, masks = adapter.Model(config, random_parameters(config), training=True), defaultdict(list)
-    dropout = model.own.operations.dropout
-
-    def record(x: Any, rate: float, *arguments: Any, **options: Any) -> Any:
-        masks[rate].append(adapter.numpy(dropout(1 + 0 * x, rate, *arguments, **options)))
-        return x
-
-    monkeypatch.setattr(model.own.operations, "dropout", record)
-    for _ in range(2):
-        model.logits(*batch(config)[:3])
-    assert masks.keys() == {0.25, 0.5} - ({0.5} if adapter.KEY == "torch" else set())  # whose attention drops by itself
-    for rate, own in masks.items():
-        assert {mask.shape for mask in own} == {(3, 2, 1, 1) if rate == 0.25 else (3, 2, 4, 4)}
-        kept = np.stack(own) * (1 - rate)
-        assert len(kept) == 12
-        assert len({mask.tobytes() for mask in kept}) > (3 if rate == 0.25 else 11)
-        assert (kept.std(axis=1).any(), kept.std(axis=2).any()) == (True, True)  # of sentences, and of heads
-        np.testing.assert_allclose(kept * (kept - 1), 0, atol=1e-12)
-        assert abs(kept.mean() - (1 - rate)) < 5 * (rate * (1 - rate) / kept.size) ** 0.5
-
-
 @golden_too
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("kind", ["factors", "transformer rms"])
-def test_errors(adapter: Any, kind: str) -> None:
+def test_a_wrong_batch_is_refused_in_a_sentence(adapter: Any, kind: str) -> None:
     """For arrays of the framework as for those of NumPy."""
     config = config_of(kind)
     model, array = adapter.Model(config, random_parameters(config)).own, adapter.array

@@ -13,8 +13,8 @@ from flax_nematus import Model, by_name, mean_loss, wide  # noqa: E402
 from jax import numpy as jnp  # noqa: E402
 from nematus_framework import exact_gradients  # noqa: E402
 
-from rmsnorm.nematus import flax as nematus  # noqa: E402
-from rmsnorm.nematus.flax.model import _run  # noqa: E402
+from rmsnorm.nematus import flax_models as nematus  # noqa: E402
+from rmsnorm.nematus.flax_models import _run  # noqa: E402
 
 
 def model_of(kind, *, dtype="float32", seed=0, **changes):

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
-import subprocess
-import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, get_args
 
 import numpy as np
 import pytest
-from nematus_commands import checkpoint, run, saved, skip_without
-from nematus_models import config_of, random_parameters, same
+from nematus_commands import run, saved, skip_without
+from nematus_models import same
+from programs import finished
 
 from rmsnorm import nematus
-from rmsnorm.nematus.config import write
 from rmsnorm.nematus.convert import TARGETS
-from rmsnorm.nematus.names import variables
-from rmsnorm.nematus.rules import Dialect
+from rmsnorm.nematus.dialects import Dialect
+from rmsnorm.numpy_impl import rms_norm
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "porting.md").read_text()
@@ -30,25 +28,16 @@ SNIPPETS = re.findall(r"^```(sh|python)\n(.*?)^```\n((?:\n|    [^\n]*\n)*)", PAG
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """model/ as the trainer leaves it, and the texts that the page names."""
+    """The models and the texts of the page, as the program that it names makes them."""
     skip_without("tf")
     skip_without("torch")
     folder = tmp_path_factory.mktemp("porting")
-    (folder / "model").mkdir()
-    config = config_of("layer").replace(
-        dialect="tensorflow-v0.3", search="costs", rnn_enc_depth=2, rnn_dropout_hidden=0.1,
-        options={"dictionaries": ["src.json", "trg.json"]},
-    )  # fmt: skip
-    parameters = random_parameters(config, "float32", seed=6)
-    tensors: dict[str, Any] = {str(row.v03): parameters[row.name] for row in variables(config)}
-    tensors |= {"time": np.int32(7), "beta1_power": np.float32(0.9)}
-    checkpoint(folder / "model" / "model.npz", tensors, write(config))
-    for name, size in (("src", 9), ("trg", 8)):
-        words = ["eos", "UNK", *(f"w{index}" for index in range(2, size))]
-        (folder / "model" / f"{name}.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
-    for name in ("train", "test"):
-        (folder / f"{name}.src").write_text("w3 w4 w3\nw5\nw6 w7\n")
-        (folder / f"{name}.trg").write_text("w2 w3 w4\nw5\nw7 w6\n")
+    spec = spec_from_file_location("nematus_models_of_the_page", ROOT / "examples" / "nematus_models.py")
+    assert spec is not None
+    assert spec.loader is not None
+    program = module_from_spec(spec)
+    spec.loader.exec_module(program)
+    program.main(folder)
     return folder
 
 
@@ -62,6 +51,10 @@ def test_the_page_runs_from_its_first_line_to_its_last(
 ) -> None:
     monkeypatch.chdir(folder)
     losses: list[float] = []
+    commands = re.findall(r"^ *(rmsnorm port (\w+).*)$", PAGE, re.MULTILINE)
+    assert {name for _, name in commands} == {"info", "nematus", "zero", "translate", "score", "norms", "verify"}
+    run_here = "".join(code for kind, code, _ in SNIPPETS if kind == "sh")
+    assert all(line in run_here for line, _ in commands)
     for kind, code, shown in SNIPPETS:
         if kind == "sh":
             printed = "".join(run(*shlex.split(line)[2:]) for line in code.splitlines())
@@ -81,9 +74,33 @@ def test_the_page_runs_from_its_first_line_to_its_last(
     for other in others:
         assert other.config == ported.config
         same(other.parameters, ported.parameters)
+    of_zero, back = (nematus.load(folder / name) for name in ("output_dir", "to_zero"))
+    same(of_zero.parameters, back.parameters)
     for name, array in ported.parameters.items():
         assert not np.array_equal(array, source.parameters[name]), "trained"
     assert nematus.load(folder / "rms").config.norm == "rms"
+
+
+def test_the_layer_for_nematus_own_graphs() -> None:
+    """As the page has it: in a graph of TensorFlow 1, where the shape of its input is lost, and eagerly."""
+    tf = pytest.importorskip("tensorflow")
+    names: dict[str, Any] = {}
+    exec(next(code for _, code, _ in SNIPPETS if "class LayerNormLayer" in code), names)
+    x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype("f4")
+    wanted = rms_norm(x, np.ones(4, "f4"), variant="nematus")
+    np.testing.assert_allclose(names["LayerNormLayer"](4).forward(tf.constant(x), input_is_3d=True), wanted, rtol=1e-6)
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        with tf.name_scope("gates_x_norm"):
+            layer = names["LayerNormLayer"](4)
+        place = v1.placeholder(tf.float32)
+        y = layer.forward(place, input_is_3d=True)
+        gradient = v1.gradients(y, layer.new_std)[0]
+        session.run(v1.global_variables_initializer())
+        result, slopes = session.run([y, gradient], {place: x})
+        assert [variable.op.name for variable in v1.trainable_variables()] == ["gates_x_norm/new_std"]
+    np.testing.assert_allclose(result, wanted, rtol=1e-6)
+    np.testing.assert_allclose(slopes, wanted.sum((0, 1)), rtol=1e-5)
 
 
 def test_the_tables_name_every_form_and_dialect() -> None:
@@ -99,30 +116,19 @@ def test_the_tables_name_every_form_and_dialect() -> None:
 
 
 @pytest.mark.slow
-def test_a_new_process_loads_what_keras_saved(tmp_path: Path) -> None:
+def test_a_new_process_loads_what_keras_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the lines that the conversion prints, and by those of docs/layers.md; not without the import."""
     skip_without("keras")
     saved(tmp_path)
+    monkeypatch.chdir(tmp_path)
     shown = run("nematus", tmp_path, tmp_path / "ported", "--to", "keras")
-    lines = shown.split("load it in a new process with\n")[1].splitlines()
-    assert [line[:4] for line in lines] == [" " * 4] * 2
-    code = "\n".join(line.strip() for line in lines)
+    of_model = dedent(shown.split("load it in a new process with\n")[1])
     page = (ROOT / "docs" / "layers.md").read_text()
     layers = re.search(r"^    import keras\n(    from .*\n)    model = .*$", page, re.MULTILINE)
     assert layers is not None
-    of_page = "\n".join(line.strip() for line in layers[0].splitlines())
-    first, second, third = of_page.splitlines()
+    first, imported, third = dedent(layers[0]).splitlines()
     save = "keras.Sequential([keras.Input((4,)), RMSNormalization()]).save('model.keras')"
-    checked = "assert type({}).__name__ == '{}', model"
-    of_layer, of_model = checked.format("model.layers[-1]", "RMSNormalization"), checked.format("model", "RNNSearch")
-    in_new_process("\n".join((first, second, save, third, of_layer, code, of_model)), tmp_path)
-    with pytest.raises(AssertionError, match="Could not locate class 'RMSNormalization'"):
-        in_new_process(f"{first}\n{third}", tmp_path)
-
-
-def in_new_process(code: str, folder: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
+    right = f"{first}\n{imported}\n{save}\n{third}\nassert type(model.layers[-1]) is RMSNormalization\n{of_model}"
+    done = finished("-c", f"{right}\nassert type(model).__name__ == 'RNNSearch'")
+    assert done.returncode == 0, done.stderr
+    assert "Could not locate class 'RMSNormalization'" in finished("-c", f"{first}\n{third}").stderr

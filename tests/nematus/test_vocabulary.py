@@ -1,18 +1,28 @@
-"""Nematus's dictionaries, and batches of sentences."""
+"""Dictionaries of Nematus, vocabularies of zero, and batches of sentences."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from nematus_commands import save
-from nematus_models import config_of
+from nematus_commands import run, save
+from nematus_models import config_of, same
 
 from rmsnorm import nematus
-from rmsnorm.nematus.numpy import RNNSearch
-from rmsnorm.nematus.vocabulary import batch, read_vocabulary, vocabularies
+from rmsnorm.nematus.numpy_models import RNNSearch
+from rmsnorm.nematus.translate import translate
+from rmsnorm.nematus.vocabulary import (
+    Vocabulary,
+    batch,
+    read_entries,
+    read_vocabulary,
+    vocabularies,
+    with_names,
+    write_entries,
+)
 
 SPECIAL = {"<EOS>": 0, "<GO>": 1, "<UNK>": 2}
 
@@ -39,28 +49,29 @@ def test_from_words_to_words(tmp_path: Path) -> None:
     np.testing.assert_array_equal(x[0].T, [[3, 7, 2, 0], [0, 0, 0, 0], [2, 0, 0, 0]])
     np.testing.assert_array_equal(x[1].T, [[3, 1, 2, 0], [0, 0, 0, 0], [3, 0, 0, 0]])
     np.testing.assert_array_equal(x_mask.T, [[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]])
-    translations = RNNSearch(model.config, model.parameters).translate(x, x_mask, 2, 5)
     names = {index: word for word, index in target.ids.items()}
-    for sequence in translations.sequences[:, 0]:
+    for sequence in RNNSearch(model.config, model.parameters).translate(x, x_mask, 2, 5).sequences[:, 0]:
         ended = list(sequence).index(0) if 0 in sequence else len(sequence)
         assert target.words(sequence) == " ".join(names[index] for index in sequence[:ended])
 
 
-def test_the_id_of_unknown_words(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dialect", "translating", "scoring"),
+    [("tensorflow", (2, 2), (1, 2)), ("tensorflow-v0.3", (1, 1), (1, 1)), ("theano", (1, 1), (1, 1))],
+)
+def test_the_id_of_unknown_words(dialect: str, translating: Any, scoring: Any, tmp_path: Path) -> None:
     """Master trains and scores by the dictionary, and translates with 2 whatever that is; others know only 1."""
-    for first, ids in (({"eos": 0, "UNK": 1, "w2": 2}, 1), (SPECIAL, 2)):
+    for first, *ids in zip(({"eos": 0, "UNK": 1, "w2": 2}, SPECIAL), translating, scoring, strict=True):
         for name, size in (("0", 9), ("1", 8)):
             dictionary(tmp_path / f"{name}.json", size, first)
-        for dialect, translating, scoring in (("tensorflow", 2, ids), ("tensorflow-v0.3", 1, 1), ("theano", 1, 1)):
-            save(tmp_path, dialect=dialect, options={"dictionaries": ["0.json", "1.json"]})
-            model = nematus.load(tmp_path)
-            for wanted, asked in ((translating, False), (scoring, True)):
-                sources, target = vocabularies(model, scoring=asked)
-                assert [vocabulary.unknown for vocabulary in (*sources, target)] == [wanted, wanted]
-                assert batch(["what"], sources)[0][0, 0, 0] == wanted
+        save(tmp_path, dialect=dialect, options={"dictionaries": ["0.json", "1.json"]})
+        for wanted, asked in zip(ids, (False, True), strict=True):
+            sources, target = vocabularies(nematus.load(tmp_path), scoring=asked)
+            assert [vocabulary.unknown for vocabulary in (*sources, target)] == [wanted, wanted]
+            assert batch(["what"], sources)[0][0, 0, 0] == wanted
 
 
-def test_errors(tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_dictionary_is_said(tmp_path: Path) -> None:
     model = saved(tmp_path, "factors")
     sources, _ = vocabularies(model)
     small = dictionary(tmp_path / "small.json", 6)
@@ -68,7 +79,7 @@ def test_errors(tmp_path: Path) -> None:
     for options, message in (
         ({"target": small}, lacks),
         ({"target": "none.json"}, r"none.json is missing, expected a dictionary of Nematus; name"),
-        ({"source": [small]}, r"the dictionaries is \['.*', '/elsewhere/2.json'\], expected 3 files"),
+        ({"source": [small]}, r"the dictionaries is \['.*', '.*2.json'\], expected 3 files"),
     ):
         with pytest.raises(FileNotFoundError if "none" in message else ValueError, match=message):
             vocabularies(model, **options)
@@ -85,3 +96,74 @@ def test_errors(tmp_path: Path) -> None:
         batch([], sources)
     with pytest.raises(ValueError, match=r"a word of sentence 2 is 'w3', expected 2 factors; separate them by \|"):
         batch(["w3|w3", "w3"], sources)
+
+
+def test_vocabularies_of_zero(tmp_path: Path) -> None:
+    """Three words come first, repeated ones are left out, and spaces around words too."""
+    path = tmp_path / "vocab"
+    path.write_bytes("\r\n".join([" a ", *"abcade", "<eos>", "\u2028x"]).encode() + b"\n")
+    entries = read_entries(path, "zero")
+    assert list(entries) == ["<pad>", "<unk>", "<eos>", "a", "b", "c", "d", "e", "x"]
+    write_entries(tmp_path / "again", entries, "zero")
+    assert read_entries(tmp_path / "again", "zero") == entries
+    vocabulary = read_vocabulary(path, 9, 1, "zero")
+    assert [vocabulary.words(ids) for ids in ([3, 0, 4], [3, 4, 2, 4])] == ["a", "a b"]
+    ids, mask = batch(["a other", "e"], [vocabulary])
+    np.testing.assert_array_equal(ids[0].T, [[3, 1, 2], [7, 2, 0]])
+    np.testing.assert_array_equal(mask.T, [[1, 1, 1], [1, 1, 0]])
+    with pytest.raises(ValueError, match=r"has no word for 9 and 0 more, expected one for each of the 10 ids"):
+        read_vocabulary(path, 10, 1, "zero")
+    path.write_bytes(b"\xff\n")
+    with pytest.raises(ValueError, match=r"vocab is not UTF-8 .*, expected a vocabulary of zero; convert it"):
+        read_entries(path, "zero")
+    config = config_of("zero rms").replace(options={"src_vocab_file": "", "tgt_vocab_file": "elsewhere/vocab.tgt"})
+    options = with_names(config, ["vocab.tgt"]).options
+    assert (options["src_vocab_file"], options["tgt_vocab_file"]) == ("", "vocab.tgt"), "a missing one keeps its place"
+
+
+def test_batches_are_those_of_zero() -> None:
+    """Sorted within buffers of lines; a batch that is too small waits for the next buffer, if there is one."""
+    config = config_of("zero rms").replace(options={"buffer_size": 5, "eval_batch_size": 2, "data_leak_ratio": 1.0})
+    batches = []
+
+    class Recording:
+        def translate(self, x: Any, x_mask: Any, **options: Any) -> tuple[Any, Any]:
+            batches.append(x_mask.sum(axis=0).astype(int).tolist())
+            assert options == dict.fromkeys(("beam_size", "max_length", "normalization_alpha", "seed"))
+            return np.zeros((x.shape[2], 1, 1), int), np.zeros((x.shape[2], 1))
+
+    target = Vocabulary({"<pad>": 0, "<unk>": 1, "<eos>": 2, "w": 3}, unknown=1, end=2)
+    lines = ["w " * count for count in (5, 1, 0, 4, 2, 3, 9, 8)]
+    assert list(translate(Recording(), config, lines, [target], target)) == [""] * 8
+    assert batches == [[2, 3], [4, 5], [6, 9], [10]]
+
+
+def test_the_commands_of_zero_convert_translate_and_score(tmp_path: Path) -> None:
+    """And what comes back to zero's files is what went out; empty lines stay empty."""
+    (tmp_path / "model").mkdir()
+    names = {"src_vocab_file": "/elsewhere/vocab.src", "tgt_vocab_file": "vocab.tgt", "scope_name": "nmt"}
+    config, parameters = save(tmp_path / "model", "zero rnn", "tf", "model-7", options=names)
+    for side, size in (("src", config.source_vocab_sizes[0]), ("tgt", config.target_vocab_size)):
+        (tmp_path / "model" / f"vocab.{side}").write_text("".join(f"{side}{index}\n" for index in range(size - 3)))
+    assert "max error" in run("zero", tmp_path / "model", tmp_path / "torch", "--to", "pytorch")
+    run("zero", tmp_path / "torch", tmp_path / "back", "--to", "tf")
+    back = nematus.load(tmp_path / "back")
+    same(back.parameters, parameters)
+    assert (back.config, back.config.options["scope_name"]) == (config, "nmt")
+    assert (tmp_path / "back" / "vocab.src").read_text().splitlines()[:4] == ["<pad>", "<unk>", "<eos>", "src0"]
+    source, target_file, model = tmp_path / "lines", tmp_path / "target", RNNSearch(config, parameters)
+    source.write_text("src0 src1\n\nsrc2 other src0\n")
+    translated = run("translate", tmp_path / "back", "--source", source, "--backend", "numpy").split("\n")
+    sources, target = vocabularies(back)
+    found = model.translate(*batch(["src0 src1", "src2 other src0"], sources)).sequences
+    wanted = [target.words(beam[0]) for beam in found]
+    assert translated == [wanted[0], "", wanted[1], ""]
+    target_file.write_text("tgt0\ntgt1 tgt1\nother\n")
+    scored = run("score", tmp_path / "torch", "--source", source, "--target", target_file)
+    (y,), y_mask = batch(["tgt0", "tgt1 tgt1", "other"], [target])
+    losses = RNNSearch(config.replace(label_smoothing=0.0), parameters).loss(
+        *batch(["src0 src1", "", "src2 other src0"], sources), y, y_mask
+    )
+    np.testing.assert_allclose(list(map(float, scored.split())), losses, rtol=1e-5)
+    refused = run("nematus", tmp_path / "torch", tmp_path / "other", "--to", "torch", status=2)
+    assert "the model is 'of zero', expected nematus; use rmsnorm port zero" in " ".join(refused.split())

@@ -10,7 +10,7 @@ import keras
 import nematus_framework
 import tensorflow as tf
 
-from rmsnorm.nematus import tf as nematus
+from rmsnorm.nematus import tf_models as nematus
 from rmsnorm.nematus.backends import model_class
 
 KEY = "tf"
@@ -69,6 +69,13 @@ def pull_back(cell: str, inputs: Any, cotangents: Any, **options: Any) -> tuple[
 
 def new_cell(cell: str, size: int, state: int, **options: Any) -> Any:
     keras.utils.set_random_seed(0)
-    layer = getattr(nematus, cell)(state, **options)
+    layer = nematus.Recurrent(cell, state, **options)
     layer.build((None, None, size))
     return layer
+
+
+def load(layer: Any, weights: dict[str, Any]) -> None:
+    """By their names."""
+    assert layer.by_name().keys() == weights.keys()
+    for name, value in weights.items():
+        layer.by_name()[name].assign(value)

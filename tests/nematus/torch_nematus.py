@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from rmsnorm.nematus import torch as nematus
+from rmsnorm.nematus import torch_models as nematus
 from rmsnorm.nematus.backends import model_class
 
 KEY = "torch"
@@ -57,7 +57,7 @@ def pull_back(cell: str, inputs: Any, cotangents: Any, **options: Any) -> tuple[
 
 def new_cell(cell: str, size: int, state: int, **options: Any) -> Any:
     torch.manual_seed(0)
-    return getattr(nematus, cell)(size, state, **options)
+    return nematus.Recurrent(cell, size, state, **options)
 
 
 def load(layer: Any, weights: dict[str, Any]) -> None:

@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from typing import Any, Final, get_args
 
-from rmsnorm.nematus import cells
-from rmsnorm.nematus.cells import EPS, PARTIAL, CellNorm, check_norm
-from rmsnorm.nematus.config import Config
-from rmsnorm.nematus.dialects import Use, first_word, label_target, rules, table
+from rmsnorm.nematus.config import Config, Norm
+from rmsnorm.nematus.dialects import NOTHING, ZERO_BIAS
 from rmsnorm.nematus.models.operations import Array, Operations
-from rmsnorm.nematus.rules import NOTHING
+from rmsnorm.nematus.names import Use, leaves, table
+from rmsnorm.specification import errors
+
+PARTIAL: Final = 0.0625  # of pRMSNorm in the paper
+
+
+def check_norm(norm: str) -> None:
+    """Raise ValueError if a model or a cell cannot have this norm."""
+    if norm not in get_args(Norm):
+        raise errors.not_a_choice("recurrent", "norm", norm, get_args(Norm))
+
+
+def first_word(config: Config) -> int:
+    """The id that precedes the first word of the target."""
+    return config.rules.go if config.model_type == "transformer" else NOTHING
+
+
+def label_target(config: Config, *, training: bool) -> tuple[float, float, float]:
+    """The target of label smoothing at the right word and at others, and what is subtracted from the loss of a word.
+
+    A Transformer smooths in training only. All but Nematus's RNNSearch subtract the smallest loss that is possible.
+    """
+    rate, size = config.label_smoothing, config.target_vocab_size
+    if config.model_type == "rnn" and not config.rules.is_zero:
+        wrong = rate / size
+        return 1 - rate + wrong, wrong, 0.0
+    if config.model_type == "transformer" and not training:
+        rate = 0.0
+    right, wrong = 1.0 - rate, rate / (size - 1)
+    return right, wrong, -right * math.log(right) - rate * math.log(wrong + 1e-20) if rate else 0.0
 
 
 @dataclass
@@ -29,17 +57,14 @@ class Parameters:
 
     ops: Operations
     values: Mapping[str, Array]
-    norm: CellNorm = "none"
+    norm: Norm = "none"
     _: KW_ONLY
     partial: float = PARTIAL
-    eps: float = EPS
+    eps: float = 1e-5  # of Nematus and of the authors' layers.py
     random: Any = None
     scope: str = ""
     masks: dict[str, Array] = field(default_factory=dict)
     below: dict[str, Parameters] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_norm(self.norm)
 
     def __truediv__(self, name: str) -> Parameters:
         if name not in self.below:  # once, and not in every step
@@ -63,7 +88,7 @@ class Parameters:
         return self.ops.dropout(x, rate, self.random) if rate and self.random is not None else x
 
 
-def normalise(p: Parameters, x: Array, gain: str, offset: str | None, norm: CellNorm | None = None) -> Array:
+def normalise(p: Parameters, x: Array, gain: str, offset: str | None, norm: Norm | None = None) -> Array:
     """The norm over the last axis: x / sqrt(mean(x^2) + eps) * gain + offset; LayerNorm takes x - mean(x) as x.
 
     norm: by default that of the model.
@@ -87,7 +112,7 @@ def project(p: Parameters, x: Array, weight: str, bias: str | None, norm: tuple[
         y = y + p[bias]
     if norm is None:
         return y
-    return normalise(p, y, *(cells.leaves(p.norm, norm) if isinstance(norm, str) else norm))
+    return normalise(p, y, *(leaves(p.norm, norm) if isinstance(norm, str) else norm))
 
 
 def feed_forward(p: Parameters, x: Array, *, norm: bool = True) -> Array:
@@ -97,12 +122,12 @@ def feed_forward(p: Parameters, x: Array, *, norm: bool = True) -> Array:
 
 def embed(p: Parameters, config: Config, use: Use, ids: Array, scale: float = 1.0) -> Array:
     """Embeddings of words, given the ids of each factor; zeros where nothing precedes a word."""
-    ops, bias = p.ops, rules(config).embedding_bias
+    ops = p.ops
     count = len(config.source_vocab_sizes) if use == "encoder" else 1
     factors = [ops.take(p[table(config, use, i)], ids[i]) for i in range(count)]
     words = (ops.concatenated(factors, -1) if count > 1 else factors[0]) * scale
-    if bias:
-        words = words + p[bias]
+    if config.rules.is_zero:
+        words = words + p[ZERO_BIAS]
     has_nothing = use == "decoder" and first_word(config) == NOTHING
     return ops.where((ids[0] != NOTHING)[..., None], words, 0.0) if has_nothing else words
 
@@ -131,4 +156,4 @@ def losses(p: Parameters, config: Config, logits: Array, y: Array, mask: Array, 
         of_words = of_words - wrong * p.ops.sum(log_p, -1)
     mask = p.ops.cast(mask, of_words)
     loss = p.ops.sum((of_words - smallest) * mask, axis)
-    return loss / p.ops.sum(mask, axis) if rules(config).mean_loss else loss
+    return loss / p.ops.sum(mask, axis) if config.rules.is_zero else loss  # a mean over the words, or their sum

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from rmsnorm.nematus.cells import TIED, rates
-from rmsnorm.nematus.dialects import rules, table
+from rmsnorm.nematus.dialects import NOTHING
 from rmsnorm.nematus.models import zero_rnnsearch
-from rmsnorm.nematus.models.operations import Array
+from rmsnorm.nematus.models.operations import Array, Arrays
 from rmsnorm.nematus.models.parameters import Parameters, embed, feed_forward, losses, masked_scores, project, softmax
-from rmsnorm.nematus.models.recurrent import nematus_deep_step, nematus_input, nematus_level, nematus_step
-from rmsnorm.nematus.rules import NOTHING
+from rmsnorm.nematus.names import table
 
 if TYPE_CHECKING:
-    from rmsnorm.nematus.config import Config
+    from rmsnorm.nematus.config import Bias, Config
 
 Memory = zero_rnnsearch.Memory
+
+# Where the output embeddings are tied there is no parameter of this name, but there is a dropout mask.
+TIED: Final = "decoder/next_word_predictor/hidden_to_logits/W"
+# Matrices that multiply embeddings, or vectors of the size of embeddings; all others multiply states.
+_MULTIPLY_EMBEDDINGS: Final = (
+    "encoder/forward-stack/level0/gru0/input_",
+    "encoder/backward-stack/level0/gru0/input_",
+    "decoder/base/gru0/input_",
+    *(f"decoder/next_word_predictor/{part}_to_" for part in ("prev_emb", "hidden", "lexical")),
+)
 
 
 def encode(p: Parameters, config: Config, x: Array, mask: Array) -> Array:
@@ -31,9 +39,9 @@ def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array, *, ste
     draw_masks(p, config, x, length)
     memory, initial = attend_to(p, config, x, mask)
     words = embed(p, config, "decoder", ops.concatenated((ops.filled((1, batch), NOTHING, y), y[:-1]), 0)[None])
-    if rules(config).own_recurrent:
+    if config.rules.is_zero:
         return zero_rnnsearch.decode(p, config, memory, [initial], words, ops.cast(y != 0, words))[0]
-    old = rules(config).scores_otherwise and not stepwise
+    old = config.rules.scores_otherwise and not stepwise
     high = ops.filled(ops.shape(initial), 0.0, initial) if old else initial
     states = [initial, *[high] * (config.rnn_dec_depth - 1)]
     return decode(p, config, memory, states, p.drop("target words", words), old=old)[0]
@@ -58,14 +66,17 @@ def step(
 ) -> tuple[Array, list[Array]]:
     """Log-probabilities of the word after the previous one, and the new states."""
     words = embed(p, config, "decoder", previous[None])[None]
-    own = zero_rnnsearch.decode if rules(config).own_recurrent else decode
+    own = zero_rnnsearch.decode if config.rules.is_zero else decode
     logits, states = own(p, config, memory, states, words)
     return p.ops.log_softmax(logits[0]), states
 
 
 def draw_masks(p: Parameters, config: Config, x: Array, target_length: Any = 0) -> None:
-    """In training, the masks of dropout, of the shapes that they are used for."""
-    if p.random is None or rules(config).own_recurrent:
+    """In training, the masks of dropout, of the shapes that they are used for.
+
+    They are of the inputs of matrices, of words, and of what the lexical model reads.
+    """
+    if p.random is None or config.rules.is_zero:
         return
     ops, (_, length, batch) = p.ops, p.ops.shape(x)
     sizes = {name: value.shape[0] for name, value in p.values.items() if len(value.shape) == 2}
@@ -74,17 +85,22 @@ def draw_masks(p: Parameters, config: Config, x: Array, target_length: Any = 0) 
         sizes[TIED] = config.target_embedding_size
     if config.rnn_lexical_model:
         sizes["decoder/lexical"] = config.embedding_size
+    embedding, hidden = config.rnn_dropout_embedding, config.rnn_dropout_hidden
+    rates = {name: embedding if name.startswith(_MULTIPLY_EMBEDDINGS) else hidden for name in sizes}
+    rates["decoder/lexical"] = embedding
     shapes: dict[str, tuple[Any, ...]] = {name: (batch, size) for name, size in sizes.items()}
-    shapes |= {"source words": (length, batch, 1), "target words": (target_length, batch, 1)}
-    own, like = rates(config, sizes), p[table(config, "decoder")]
+    for name, size, rate in (
+        ("source words", length, config.rnn_dropout_source), ("target words", target_length, config.rnn_dropout_target),
+    ):  # fmt: skip
+        shapes[name], rates[name] = (size, batch, 1), rate
     for name, shape in shapes.items():
-        if own[name]:
-            p.masks[name] = p.dropout(ops.filled(shape, 1.0, like), own[name])
+        if rates[name]:
+            p.masks[name] = p.dropout(ops.filled(shape, 1.0, p[table(config, "decoder")]), rates[name])
 
 
 def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Memory, Array]:
     """The encoder, and what the decoder needs before its first step: memory and initial state."""
-    if rules(config).own_recurrent:
+    if config.rules.is_zero:
         return zero_rnnsearch.attend_to(p, config, x, mask)
     ops, attention = p.ops, p / "decoder/base/attention"
     embeddings = p.drop("source words", embed(p, config, "encoder", x))
@@ -101,7 +117,7 @@ def _encoder_stack(p: Parameters, config: Config, stack: str, x: Array, mask: Ar
     """Levels that read in alternating directions, with residual connections from the second level on."""
     biases = [config.gru_bias("encoder", index) for index in range(config.rnn_enc_transition_depth)]
     h0 = p.ops.filled((p.ops.shape(x)[1], config.state_size), 0.0, x)
-    masking = rules(config).masking
+    masking = config.rules.masking
     for level in range(config.rnn_enc_depth):
         reverse = (level % 2 == 1) != (stack == "backward")
         # Where masked states become zero, those after the end have no effect.
@@ -122,7 +138,7 @@ def decode(
     ops, q, (base, *highs) = p.ops, p / "decoder/base", states
     biases = [config.gru_bias("base", index) for index in range(config.rnn_dec_base_transition_depth)]
 
-    def step(state: tuple[Array, ...], inputs: tuple[Array, ...]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    def step(state: Arrays, inputs: Arrays) -> tuple[Arrays, Arrays]:
         """One step of the conditional GRU with attention; also what it attends to."""
         gates, proposal = inputs
         h = nematus_step(q / "gru0", state[0], (gates, proposal), biases[0])
@@ -195,3 +211,70 @@ def _mixture(p: Parameters, config: Config, hidden: Array) -> Array:
         deep = ops.tanh(feed_forward(q / f"hidden_to_mos_hidden_{k}", hidden))
         components.append((log_pi[..., k, None] + ops.log_softmax(_logits(p, config, deep)))[None])
     return ops.logsumexp(ops.concatenated(components, 0), 0)
+
+
+# Nematus's GRU with deep transition, over whole sequences and in single steps.
+
+
+def nematus_input(p: Parameters, x: Array, bias: Bias) -> tuple[Array, Array]:
+    """What the input of a Nematus GRU adds to its gates and to its proposal, for any number of steps at once."""
+    gates_bias, proposal_bias = ("gates_bias", "proposal_bias") if bias == "input" else (None, None)
+    gates = project(p, x, "input_to_gates", gates_bias, "gates_x_norm/")
+    return gates, project(p, x, "input_to_proposal", proposal_bias, "proposal_x_norm/")
+
+
+def nematus_step(p: Parameters, h: Array, from_input: tuple[Array, Array] | None, bias: Bias) -> Array:
+    """One step of a Nematus GRU.
+
+    r, u = sigmoid(norm(h U) + gates of the input);   h' = u h + (1 - u) tanh(r norm(h Ux) + proposal of the input)
+    """
+    gates_bias, proposal_bias = ("gates_bias", "proposal_bias") if bias == "state" else (None, None)
+    gates = project(p, h, "state_to_gates", gates_bias, "gates_state_norm/")
+    proposal = project(p, h, "state_to_proposal", proposal_bias, "proposal_state_norm/")
+    terms = [] if from_input is None else [from_input]
+    if bias == "outside":
+        terms.append((p["gates_bias"], p["proposal_bias"]))
+    r, u = p.ops.split(p.ops.sigmoid(sum((of_gates for of_gates, _ in terms), gates)), 2)
+    candidate = p.ops.tanh(sum((of_proposal for _, of_proposal in terms), r * proposal))
+    return u * h + (1 - u) * candidate
+
+
+def nematus_deep_step(
+    p: Parameters, h: Array, from_input: tuple[Array, Array], biases: Sequence[Bias], first: int = 0
+) -> Array:
+    """One step of gru<first> with the projected input, then one step of each GRU after it, which have no input."""
+    h = nematus_step(p / f"gru{first}", h, from_input, biases[0])
+    for index, bias in enumerate(biases[1:], start=first + 1):
+        h = nematus_step(p / f"gru{index}", h, None, bias)
+    return h
+
+
+def nematus_level(
+    p: Parameters,
+    x: Array,
+    h0: Array,
+    mask: Array | None = None,
+    *,
+    biases: Sequence[Bias],
+    masking: Literal["zero", "carry"] = "zero",
+    reverse: bool = False,
+) -> Array:
+    """The states of a level of GRUs over a sequence.
+
+    biases: of each GRU. masking: whether the state of a masked word becomes zero, or is that before it.
+    """
+
+    def step(state: Arrays, inputs: Arrays) -> tuple[Arrays, Arrays]:
+        gates, proposal, *own = inputs
+        new = nematus_deep_step(p, state[0], (gates, proposal), biases)
+        for m in own:
+            new = m * new + (1 - m) * state[0] if masking == "carry" else m * new
+        return (new,), ()
+
+    inputs = (*nematus_input(p / "gru0", x, biases[0]), *masks_of(p, mask, x))
+    return p.ops.scan(step, (h0,), inputs, reverse=reverse)[0][0]
+
+
+def masks_of(p: Parameters, mask: Array | None, x: Array) -> list[Array]:
+    """The mask as columns for the steps of a sequence; nothing for no mask."""
+    return [] if mask is None else [p.ops.cast(mask, x)[..., None]]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rmsnorm.nematus import dialects
+from rmsnorm.nematus import names
 from rmsnorm.nematus.models.operations import Array
 from rmsnorm.nematus.models.parameters import Parameters, embed, losses, masked_scores, normalise, project, softmax
 
@@ -30,7 +30,7 @@ def score(p: Parameters, config: Config, x: Array, mask: Array, y: Array) -> Arr
     """Logits of the target words."""
     ops, (length, batch) = p.ops, p.ops.shape(y)
     memory = attend_to(p, config, x, mask)
-    before = ops.concatenated((ops.filled((1, batch), dialects.rules(config).go, y), y[:-1]), 0)
+    before = ops.concatenated((ops.filled((1, batch), config.rules.go, y), y[:-1]), 0)
     future = ops.future(0, length, length, config.masked_score, memory[1])
     return _decode(p, config, ops.transposed(before), memory, future, 0, length)[0]
 
@@ -68,11 +68,11 @@ def step(
 def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> Memory:
     """The encoder, and what the decoder reads of it."""
     encoded, bias = _encode(p, config, x, mask)
-    layers = [p / dialects.layer(config, "decoder", i) for i in range(1, config.transformer_dec_depth + 1)]
+    layers = [p / names.layer(config, "decoder", i) for i in range(1, config.transformer_dec_depth + 1)]
     return [[_map(q, config, "cross_attn", part, encoded) for part in ("keys", "values")] for q in layers], bias
 
 
-def _embed(p: Parameters, config: Config, use: dialects.Use, ids: Array, start: Any, length: Any) -> Array:
+def _embed(p: Parameters, config: Config, use: names.Use, ids: Array, start: Any, length: Any) -> Array:
     """Embeddings of words and positions, of which the first is ``start``, in sentences of ``length`` words."""
     words = embed(p, config, use, ids, math.sqrt(config.state_size))
     positions = p.ops.positions(start, p.ops.shape(ids)[2], length, config.state_size, words)
@@ -84,7 +84,7 @@ def _encode(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Array
     bias = p.ops.transposed(masked_scores(p, config, mask))[:, None, None]
     h = _embed(p, config, "encoder", p.ops.transposed(x), 0, p.ops.shape(x)[1])
     for number in range(1, config.transformer_enc_depth + 1):
-        q = p / dialects.layer(config, "encoder", number)
+        q = p / names.layer(config, "encoder", number)
         h = _attention_block(q, config, "self_attn", h, None, bias)[0]
         h = _ffn_block(q, config, h, last=number == config.transformer_enc_depth)
     return h, bias
@@ -104,31 +104,31 @@ def _decode(
     h = _embed(p, config, "decoder", words[None], start, length)
     new: list[Array] = []
     for number, of_source in enumerate(memory[0], start=1):
-        q, past = p / dialects.layer(config, "decoder", number), caches[2 * number - 2 : 2 * number]
+        q, past = p / names.layer(config, "decoder", number), caches[2 * number - 2 : 2 * number]
         h, own = _attention_block(q, config, "self_attn", h, None, future, past, start)
         new += own
         h = _attention_block(q, config, "cross_attn", h, of_source, memory[1])[0]
         h = _ffn_block(q, config, h, last=number == config.transformer_dec_depth)
-    return p.ops.matmul(h, p.ops.transposed(p[dialects.table(config, "softmax")])), new
+    return p.ops.matmul(h, p.ops.transposed(p[names.table(config, "softmax")])), new
 
 
-def _before(p: Parameters, config: Config, block: dialects.Block, x: Array) -> Array:
+def _before(p: Parameters, config: Config, block: names.Block, x: Array) -> Array:
     """norm(x), or x where norms follow the sums."""
-    return x if dialects.rules(config).post_norm else normalise(p, x, *dialects.norm(config, block))
+    return x if config.rules.is_zero else normalise(p, x, *names.norm_of_block(config, block))
 
 
-def _after(p: Parameters, config: Config, block: dialects.Block, x: Array, y: Array) -> Array:
+def _after(p: Parameters, config: Config, block: names.Block, x: Array, y: Array) -> Array:
     """x + y, or norm(x + y)."""
     y = x + p.dropout(y, config.transformer_dropout_residual)
-    return normalise(p, y, *dialects.norm(config, block)) if dialects.rules(config).post_norm else y
+    return normalise(p, y, *names.norm_of_block(config, block)) if config.rules.is_zero else y
 
 
-def _map(p: Parameters, config: Config, block: dialects.Block, part: str, x: Array) -> Array:
-    return project(p, x, *dialects.linear(config, block, part))
+def _map(p: Parameters, config: Config, block: names.Block, part: str, x: Array) -> Array:
+    return project(p, x, *names.linear(config, block, part))
 
 
 def _attention_block(
-    p: Parameters, config: Config, block: dialects.Block, x: Array, attended: Sequence[Array] | None, bias: Array,
+    p: Parameters, config: Config, block: names.Block, x: Array, attended: Sequence[Array] | None, bias: Array,
     past: Sequence[Array] = (), start: Any = 0,
 ) -> tuple[Array, Sequence[Array]]:  # fmt: skip
     """x + softmax(q k^T / sqrt(d) + bias) v W in every head; in ReLA relu(q k^T / sqrt(d)) where bias is 0.
@@ -137,7 +137,7 @@ def _attention_block(
     """
     ops, rate, heads = p.ops, config.transformer_dropout_attn, config.transformer_num_heads
     before = _before(p, config, block, x)
-    if attended is None and dialects.rules(config).joint_maps:
+    if attended is None and config.rules.is_zero:
         queries, *attended = ops.split(_map(p, config, block, "qkv", before), 3)
     else:
         queries = _map(p, config, block, "queries", before)
@@ -160,19 +160,19 @@ def _attention_block(
         mixed = mixed * p.dropout(ops.filled((batch, heads, 1, 1), 1.0, mixed), config.transformer_drophead)
     joined = ops.reshape(ops.swapped(mixed), (batch, length, config.state_size))
     if config.relu_attention:  # zero's gated RMSNorm: rms_norm(x) sigmoid(gate x)
-        gain, gate = dialects.gate(block)
+        gain, gate = names.gate(block)
         joined = normalise(p, joined, gain, None, "rms") * ops.sigmoid(p[gate] * joined)
     return _after(p, config, block, x, _map(p, config, block, "context", joined)), attended
 
 
 def _ffn_block(p: Parameters, config: Config, x: Array, *, last: bool) -> Array:
     """x + relu(norm(x) W1 + b1) W2 + b2; in Nematus normalised once more at the end of the stack."""
-    own, rate = dialects.rules(config), config.transformer_dropout_relu
+    own, rate = config.rules, config.transformer_dropout_relu
     before = _before(p, config, "ffn", x)
-    if not own.drops_hidden:  # Nematus applies this dropout to the input of the first layer, in spite of its name
+    if not own.is_zero:  # Nematus applies this dropout to the input of the first layer, in spite of its name
         before = p.dropout(before, rate)
     hidden = p.ops.relu(_map(p, config, "ffn", "in", before))
-    if own.drops_hidden:
+    if own.is_zero:
         hidden = p.dropout(hidden, rate)
     y = _after(p, config, "ffn", x, _map(p, config, "ffn", "out", hidden))
     return _before(p, config, "final", y) if last else y

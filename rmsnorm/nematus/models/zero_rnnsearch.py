@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rmsnorm.nematus.dialects import table
-from rmsnorm.nematus.models.operations import Array
+from rmsnorm.nematus.models.operations import Array, Arrays
 from rmsnorm.nematus.models.parameters import Parameters, embed, masked_scores, project, softmax
+from rmsnorm.nematus.names import table
 
 if TYPE_CHECKING:
     from rmsnorm.nematus.config import Config
 
 # What the decoder reads: context, its part of the attention's hidden layer, embeddings, what is added to the scores.
 Memory = tuple[Array, Array, Array, Array]
-States = tuple[tuple[Array, ...], tuple[Array, ...]]
 
 
 def attend_to(p: Parameters, config: Config, x: Array, mask: Array) -> tuple[Memory, Array]:
@@ -43,7 +42,7 @@ def decode(
     q, ops, rate = p / "decoder", p.ops, config.rnn_dropout_embedding
     words = p.dropout(words, rate)
 
-    def step(state: tuple[Array, ...], inputs: tuple[Array, ...]) -> States:
+    def step(state: Arrays, inputs: Arrays) -> tuple[Arrays, Arrays]:
         """One step of the decoder: the new state and the attended context."""
         gates, proposal, *m = inputs
         s = _cell(q / "cell_gru_lower", state[0], (gates, proposal), *m)
@@ -68,7 +67,7 @@ def _attend(p: Parameters, s: Array, memory: Memory) -> Array:
 def _level(p: Parameters, config: Config, x: Array, mask: Array, *, reverse: bool = False) -> Array:
     """A GRU over a sequence, from zeros; the states of masked words are those before them."""
 
-    def step(state: tuple[Array, ...], inputs: tuple[Array, ...]) -> States:
+    def step(state: Arrays, inputs: Arrays) -> tuple[Arrays, Arrays]:
         gates, proposal, m = inputs
         return (_cell(p / "cell_gru", state[0], (gates, proposal), m),), ()
 

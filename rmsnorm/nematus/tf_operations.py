@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from rmsnorm.nematus.models.operations import Step
+from rmsnorm.nematus.models.operations import Arrays, Step
 from rmsnorm.tf_impl import functional
 
 cached: Final = None
@@ -91,12 +91,11 @@ def future(start: Any, count: Any, length: Any, score: float, like: tf.Tensor) -
 
 
 def scan(
-    step: Step, state: tuple[tf.Tensor, ...], inputs: tuple[tf.Tensor, ...], others: tuple[tf.Tensor, ...] = (),
-    *, reverse: bool = False,
-) -> tuple[tuple[tf.Tensor, ...], tuple[tf.Tensor, ...]]:  # fmt: skip
+    step: Step, state: Arrays, inputs: Arrays, others: Arrays = (), *, reverse: bool = False
+) -> tuple[Arrays, Arrays]:
     count = len(state)
 
-    def body(last: tuple[tf.Tensor, ...], at_step: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
+    def body(last: Arrays, at_step: Arrays) -> Arrays:
         new, more = step(last[:count], at_step)
         return (*new, *more)
 

@@ -1,4 +1,4 @@
-"""Finds the files of a Nematus model, and its options."""
+"""Finds the files of a Nematus model, and reads and writes its options."""
 
 from __future__ import annotations
 
@@ -6,37 +6,43 @@ import glob
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
 from rmsnorm.files import check_regular, read_json, write_text
-from rmsnorm.nematus.config import Config, write
-from rmsnorm.nematus.dialects import rules
+from rmsnorm.nematus.config import Config
+from rmsnorm.nematus.options import write
 from rmsnorm.specification import errors
 
 OP: Final = "nematus.load"
 ZERO_OPTIONS: Final = "param.json"  # beside a checkpoint of zero
 
-Form = Literal["tensorflow", "theano", "safetensors", "keras", "flax"]
+Form = Literal["tensorflow", "theano", "safetensors", "keras"]
 
-_FORMS: dict[str, Form] = {".npz": "theano", ".safetensors": "safetensors", ".keras": "keras", ".weights.h5": "keras"}
+_FORMS: Final[Mapping[str, Form]] = {
+    ".npz": "theano", ".safetensors": "safetensors", ".keras": "keras", ".weights.h5": "keras"
+}  # fmt: skip
 
 
 class Location(NamedTuple):
-    """The path of a model (a file, the directory of an Orbax checkpoint or the prefix of a TensorFlow checkpoint)."""
+    """The path of a model: a file, or the prefix of a TensorFlow checkpoint."""
 
     path: Path
     form: Form
 
     @property
+    def name(self) -> str:
+        """What names it among others."""
+        return f"{self.path.name}{'.index' * (self.form == 'tensorflow')}"
+
+    @property
     def size(self) -> int:
         """Bytes of its files; ValueError if one is no regular file."""
         files = [self.path]
-        if self.form == "flax":
-            files = [file for file in self.path.rglob("*") if not file.is_dir()]
-        elif self.form == "tensorflow":
+        if self.form == "tensorflow":
             parts = self.path.parent.glob(f"{glob.escape(self.path.name)}.data-*")
             files = [Path(f"{self.path}.index"), *parts]
         for file in files:
@@ -48,7 +54,7 @@ def locate(path: str | os.PathLike[str]) -> Location:
     """The only model in a directory, or that which its ``checkpoint`` file names, or that with this prefix or name."""
     path = Path(path)
     if path.is_dir():
-        return Location(path, "flax") if _is_orbax(path) else _in_directory(path)
+        return _in_directory(path)
     if path.is_file() and Path(f"{path}.index").is_file():
         raise errors.InputValueError(
             f"nematus.load: {path} is a file and the prefix of a TensorFlow checkpoint, expected the name of one "
@@ -78,7 +84,6 @@ def _in_directory(directory: Path) -> Location:
     models = [Location(path.with_suffix(""), "tensorflow") for path in sorted(directory.glob("*.index"))]
     paths = [(path, form) for suffix, form in _FORMS.items() for path in sorted(directory.glob(f"*{suffix}"))]
     files = [Location(path, form) for path, form in paths if path.is_file()]
-    files += [Location(path, "flax") for path in sorted(directory.iterdir()) if _is_orbax(path)]
     models += [at for at in files if at.path.suffix == ".keras" or Path(f"{at.path}.json").is_file()]  # with options
     if not models and (directory / "config.json").is_file():
         models = [location for location in files if location.path.name.startswith("model.")]
@@ -88,15 +93,11 @@ def _in_directory(directory: Path) -> Location:
             "another form with its options (*.json); name the file itself"
         )
     if len(models) > 1:
-        names = ", ".join(f"{model.path.name}{'.index' * (model.form == 'tensorflow')}" for model in models)
+        names = ", ".join(model.name for model in models)
         raise errors.InputValueError(
             f"nematus.load: {directory} holds {len(models)} models, expected one; name one of {names}"
         )
     return models[0]
-
-
-def _is_orbax(path: Path) -> bool:
-    return (path / "_CHECKPOINT_METADATA").is_file()
 
 
 def read_options(model: Path, file: str | os.PathLike[str] | None = None) -> dict[str, Any]:
@@ -108,17 +109,15 @@ def read_options(model: Path, file: str | os.PathLike[str] | None = None) -> dic
     final = re.sub(r"\.iter\d+(?=\.npz$)|-\d+$|(?<=\.npz)\..*$", "", model.name)
     usual = [Path(f"{model}.json"), *map(model.with_name, (f"{final}.json", ZERO_OPTIONS, "config.json"))]
     candidates = usual if file is None else [Path(file)]
-    path = next((candidate for candidate in candidates if candidate.exists()), None)
+    path, fix = next((path for path in candidates if path.exists()), None), "config=, in the commands --config"
     if path is None:
         raise FileNotFoundError(
-            f"nematus.load: the options of {model} are missing, expected in {candidates[0]}; "
-            "name their file: config=, in the commands --config"
+            f"nematus.load: the options of {model} are missing, expected in {candidates[0]}; name their file: {fix}"
         )
     options = read_json(OP, path, "the options of a Nematus model")
     if not isinstance(options, dict):
         raise errors.InputValueError(
-            f"nematus.load: {path} is not an object, expected the options of a Nematus model; "
-            "name another file: config=, in the commands --config"
+            f"nematus.load: {path} is not an object, expected the options of a Nematus model; name another file: {fix}"
         )
     return options
 
@@ -127,7 +126,7 @@ def write_options(model: Path, config: Config, *, theano: bool = False, name: st
     """Write the options beside the model, without exponential smoothing: the file has no averages."""
     path = Path(f"{model}.json") if name is None else model.with_name(name)
     options = write(config.replace(exponential_smoothing=0.0), theano=theano)
-    indent = None if rules(config).own_options else 2  # zero reads the first line
+    indent = None if config.rules.is_zero else 2  # zero reads the first line
     write_text(path, json.dumps(options, indent=indent, sort_keys=True))
 
 

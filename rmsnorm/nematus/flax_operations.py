@@ -14,7 +14,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from rmsnorm.flax_impl import functional
-from rmsnorm.nematus.models.operations import Step
+from rmsnorm.nematus.models.operations import Arrays, Step
 from rmsnorm.specification import dtypes
 
 attention: Final = None
@@ -80,14 +80,13 @@ def cached(cache: jax.Array, new: jax.Array, start: Any) -> jax.Array:  # so a s
 
 
 def scan(
-    step: Step, state: tuple[jax.Array, ...], inputs: tuple[jax.Array, ...], others: tuple[jax.Array, ...] = (),
-    *, reverse: bool = False,
-) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:  # fmt: skip
-    def body(state: tuple[jax.Array, ...], inputs: tuple[jax.Array, ...]) -> Any:
+    step: Step, state: Arrays, inputs: Arrays, others: Arrays = (), *, reverse: bool = False
+) -> tuple[Arrays, Arrays]:
+    def body(state: Arrays, inputs: Arrays) -> Any:
         new, more = step(state, inputs)
         return new, (new, more)
 
-    results: tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]] = lax.scan(body, state, inputs, reverse=reverse)[1]
+    results: tuple[Arrays, Arrays] = lax.scan(body, state, inputs, reverse=reverse)[1]
     return results
 
 

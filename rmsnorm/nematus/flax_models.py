@@ -1,22 +1,22 @@
-"""RNNSearch and the Transformer as Flax NNX modules, whose parameters have the names of Nematus."""
+"""RNNSearch, the Transformer and the recurrent cells in Flax, as modules whose parameters have Nematus's names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial as bind
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import jax
 from flax import nnx
 from jax import numpy as jnp
 
-from rmsnorm.nematus import protocol
-from rmsnorm.nematus.config import Config
-from rmsnorm.nematus.flax import operations
-from rmsnorm.nematus.models import rnnsearch, transformer
-from rmsnorm.nematus.models.parameters import Parameters
+from rmsnorm.nematus import cells, flax_operations, protocol
+from rmsnorm.nematus.config import Config, Norm
+from rmsnorm.nematus.models.parameters import PARTIAL, Parameters
 from rmsnorm.specification import errors
+
+__all__ = ["RNNSearch", "Recurrent", "Transformer", "gru", "lstm"]
 
 
 class Scope(nnx.Module):
@@ -48,7 +48,7 @@ class Model(protocol.Model, Named):
     which training with dropout needs, is forked.
     """
 
-    operations: ClassVar[Any] = operations
+    operations: ClassVar[Any] = flax_operations
 
     def __init__(self, config: Config, parameters: Mapping[str, Any], *, rngs: nnx.Rngs | None = None) -> None:
         Named.__init__(self, parameters)
@@ -91,36 +91,50 @@ def _run(
     values: dict[str, jax.Array], key: jax.Array | None, *arrays: Any, function: Any, config: Config, options: Any
 ) -> Any:
     random = None if key is None else (jax.random.fold_in(key, number) for number in count())
-    p = Parameters(operations, values, config.norm, eps=config.eps, random=random)
+    p = Parameters(flax_operations, values, config.norm, eps=config.eps, random=random)
     return function(p, config, *arrays, **dict(options))
 
 
 class RNNSearch(Model, protocol.RNNSearch):
-    """Nematus's attentional encoder-decoder: see rmsnorm.nematus.protocol.RNNSearch.
-
-    Example:
-        >>> from rmsnorm.nematus.names import variables
-        >>> config = Config(embedding_size=2, state_size=2, source_vocab_sizes=(4,), target_vocab_size=3)
-        >>> model = RNNSearch(config, {row.name: jnp.zeros(row.shape) for row in variables(config)})
-        >>> x, y = jnp.array([[[3], [2], [0]]]), jnp.array([[1], [0]])
-        >>> round(model.loss(x, jnp.ones((3, 1)), y, jnp.ones((2, 1))).item(), 4)  # 2 log 3
-        2.1972
-    """
-
-    network: ClassVar[Any] = rnnsearch
+    """Nematus's attentional encoder-decoder: see rmsnorm.nematus.protocol.RNNSearch."""
 
 
 class Transformer(Model, protocol.Transformer):
-    """Nematus's Transformer: see rmsnorm.nematus.protocol.Transformer.
+    """Nematus's Transformer: see rmsnorm.nematus.protocol.Transformer."""
+
+
+_jit: Final = bind(jax.jit, inline=True, static_argnames=("norm", "partial"))
+gru, lstm = _jit(bind(cells.gru, flax_operations)), _jit(bind(cells.lstm, flax_operations))
+
+
+class Recurrent(Named):
+    """A layer of one of the authors' cells: see rmsnorm.nematus.cells. kind is ``gru`` or ``lstm``.
 
     Example:
-        >>> from rmsnorm.nematus.names import variables
-        >>> sizes = {"embedding_size": 4, "state_size": 4, "source_vocab_sizes": (4,), "target_vocab_size": 3}
-        >>> config = Config(**sizes, model_type="transformer", norm="rms", transformer_num_heads=2)
-        >>> model = Transformer(config, {row.name: jnp.zeros(row.shape) for row in variables(config)})
-        >>> x, y = jnp.array([[[3], [2], [0]]]), jnp.array([[1], [0]])
-        >>> round(model.loss(x, jnp.ones((3, 1)), y, jnp.ones((2, 1))).item(), 4)  # 2 log 3
-        2.1972
+        >>> layer = Recurrent("lstm", 3, 4, norm="rms", rngs=nnx.Rngs(0))
+        >>> [states.shape for states in layer(jnp.zeros((5, 2, 3)), mask=jnp.ones((5, 2)))]
+        [(5, 2, 4), (5, 2, 4)]
     """
 
-    network: ClassVar[Any] = transformer
+    def __init__(
+        self,
+        kind: cells.Kind,
+        input_size: int,
+        hidden_size: int,
+        *,
+        norm: Norm = "none",
+        partial: float = PARTIAL,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ) -> None:
+        dtype = errors.dtype_named("Recurrent", "param_dtype", param_dtype)
+        seed = int(jax.random.randint(rngs.params(), (), 0, 2**31 - 1))
+        parameters = cells.new_parameters(kind, input_size, hidden_size, norm, seed)
+        super().__init__({name: jnp.asarray(value, dtype) for name, value in parameters.items()})
+        self.kind, self.hidden_size, self.norm, self.partial = kind, hidden_size, norm, partial
+
+    def __call__(self, x: jax.Array, *states: jax.Array, mask: jax.Array | None = None) -> Any:
+        """The states (length, batch, hidden_size), of an LSTM (h, c). Without first states these are zeros."""
+        states = cells.first_states(self.kind, states, jnp.zeros((x.shape[1], self.hidden_size), x.dtype))
+        cell = lstm if self.kind == "lstm" else gru
+        return cell(x, *states, self.by_name(), mask=mask, norm=self.norm, partial=self.partial)

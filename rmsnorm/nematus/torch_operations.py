@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rmsnorm.nematus.models.operations import Step
+from rmsnorm.nematus.models.operations import looped
 from rmsnorm.torch_impl import functional as own
 from rmsnorm.torch_impl.private import is_transformed
 
@@ -25,6 +25,7 @@ reshape, split = torch.reshape, bind(torch.chunk, dim=-1)
 softmax, logsumexp = torch.softmax, torch.logsumexp
 transposed, swapped = bind(torch.swapaxes, axis0=-1, axis1=-2), bind(torch.swapaxes, axis0=1, axis1=2)
 rms_norm = bind(own.rms_norm, variant="nematus")
+scan = bind(looped, torch.stack)  # iterates by unbind: the gradient of one step is as long as that step
 
 
 def cast(x: Any, like: Tensor) -> Tensor:
@@ -74,22 +75,6 @@ def future(start: int, count: int, length: int, score: float, like: Tensor) -> T
 
 def to_host(x: Tensor) -> Any:
     return x.cpu().numpy()
-
-
-def scan(
-    step: Step, state: tuple[Tensor, ...], inputs: tuple[Tensor, ...], others: tuple[Tensor, ...] = (),
-    *, reverse: bool = False,
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
-    # unbind, because the gradient of picking out one step has the length of the whole sequence.
-    steps = list(zip(*(part.unbind() for part in inputs), strict=True))
-    kept, first = [], state
-    for at_step in reversed(steps) if reverse else steps:
-        state, more = step(state, at_step)
-        kept.append((*state, *more))
-    if not kept:
-        return tuple(part[None][:0] for part in first), tuple(part[None][:0] for part in others)
-    stacked = [torch.stack(column[:: -1 if reverse else 1]) for column in zip(*kept, strict=True)]
-    return tuple(stacked[: len(first)]), tuple(stacked[len(first) :])
 
 
 def checked(check: Callable[..., Any], ids: Any, mask: Any) -> Any:

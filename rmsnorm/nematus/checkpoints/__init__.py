@@ -1,1 +1,0 @@
-"""The files of Nematus models: one module for each form; ``nematus.load`` reads all of them."""

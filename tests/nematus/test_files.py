@@ -1,0 +1,333 @@
+"""Models in the files of every form: what is written, where models are found, and what a training run leaves there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from nematus_commands import checkpoint, rewrite, run, save, saved, skip_without, with_dictionaries
+from nematus_models import KINDS, RELA, TRANSFORMERS, config_of, random_parameters, reference, refuses, reoption, same
+from programs import finished
+
+from rmsnorm import nematus
+from rmsnorm.nematus import zero
+from rmsnorm.nematus.convert import TARGETS
+from rmsnorm.nematus.names import VERSIONS, unused, variables
+from rmsnorm.nematus.options import write
+from rmsnorm.nematus.vocabulary import dictionaries, vocabularies
+
+ZEROS = [RELA, "zero rnn"]
+OTHER_NUMBERS = "Theano Nematus will compute other numbers"
+# Forms, which of their files the model is, what kinds they do not have or one of how many, and what else there is.
+NOT_TF, NOT_THEANO = ["rms with offset", *ZEROS], ["prelu", "mixture", "tied mixture", "lexical", *TRANSFORMERS, *ZEROS]
+OF_TF = [".data-00000-of-00001", ".index", "checkpoint"]
+ALL = [*KINDS, *TRANSFORMERS, *ZEROS]
+ROUND_TRIPS = [
+    ("torch", "safetensors", "model.safetensors", ALL, ["", ".json"]),
+    ("tf", "tensorflow", "model.npz", [kind for kind in ALL if kind not in NOT_TF], [*OF_TF, ".json"]),
+    ("tf", "tensorflow", "model-0", ZEROS, [*OF_TF, ".meta", "param.json"]),
+    ("theano", "theano", "model.npz", [kind for kind in ALL if kind not in NOT_THEANO], ["", ".json"]),
+    ("keras", "keras", "model.keras", [*list(KINDS)[::4], *ALL[-3:]], [""]),  # its options are in it
+]
+
+
+@pytest.mark.parametrize(("to", "form", "file", "kinds", "files"), ROUND_TRIPS, ids=[row[2] for row in ROUND_TRIPS])
+@pytest.mark.filterwarnings("ignore:.*Theano Nematus will compute other numbers")
+def test_a_round_trip_changes_no_bit(to: str, form: str, file: str, kinds: Any, files: Any, tmp_path: Path) -> None:
+    """Nor an option, but that there are no averages; and what there is beside the model is what the form has."""
+    of_training: dict[str, Any] = {"exponential_smoothing": 1e-4, "options": {"saveto": "elsewhere"}}
+    for number, kind in enumerate(kinds):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        config, parameters = save(folder, kind, to, file, **of_training)
+        loaded = nematus.load(folder)
+        found = (loaded.config, loaded.form, loaded.smoothed, loaded.config.options["saveto"])
+        assert found == (config.replace(exponential_smoothing=0.0), form, False, "elsewhere"), kind
+        same(loaded.parameters, parameters)
+        assert loaded.left_out == (("decoder_c_tt",) if to == "theano" else ())
+        transitions = (config.rnn_enc_transition_depth - 1) * config.rnn_enc_depth
+        assert len(loaded.unused) == (4 * transitions if to == "theano" and "theano" not in kind else 0)
+        wanted = [name if name and name[0] != "." else file + name for name in files]
+        assert sorted(path.name for path in folder.iterdir()) == sorted(wanted)
+
+
+@pytest.mark.parametrize(
+    ("to", "file", "kind", "message"),
+    [
+        ("tf", "model.npz", "rms with offset", r"norm_offset is True, expected False: RMSNorm has no offset in Nem"),
+        ("keras", "model.npz", "rms", r"save_keras: path is .*model.npz', expected a name that ends in .keras"),
+        ("torch", "model.npz", "rms", r"path is '.*model.npz', expected a name that ends in .safetensors; add it"),
+        ("theano", "model.npz", "zero rnn", r"save_theano: dialect is 'zero', expected one of Nematus"),
+        *(("theano", "model.npz", kind, "no variable like decoder/") for kind in ("mixture", "lexical", "prelu")),
+    ],
+)
+def test_a_form_refuses_what_it_cannot_keep(to: str, file: str, kind: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        save(tmp_path, kind, to, file)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "dialect"), [("layer", "theano"), ("tied all", "tensorflow")])
+def test_once_around_all_forms_changes_no_byte(kind: str, dialect: str, tmp_path: Path) -> None:
+    """Each tensor, option and dictionary; the first and the last files."""
+    for form in ("tf", "torch", "flax", "keras"):
+        skip_without(form)
+    config, parameters = save(tmp_path, with_dictionaries(tmp_path, config_of(kind)), "tf", dialect=dialect)
+    folder = tmp_path
+    for number, form in enumerate(("torch", "theano", "flax", "tf", "keras", "tf")):
+        out = tmp_path / f"{number}.{form}"
+        run("nematus", folder, out, "--to", form)
+        loaded = nematus.load(out)
+        assert (loaded.config, loaded.path.name) == (config, TARGETS[form].file)
+        same(loaded.parameters, parameters)
+        assert json.loads((out / "1.json").read_text()) == json.loads((tmp_path / "1.json").read_text())
+        folder = out
+    for file in ("model.npz.index", "model.npz.data-00000-of-00001"):
+        assert (folder / file).read_bytes() == (tmp_path / file).read_bytes()
+
+
+@pytest.mark.parametrize("to", ["torch", "keras", "tf", "theano"])
+def test_a_model_in_a_new_folder_has_its_dictionaries(to: str, tmp_path: Path) -> None:
+    read, new = tmp_path / "read", tmp_path / "new"
+    read.mkdir()
+    new.mkdir()
+    skip_without(to)
+    saved(read, "layer")
+    model = nematus.load(read)
+    TARGETS[to].save(new / TARGETS[to].file, model.config, model.parameters)
+    again = nematus.load(new)
+    assert dictionaries(again.config) == [new / "0.json", new / "1.json"]
+    assert vocabularies(again) == vocabularies(model)
+    assert str(read) not in "".join(path.read_text() for path in new.glob("*.json"))
+    (new / "1.json").unlink()
+    message = r"new/1\.json is missing, expected .*; copy 1\.json from the folder of .* into .*/new, or name"
+    with pytest.raises(FileNotFoundError, match=message):
+        vocabularies(nematus.load(new))
+    (read / "1.json").unlink()
+    with pytest.warns(UserWarning, match=r"1\.json is missing: copy it beside the result"):
+        TARGETS[to].save(new / TARGETS[to].file, model.config, model.parameters)
+
+
+@pytest.mark.parametrize(("form", "module", "name"), [("keras", "h5py", "Keras"), ("tf", "tensorflow", "TensorFlow")])
+def test_a_missing_framework_is_named(
+    form: str, module: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, path = config_of("rms"), tmp_path / TARGETS[form].file
+    (path if form == "keras" else Path(f"{path}.index")).touch()
+    monkeypatch.setitem(sys.modules, module, None)
+    message = rf"{name} is not installed, expected for this backend; from a checkout.*pip install '\.\["
+    refuses(message, path, error=ModuleNotFoundError, config=write(config))
+    if form == "tf":  # the form of Keras is written by Keras itself
+        with pytest.raises(ModuleNotFoundError, match=message):
+            TARGETS[form].save(tmp_path / "out", config, random_parameters(config))
+
+
+def test_where_models_are_looked_for(tmp_path: Path) -> None:
+    path, missing = tmp_path / "model.npz", {"error": FileNotFoundError}
+    refuses(r"holds no model, expected a checkpoint \(\*.index\), an archive", tmp_path, **missing)
+    refuses(r"nothing.npz is neither a directory, nor a file, nor the prefix", tmp_path / "nothing.npz", **missing)
+    config, _ = save(tmp_path)
+    assert nematus.load(tmp_path).config == nematus.load(path).config == config
+    elsewhere = (tmp_path / "model.npz.json").rename(tmp_path / "options.json")
+    refuses(r"the options of .*model.npz are missing, expected in .*model.npz.json", path, **missing)
+    for options in (elsewhere, write(config, theano=True)):
+        assert nematus.load(path, config=options).config == config
+    for name in ("one.npz", "two.npz"):
+        nematus.save_theano(tmp_path / name, config, random_parameters(config))
+    refuses(r"holds 2 models, expected one; name one of one.npz, two.npz", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.npz-1000", "model.iter1000.npz", "model.npz.best-valid-script", "model.npz"])
+def test_checkpoints_from_the_midst_of_training_have_the_options_of_the_model(name: str, tmp_path: Path) -> None:
+    config, _ = save(tmp_path)
+    path = (tmp_path / "model.npz").rename(tmp_path / name)
+    assert nematus.load(path).config == config
+    (tmp_path / "model.npz.json").rename(tmp_path / "model-2.npz.json")
+    refuses(r"the options of .* are missing", path, error=FileNotFoundError)
+    (tmp_path / "model-2.npz.json").rename(tmp_path / "config.json")
+    assert nematus.load(path).config == config
+    np.savez(tmp_path / "io.npz", logits=np.zeros(3))
+    if path.suffix == ".npz":
+        assert nematus.load(tmp_path).path == path
+    else:
+        refuses(r"holds no model", tmp_path, error=FileNotFoundError)
+
+
+def test_which_of_several_checkpoints_is_read(tmp_path: Path) -> None:
+    """The file ``checkpoint`` says which is the newest; a prefix and a file may have one name."""
+    skip_without("tf")
+    config = config_of("layer")
+    for number in (1000, 2000):
+        nematus.save_tensorflow(tmp_path / f"model.npz-{number}", config, random_parameters(config, seed=number))
+        Path(tmp_path / f"model.npz-{number}.json").rename(tmp_path / "model.npz.json")
+    same(nematus.load(tmp_path).parameters, random_parameters(config, seed=2000))
+    for file in ("model.npz-1000", "model.npz-1000.index", "model.npz-1000.data-00000-of-00001"):
+        same(nematus.load(tmp_path / file).parameters, random_parameters(config, seed=1000))
+    (tmp_path / "checkpoint").unlink()
+    refuses(r"holds 2 models, expected one; name one of model.npz-1000.index, model.npz-2000.index", tmp_path)
+    nematus.save_theano(tmp_path / "model.npz-1000", config, random_parameters(config))
+    refuses(r"npz-1000 is a file and the prefix of .*; name model.npz-1000.index, or move", tmp_path / "model.npz-1000")
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-4])
+@pytest.mark.parametrize(("name", "norm"), [("A4", "rms"), ("B", "rms"), ("Z1", "rms"), ("Z2", "layer")])
+def test_what_a_training_run_of_tensorflow_leaves(name: str, norm: str, decay: float, tmp_path: Path) -> None:
+    """Slots, backups, counters and biases that are never added; averages, which are taken if options ask for them."""
+    recorded, is_zero = reference(name), name[0] == "Z"
+    config, parameters, _ = recorded.model(norm)
+    slots, average, option = ["Adam", "Adam_1"], "_smooth", "exponential_smoothing"
+    extra: dict[str, Any] = {"beta1_power": np.float32(0.9), "beta2_power": np.float32(0.99), "time": np.int32(7)}
+    if is_zero:
+        slots += ["CTrainOpBackUpReplica", "CTrainOpReplica"]
+        average, option = "/ExponentialMovingAverage", "ema_decay"
+        extra |= {"global_step": np.int64(7), "loss/CTrainOpReplica": np.float32(0), "other/bias": np.ones(3, "f4")}
+    extra |= {f"{key}/{slot}": 0 * value for key, value in recorded.tensors.items() for slot in slots}
+    averages = {f"{key}{average}": 2 * value for key, value in recorded.tensors.items()}
+    dead = [key for key in unused(config) if key.startswith("encoder/") and "gru1" in key] if name == "A4" else []
+    tensors = {**recorded.tensors, **extra, **averages, **{key: np.ones(1, "f4") for key in dead}}
+    options = {**recorded.options, option: decay or -1.0 * is_zero}
+    checkpoint(tmp_path / "model.npz", tensors, options, "param.json" if is_zero else "model.npz.json")
+    loaded = nematus.load(tmp_path)
+    assert loaded.config == config.replace(exponential_smoothing=decay)
+    assert (loaded.names == "v0.3", loaded.smoothed, set(loaded.unused)) == (name == "B", decay > 0, set(dead))
+    left_out = {*extra, *(recorded.tensors if decay else averages)}
+    scope = f"{zero.scope(recorded.options)}/" if is_zero else ""
+    assert {key.removeprefix("/") for key in loaded.left_out} == {key.removeprefix(scope) for key in left_out}
+    same(loaded.parameters, {key: (1 + (decay > 0)) * value for key, value in parameters.items()})
+    assert ("the averages are taken" if decay else "its options ask for no averages") in run("info", tmp_path)
+
+
+def test_what_a_training_run_of_theano_leaves(tmp_path: Path) -> None:
+    """Numbers of the trainer, also as pickled objects, and averages, which are taken where the options ask for them."""
+    config, parameters = save(tmp_path)
+    averages = {f"{row.theano}_smooth": 2 * parameters[row.name] for row in variables(config)}
+    slots = {"adam_t": np.ones(3), "accum3": np.ones(2), "loss/prior/encoder_W": np.ones(2), "uidx": np.int64(3)}
+    pickled = dict.fromkeys(("history_errs", "zipped_params"), np.array([[1.0], None], object))
+    rewrite(tmp_path, **averages, **slots, **pickled)
+    plain = nematus.load(tmp_path)
+    assert plain.left_out == tuple(sorted([*averages, *slots, "decoder_c_tt"]))
+    same(plain.parameters, parameters)
+    reoption(tmp_path, exponential_smoothing=1e-4)
+    smooth = nematus.load(tmp_path)
+    assert (plain.smoothed, smooth.smoothed) == (False, True)
+    same(smooth.parameters, {name: 2 * array for name, array in parameters.items()})
+    rewrite(tmp_path, ff_state_b_smooth=None)
+    refuses(r"smoothed, lacks ff_state_b_smooth, expected by the config as decoder/initial", tmp_path / "model.npz")
+
+
+def test_the_names_of_every_version(tmp_path: Path) -> None:
+    """As Nematus's converters know them; a checkpoint has those of its dialect."""
+    known = {row.name: row for row in variables(config_of("deep theano with offset").replace(norm_offset=True))}
+    for name, v01, theano in (
+        ("encoder/forward-stack/level0/gru0/gates_bias", "encoder/forwardEncoder/gates_bias", "encoder_b"),
+        ("encoder/backward-stack/level0/gru1/proposal_bias", None, "encoder_r_bx_drt_1"),
+        ("encoder/forward-stack/level1/gru0/state_to_gates", None, "encoder_r_2_U"),
+        ("encoder/backward-stack/level1/gru1/gates_state_norm/new_std", None, "encoder_2_U_drt_1_lns"),
+        ("decoder/base/gru1/gates_x_norm/new_std", "decoder/gates_x_norm_1/new_std", "decoder_Wc_lns"),
+        ("decoder/base/gru1/gates_bias", "decoder/gates_bias_1", "decoder_b_nl"),
+        ("decoder/base/gru2/proposal_state_norm/new_mean", None, "decoder_Ux_nl_drt_1_lnb"),
+        ("decoder/high/level1/gru1/state_to_proposal", None, "decoder_3_Ux_drt_1"),
+        ("decoder/embedding/embeddings", "decoder/y_embeddings_layer/embeddings", "Wemb_dec"),
+        ("decoder/next_word_predictor/state_to_hidden/new_std", None, "ff_logit_lstm_ln_s"),
+    ):
+        assert (known[name].v01, known[name].theano) == (v01 or name, theano)
+    assert {row.theano for row in variables(config_of("factors"))} >= {"Wemb", "Wemb1"}
+    tf = pytest.importorskip("tensorflow")
+    columns = {"rms": "master", "deep v0.3": "v0.3", "deep v0.4": "v0.3", "deep theano with offset": "v0.1"}
+    for kind, version in columns.items():
+        config, parameters = save(tmp_path, kind, "tf", norm="rms", norm_offset=False)  # LayerNorm has one name in all
+        reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(tmp_path)))
+        names = {row.name: row.names[VERSIONS.index(version)] for row in variables(config)}
+        same({name: reader.get_tensor(own) for name, own in names.items()}, parameters)
+        options = json.loads((tmp_path / "model.npz.json").read_text())
+        assert ("rnn_enc_depth" in options) == (version == "master" or kind == "deep v0.4")
+        assert ("embedding_size" in options) == (version != "v0.1")
+
+
+def test_the_saver_of_tensorflow_restores_what_is_written_for_zero(tmp_path: Path) -> None:
+    """Under the scope of the options, with the graph for whose file zero looks; and options on one line."""
+    v1 = pytest.importorskip("tensorflow").compat.v1
+    _, parameters = save(tmp_path, RELA, "tf", "model-7", options={"scope_name": "nmt"})
+    text = (tmp_path / "param.json").read_text()
+    asked = [json.loads(text)[name] for name in ("model_name", "hidden_size", "num_heads", "ema_decay")]
+    assert (asked, len(text.splitlines())) == (["transformer_rela", 9, 3, -1.0], 1), "there are no averages"
+    assert (tmp_path / "checkpoint").read_text().splitlines()[0] == 'model_checkpoint_path: "model-7"'
+    with v1.Graph().as_default(), v1.Session() as session:
+        variables = {name: v1.get_variable(f"nmt/{name}", value.shape) for name, value in parameters.items()}
+        v1.train.Saver().restore(session, str(tmp_path / "model-7"))
+        same(session.run(variables), parameters)
+
+
+def test_a_transformer_whose_other_option_tied_the_projection(tmp_path: Path) -> None:
+    """Nematus's first Transformers tied the projection when encoder and decoder shared their embeddings."""
+    config = config_of("transformer rms").replace(tie_encoder_decoder_embeddings=True, source_vocab_sizes=(8,))
+    tied, untied = config.replace(tie_decoder_embeddings=True), config_of("transformer rms")
+    parameters = random_parameters(untied, "float32")
+    checkpoint(tmp_path / "model.npz", random_parameters(tied, "float32"), write(config))
+    assert nematus.load(tmp_path).config == tied
+    checkpoint(tmp_path / "model.npz", parameters, {**write(untied), "tie_decoder_embeddings": True})
+    assert not nematus.load(tmp_path).config.tie_decoder_embeddings
+    checkpoint(tmp_path / "model.npz", {k: v for k, v in parameters.items() if "softmax" not in k}, write(untied))
+    refuses(r"lacks transformer_model/softmax_projection_layer/embedding_table, expected", tmp_path)
+
+
+def test_what_theano_computes_otherwise_is_said(tmp_path: Path) -> None:
+    """An archive of Theano is computed as Theano does, whatever its options are called."""
+    with pytest.warns(UserWarning, match=rf"{OTHER_NUMBERS}: its output activation is tanh"):
+        save(tmp_path, "relu")
+    with pytest.warns(UserWarning, match=rf"{OTHER_NUMBERS}: it adds the biases of decoder/high elsewhere"):
+        config, _ = save(tmp_path, "deep", dialect="tensorflow-v0.3")
+    assert nematus.load(tmp_path).config.dialect == "tensorflow-v0.3"
+    reoption(tmp_path, dialect=None)
+    for options in (None, write(config)):
+        assert nematus.load(tmp_path, config=options).config.dialect == "theano"
+        assert nematus.load(tmp_path, config=options, dialect="tensorflow").config.dialect == "tensorflow"
+
+
+def test_bytes_of_another_machine_are_swapped(tmp_path: Path) -> None:
+    """NumPy reads numbers with the highest byte first; PyTorch and JAX take no such arrays."""
+    _, parameters = save(tmp_path, "rms")
+    with np.load(tmp_path / "model.npz") as archive:
+        swapped = {name: array.astype(">f4") for name, array in archive.items()}
+    rewrite(tmp_path, **swapped)
+    model = nematus.load(tmp_path)
+    same(parameters, model.parameters)
+    assert all(array.dtype.isnative for array in model.parameters.values())
+
+
+def test_nothing_is_left_where_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, parameters = save(tmp_path)
+    before = (tmp_path / "model.npz").read_bytes()
+    with pytest.raises(ValueError, match=r"save_theano: the model lacks decoder/base/gru2/gates_bias"):
+        nematus.save_theano(tmp_path / "m", config.replace(rnn_dec_base_transition_depth=3), parameters)
+
+    def fail(file: Any, *_: Any, **__: Any) -> None:
+        file.write(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(np.lib.format, "write_array", fail)
+    with pytest.raises(OSError, match="No space left"):
+        nematus.save_theano(tmp_path / "model.npz", config, parameters)
+    assert (tmp_path / "model.npz").read_bytes() == before
+    tf = pytest.importorskip("tensorflow")
+
+    def full(**arguments: Any) -> None:
+        raise tf.errors.ResourceExhaustedError(None, None, "a file; No space left on device")
+
+    monkeypatch.setattr(tf.raw_ops, "SaveV2", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        save(tmp_path, to="tf")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.npz", "model.npz.json"]
+
+
+def test_another_backend_of_keras_is_refused() -> None:
+    """The models are written in TensorFlow's operations."""
+    pytest.importorskip("jax")
+    done = finished("-c", "import rmsnorm.nematus.tf_models", KERAS_BACKEND="jax")
+    assert done.returncode == 1
+    assert "the backend of Keras is 'jax', expected 'tensorflow', as these models need; set" in done.stderr
