@@ -4,7 +4,7 @@ With W' = W - mean(W) and b' = b - mean(b), means over the output features, x W'
 
     LayerNorm(x W + b) = LayerNorm(x W' + b') = RMSNorm(x W' + b')
 
-with the same gain, bias and eps. ``streams`` says which weights these are and what else would see the difference.
+with the same gain, bias and eps. ``search`` says which weights these are and what else would see the difference.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import importlib
 import sys
 from typing import Any
 
-from rmsnorm.conversion.layer_norm.convert import convert
-from rmsnorm.conversion.layer_norm.result import Conversion, Layer
+from rmsnorm.conversion.layer_norm.result import Conversion
+from rmsnorm.conversion.layer_norm.search import convert
 from rmsnorm.specification import errors
 
-__all__ = ["Conversion", "Layer", "to_rms_norm"]
+__all__ = ["Conversion", "to_rms_norm"]
 
 _CLASSES = (("keras", "keras", "Model"), ("torch", "torch.nn", "Module"), ("flax", "flax.nnx", "Module"))
 
@@ -34,10 +34,11 @@ def to_rms_norm(model: Any, *inputs: Any, **options: Any) -> Conversion:
     the copy's embedding is no longer tied, and a note says so.
 
     No graph is read: a backward pass in float64, in evaluation mode, at random weights and for inputs like the sample,
-    shows which weights have a mean that no output depends on, and what every LayerNorm then reads. So layers that the
-    sample does not reach are not converted. Parameters that it does not reach stay as they are and are listed as
-    ``unreached``: the new model may differ for inputs that reach them. The outputs are compared at the random weights
-    and at the model's own, and the new model is returned only if they agree up to rounding.
+    shows which weights have a mean that no output depends on. Without these means, a LayerNorm that can be RMSNorm
+    while no output changes is one. So layers that the sample does not reach are not converted. Parameters that it does
+    not reach stay as they are and are listed as ``unreached``: the new model may differ for inputs that reach them. The
+    outputs are compared at the random weights and at the model's own, and the new model is returned only if they agree
+    up to rounding. All this takes the memory of some six copies of the model in float64.
 
     Args:
         model: torch.nn.Module, functional or Sequential keras.Model, or flax.nnx.Module; it is not changed.
@@ -48,19 +49,19 @@ def to_rms_norm(model: Any, *inputs: Any, **options: Any) -> Conversion:
 
     Raises:
         TypeError: the model has none of these classes.
-        ValueError: the outputs differ by more than rounding.
+        ValueError: the model cannot be copied, its outputs are random, or the outputs differ by more than rounding.
 
     Example:
         >>> import torch
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.ReLU(), nn.LayerNorm(4))
         >>> conversion = to_rms_norm(model, torch.ones(2, 3))
-        >>> [layer.converted for layer in conversion.layers], conversion.exact < 1e-12
+        >>> [layer.variant is not None for layer in conversion.layers], conversion.exact < 1e-12
         ([True, False], True)
     """
     for name, module, kind in _CLASSES:
         if module in sys.modules and isinstance(model, getattr(sys.modules[module], kind)):
-            backend = importlib.import_module(f"rmsnorm.conversion.layer_norm.{name}")
-            return convert(backend.SampledModel(model, inputs, options))
+            framework = importlib.import_module(f"rmsnorm.conversion.layer_norm.{name}")
+            return convert(framework.SampledModel(model, inputs, options))
     want = "torch.nn.Module, keras.Model or flax.nnx.Module"
     raise errors.wrong_type("to_rms_norm", "model", model, want, "pass the model first, then sample inputs")

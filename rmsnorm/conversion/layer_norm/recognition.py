@@ -1,89 +1,86 @@
-"""Layers that compute LayerNorm, whatever their class: recognised by what they compute."""
+"""The LayerNorms of a model: the framework's own, and layers of any class that compute one."""
 
 from __future__ import annotations
 
-import functools
-import math
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from rmsnorm.accuracy.bounds import LAYER_NORM, LAYER_NORM_OF_FLOAT32, within
+from rmsnorm.accuracy.bounds import LAYER_NORM, LAYER_NORM_OF_FLOAT32
+from rmsnorm.conversion.layer_norm.sampled import Sampled
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.identify import Target, TargetError
+from rmsnorm.conversion.replacement.proof import first_parameter
+from rmsnorm.identify import Target, TargetError, open_target
 from rmsnorm.identify.fit import nice
 from rmsnorm.identify.layout import parameters
 from rmsnorm.specification.variants import Variant
+from rmsnorm.targets.names import assign
 
-_LEADS: Final = ((3,), (2, 3), (2, 3, 4))
-
-Array = npt.NDArray[Any]
+_SIZES: Final = 1e-12, 1e-3, 1.0, 10.0  # of rows: beside the variance of the first ones eps is large
 
 
-def layer_norm(target: Target, x: str) -> Norm | None:
-    """What takes the place of a layer after centred weights: its gain, bias and eps, without the mean.
+def norms_of(model: Sampled) -> tuple[dict[str, Norm], dict[str, str]]:
+    """The layers that compute LayerNorm, by name; and why others, which are called so, are none."""
+    known: dict[Any, Norm | str | None] = {}
+    norms, left, backend = {}, {}, model.backend
+    for name, layer in model.layers(model.model):
+        answer: Norm | str | None = model.own(layer)
+        if answer is None and backend.may_be_layer_norm(layer):
+            key = backend.key_of(layer)
+            if key not in known:
+                known[key] = _asked(model, layer)
+            answer = known[key]
+        names = [kind.__name__.lower() for kind in type(layer).__mro__]
+        if isinstance(answer, Norm):
+            norms[name] = answer
+        elif answer or (any("layernorm" in n for n in names) and not backend.has_inner(layer)):
+            left[name] = answer or "it does not compute LayerNorm over the last axis"
+    return norms, left
 
-    Args:
-        target: the layer, or a copy of it.
-        x: its name of x.
 
-    Returns:
-        None if it is no LayerNorm over the last axis, in training and in evaluation.
-    """
-    width, names = target.width or 16, target.names
-    shapes = tuple((*lead, width) for lead in _LEADS)
+def _asked(model: Sampled, layer: Any) -> Norm | str | None:
+    """What takes the place of a layer after centred weights; None if it is no LayerNorm over the last axis."""
+    try:
+        target, x = open_target(layer), first_parameter(getattr(layer, model.backend.call))
+    except Exception as error:  # of the layer's class, which may refuse to be copied or opened in any way
+        return f"it cannot be asked what it computes ({type(error).__name__}: {error})"
+    width = target.width or 16
+    try:
+        variant = _variant(target, width)
+    except TargetError:
+        return None
+    names = assign(dict.fromkeys(model.backend.tensors(layer), (width,)))  # a buffer may be a bias
+    if variant is None:
+        return None
+    return Norm((-1,), (-1,), names.get("scale"), names.get("bias"), x, variant, (width,), (2, 3, 4))
+
+
+@np.errstate(all="ignore")
+def _variant(target: Target, width: int) -> Variant | None:
+    """eps and the offset of the gain of a LayerNorm, in training and in evaluation."""
+    random, names = np.random.default_rng(0), target.arguments
+    x = random.normal(size=(2, 3, 4, width)) * np.reshape(_SIZES, (4, 1))
+    c, bias = x - x.mean(-1, keepdims=True), random.normal(size=width) if "bias" in names else 0.0
+    variance = np.mean(c * c, -1, keepdims=True)
+    if any(array.shape != (width,) for array in parameters(target, x, scale=np.ones, bias=np.ones).values()):
+        return None
+
+    def y(gain: Any, x: Any = x) -> Any:
+        arrays = parameters(target, x, scale=lambda shape: np.broadcast_to(gain, shape), bias=lambda shape: bias)
+        return target.forward(x, **arrays).astype(np.float64) - bias
+
+    one = y(1.0) - y(0.0) if "scale" in names else y(1.0)  # with a gain of 1
+    offset = float(np.round(np.median(y(0.0) / one))) if "scale" in names else 0.0
+    solved = float(np.median(((c / one) ** 2 - variance)[..., 0, :]))
     # A layer may compute in float32 whatever x is; then eps is known up to the roundings of that.
-    for noise, bound in ((0.0, LAYER_NORM), (1e-6, LAYER_NORM_OF_FLOAT32)):
-        variant = _solved(target, width, noise)
-        if variant is not None and all(_agrees(target, variant, shape, bound) for shape in shapes):
-            ranks = tuple(map(len, shapes))
-            return Norm((-1,), (-1,), names.get("scale"), names.get("bias"), x, variant, (width,), ranks)
-    return None
-
-
-def _solved(target: Target, width: int, noise: float) -> Variant | None:
-    """eps and the offset of the gain, if it is LayerNorm: from rows beside whose variance eps is large."""
-    x = np.random.default_rng(0).normal(size=(3, width)) * 1e-12
-    c = x - x.mean(-1, keepdims=True)
-    try:
-        zero, one = (_called(target, x, value) for value in (0.0, 1.0))
-    except TargetError:
-        return None
-    slope = one - zero if "scale" in target.arguments else one
-    with np.errstate(all="ignore"):
-        offset = float(np.median(zero / slope)) if "scale" in target.arguments else 0.0
-        eps = float(((c * c).sum() / (slope * c).sum()) ** 2 - np.median((c * c).mean(-1)))
-    if not (math.isfinite(offset) and math.isfinite(eps)):
-        return None
-    eps = nice(eps, within(noise, 1e-7, 5e-3), 0.0) if eps > 1e-20 else 0.0
-    return Variant(name="to_rms_norm", eps=eps, scale_offset=round(offset))
-
-
-def _called(target: Target, x: Array, value: float) -> Array:
-    """y with a gain of equal numbers and no bias."""
-    arrays = parameters(target, x, scale=lambda shape: np.full(shape, value), bias=np.zeros)
-    return target.forward(x, **arrays).astype(np.float64)
-
-
-def _agrees(target: Target, variant: Variant, shape: tuple[int, ...], tolerance: float) -> bool:
-    """Whether it is that LayerNorm for rows of any size, with random parameters."""
-    random = np.random.default_rng(len(shape))
-    x = random.normal(0.5, 1.0, shape) * 10.0 ** random.uniform(-4, 1, (*shape[:-1], 1))
-    draw = functools.partial(random.normal, 0.5, 1.0)
-    try:
-        arrays = parameters(target, x, scale=draw, bias=draw)
-    except TargetError:
-        return False
-    c = x - x.mean(-1, keepdims=True)
-    want = c / np.sqrt((c * c).mean(-1, keepdims=True) + variant.eps_for("float64"))
-    want = want * (variant.scale_offset + arrays.get("scale", 1.0 - variant.scale_offset)) + arrays.get("bias", 0.0)
-    for mode in (True, False):
-        try:
+    for digits, bound in ((1e-7, LAYER_NORM), (2e-5, LAYER_NORM_OF_FLOAT32)):
+        eps = nice(solved, digits, 0.0) if solved > 1e-20 else 0.0
+        gain = random.normal(0.5, 1.0, width) if "scale" in names else 1.0 - offset
+        want = c / np.sqrt(variance + eps) * (offset + gain)
+        tries = []
+        for mode in (True, False):
             with target.in_mode(mode):
-                y = target.forward(x, **arrays)
-        except TargetError:
-            return False
-        if not np.max(np.abs(y.astype(np.float64) - want)) <= tolerance * np.max(np.abs(want)):
-            return False
-    return True
+                tries += [(y(gain, x), want), (y(gain, x[0]), want[0]), (y(gain, x[0, 0]), want[0, 0])]
+        if all(np.abs(got - wanted).max() <= bound * np.abs(wanted).max() for got, wanted in tries):
+            return Variant(name="to_rms_norm", eps=eps, scale_offset=offset)
+    return None

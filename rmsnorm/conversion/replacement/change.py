@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rmsnorm.conversion.replacement.layout import Norm
@@ -99,12 +100,31 @@ def change(
     changes: Sequence[tuple[Any, Norm]], become: Callable[[Any, Norm], None], finish: Callable[[], None]
 ) -> None:
     """Replaces all modules and finishes; if one of these fails, every module is what it was before."""
-    before = [(module, type(module), vars(module).copy(), _contents(module)) for module, _ in changes]
+    take_back = _remembered([module for module, _ in changes])
     try:
         for module, norm in changes:
             become(module, norm)
         finish()
     except BaseException:
+        take_back()
+        raise
+
+
+@contextlib.contextmanager
+def taken_back(modules: Sequence[Any]) -> Iterator[None]:
+    """At its end every module is what it was before."""
+    take_back = _remembered(modules)
+    try:
+        yield
+    finally:
+        take_back()
+
+
+def _remembered(modules: Sequence[Any]) -> Callable[[], None]:
+    """What makes modules again what they are now."""
+    before = [(module, type(module), vars(module).copy(), _contents(module)) for module in modules]
+
+    def take_back() -> None:
         for module, kind, attributes, contents in before:
             object.__setattr__(module, "__class__", kind)
             vars(module).clear()
@@ -112,7 +132,8 @@ def change(
             for name, content in contents.items():
                 attributes[name].clear()
                 attributes[name].update(content)
-        raise
+
+    return take_back
 
 
 def _contents(module: Any) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def _weight(layer: Any, name: str | None) -> Any:
     return next((weight.value for weight in layer.weights if weight.name == name), None)
 
 
-def _is_float(value: Any) -> bool:
+def is_float(value: Any) -> bool:
     """Whether it is an array of floating-point numbers, also a symbolic one or one of NumPy."""
     has_dtype = hasattr(value, "dtype")
     return has_dtype and bool(keras.backend.is_float_dtype(keras.backend.standardize_dtype(value.dtype)))
@@ -187,7 +187,7 @@ class Keras(Backend):
         @functools.wraps(own)
         def call(*inputs: Any, **named: Any) -> Any:
             asked = {name: value for name, value in named.items() if name != "training" and value is not None}
-            x, gate = called_with(norm, _is_float, inputs, asked)
+            x, gate = called_with(norm, is_float, inputs, asked)
             shape = getattr(x, "shape", None)
             if shape is None or not norm.takes(shape):
                 return own(*inputs, **named)

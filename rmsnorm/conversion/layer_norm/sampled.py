@@ -1,0 +1,108 @@
+"""A model with a sample of its inputs, as a function of its parameters and norms."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from rmsnorm.conversion.replacement.backend import Backend
+from rmsnorm.conversion.replacement.change import taken_back
+from rmsnorm.conversion.replacement.layout import Norm
+from rmsnorm.targets.bridges import Bridge
+
+Array = npt.NDArray[Any]
+Norms = Mapping[str, Norm]  # layers by their names, and what they become
+Values = Mapping[str, Array]  # parameters by their places: one that is tied has several
+
+
+class Sampled(ABC):
+    """A model, a sample of its arguments, and a copy in float64, in evaluation: what a framework does in its own way.
+
+    Attributes:
+        backend, bridge: what the framework knows of its layers, and its arrays.
+        tree_map, is_float: its functions of containers and of arrays.
+        separator: between the name of a layer and that of its parameter.
+        copy, values: the copy and its parameters, after ``widen``.
+    """
+
+    backend: ClassVar[Backend]
+    bridge: Bridge
+    tree_map: Callable[..., Any]
+    is_float: Callable[[Any], bool]
+    separator: ClassVar[str] = "/"
+    copy: Any
+    values: Values
+
+    def __init__(self, model: Any, inputs: Any, options: Any) -> None:
+        self.model, self.sample = model, (inputs, options)
+
+    @abstractmethod
+    def own(self, layer: Any) -> Norm | None:
+        """What the framework's own LayerNorm computes, without the mean; None for other layers."""
+
+    @abstractmethod
+    def widen(self) -> None:
+        """Makes ``copy`` and ``values``."""
+
+    @abstractmethod
+    def run(self, tensors: Mapping[str, Any], sample: Any) -> list[Any]:
+        """All arrays that the copy returns with these parameters, in the framework."""
+
+    @abstractmethod
+    def outputs(self, model: Any) -> list[Array]:
+        """Of a model with the dtypes of the original, in evaluation, on the sample."""
+
+    @abstractmethod
+    def become(self, layer: Any, norm: Norm) -> None:
+        """Turns a LayerNorm into an RMSNorm, in place."""
+
+    @abstractmethod
+    def changed(self, centred: Values, norms: Norms) -> tuple[Any, list[str]]:
+        """A copy of the model in its own dtypes with these parameters and norms, and notes."""
+
+    def layers(self, model: Any) -> Iterable[tuple[str, Any]]:
+        return self.backend.modules(model)
+
+    def like(self, array: Array, x: Any) -> Any:
+        """The framework's array, where x is."""
+        return self.bridge.send(array)
+
+    def mapped(self, function: Callable[[Array], Array], tree: Any) -> Any:
+        """Containers with the function of every floating-point array in float64."""
+
+        def wide(x: Any) -> Any:
+            is_float = self.is_float(x)
+            return self.like(function(self.bridge.fetch(x).astype(np.float64)), x) if is_float else x
+
+        return self.tree_map(wide, tree)
+
+    def wide(self, values: Values, norms: Norms, sample: Any) -> list[Array]:
+        """The outputs of the copy with these parameters and norms."""
+        with self._with(norms):
+            return [self.bridge.fetch(y) for y in self.run(self._sent(values), sample)]
+
+    def gradients(self, values: Values, norms: Norms, sample: Any, weights: Sequence[Array]) -> dict[str, Array | None]:
+        """Of the sum of the copy's floating-point outputs with these weights."""
+
+        def floating(tensors: Mapping[str, Any]) -> list[Any]:
+            return [y for y in self.run(tensors, sample) if self.bridge.is_floating(y)]
+
+        with self._with(norms):
+            _, pulled = self.bridge.pull(floating, self._sent(values), [self.bridge.send(w) for w in weights])
+        return {name: None if g is None else self.bridge.fetch(g) for name, g in pulled.items()}
+
+    def _sent(self, values: Values) -> dict[str, Any]:
+        return {name: self.bridge.send(np.asarray(value, np.float64)) for name, value in values.items()}
+
+    @contextlib.contextmanager
+    def _with(self, norms: Norms) -> Iterator[None]:
+        layers = dict(self.layers(self.copy))
+        with taken_back([layers[name] for name in norms]):
+            for name, norm in norms.items():
+                self.become(layers[name], norm)
+            yield

@@ -1,0 +1,144 @@
+"""replace in each framework: what becomes ours and says and learns the same, what is left and why, an eps set later."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from rmsnorm import Variant
+from rmsnorm.conversion import replace
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+# what Keras is warned of by NumPy
+X = np.random.default_rng(0).normal(size=(4, 5, 8)).astype("float32")
+PACKAGES = {"torch": "torch", "keras": "keras", "flax": "flax.nnx"}
+
+
+@pytest.fixture(params=[
+    pytest.param("torch", marks=pytest.mark.torch), pytest.param("keras", marks=pytest.mark.tf),
+    pytest.param("flax", marks=pytest.mark.flax),
+])  # fmt: skip
+def norms(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The norms of a framework."""
+    pytest.importorskip(PACKAGES[request.param])
+    if request.param == "keras":
+        pytest.importorskip("tensorflow")
+    if request.param == "flax":
+        jax = pytest.importorskip("jax")
+        with jax.numpy_dtype_promotion("standard"):  # that of JAX by default, which its users have
+            yield importlib.import_module("norms_flax")
+    else:
+        yield importlib.import_module(f"norms_{request.param}")
+
+
+RECOGNISED = {
+    "own": "recognised",
+    "with an argument": "recognised; with extra it runs its own code",
+    "groups": "recognised, in groups of 4",
+    "silu gate": "recognised, with a silu gate before the norm, in groups of 4",
+    "sigmoid gate": "recognised, with a sigmoid gate after the norm",
+}
+LEFT = {
+    "LayerNorm": "it computes LayerNorm",
+    "BatchNorm": "it holds ",
+    "counting": "a call changes its ",
+    "training": "in training, y is another one than in evaluation",
+    "NaN": "NaN in a row",
+    "L2": "it computes the L2 norm, eps below the norm: x / max(|x|, 1e-12), which is RMSNorm with the same eps and "
+    "1 / sqrt(n) times the gain",
+}
+
+
+@pytest.mark.parametrize("name", RECOGNISED)
+def test_what_is_recognised_says_and_learns_the_same(norms: Any, name: str) -> None:
+    """It keeps its class, its state and its own code for the calls that were not proven."""
+    if name not in norms.RIGHT:
+        pytest.skip("a layer of Keras has no such argument")
+    layer = norms.RIGHT[name]()
+    kind, inputs = type(layer), [X, X[::-1].copy()] if "gate" in name else [X]
+    want = norms.results(layer, *inputs)
+    own = norms.call(layer, *inputs)
+    (dry,) = replace(layer, dry_run=True)
+    assert type(layer) is kind
+    (entry,) = replace(layer)
+    assert entry == dry
+    assert ("would be RMSNorm" in str(dry), "now RMSNorm" in str(entry)) == (True, True)
+    assert entry.why == RECOGNISED[name]
+    assert entry.variant.eps == pytest.approx(1e-5, rel=1e-3)
+    assert isinstance(layer, kind)
+    in_place = norms.__name__ == "norms_keras"  # there the layer gets another call
+    assert (type(layer) is kind, "computed" not in repr(layer)) == (in_place, in_place)
+    for each in norms.copies(layer):
+        for got, right in zip(norms.results(each, *inputs), want, strict=True):
+            np.testing.assert_allclose(got, right, rtol=norms.ROUNDING, atol=norms.ROUNDING)
+    if "gate" in name:
+        assert np.array_equal(norms.call(layer, X), norms.own_code(kind, layer, X)), "its own code, without a gate"
+        assert np.array_equal(norms.call(layer, X, gate=inputs[1]), norms.call(layer, *inputs)), "the gate has its name"
+    if name == "with an argument":
+        assert np.array_equal(norms.call(layer, X, extra=2.0), norms.own_code(kind, layer, X, extra=2.0))
+    other = norms.RIGHT[name]()
+    replace(other, Variant.get("keras").replace(eps=0.1))
+    assert np.abs(norms.call(other, *inputs) - own).max() > 1e-3, "it is not its own code that runs"
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left_alone_and_why(norms: Any, name: str) -> None:
+    if name not in norms.LEFT:
+        pytest.skip("a module of Flax has no mode of training of its own")
+    layer = norms.LEFT[name]()
+    kind, state = type(layer), {**vars(layer)}
+    (entry,) = replace(layer)
+    assert (entry.variant, type(layer)) == (None, kind)
+    assert LEFT[name] in entry.why
+    assert str(entry) == f"the model ({kind.__name__}): left; {entry.why}"
+    assert name == "counting" or vars(layer) == state
+
+
+@pytest.mark.parametrize("name", ["own", "Llama's", "tiny", "none"])
+def test_an_eps_that_is_set_later_is_refused(norms: Any, name: str) -> None:
+    """What loads, copies, moves and trains a model sets what it likes, and so does its user but for the eps."""
+    if name not in norms.EPS:
+        pytest.skip("one name is enough")
+    make, attribute, was = norms.EPS[name]
+    layer = make()
+    (entry,) = replace(layer)
+    assert entry.variant is not None
+    want = norms.call(layer, X)
+    for each in norms.copies(layer):
+        words = (
+            rf"replace: {attribute} is 0.001, expected {was}, with which replace has replaced this norm; set it before"
+        )
+        with pytest.raises(ValueError, match=words):
+            setattr(each, attribute, 1e-3)
+        setattr(each, attribute, getattr(each, attribute))
+        each.note = "kept"
+        np.testing.assert_allclose(norms.call(each, X), want, rtol=1e-6)
+        norms.double(each)
+        np.testing.assert_allclose(norms.call(each, X), 2 * want, rtol=1e-6)
+
+
+def test_every_kind_of_norm_has_a_reason() -> None:
+    identity = importlib.import_module("rmsnorm.identify.identity")
+    report = importlib.import_module("rmsnorm.conversion.replacement.report")
+    for kind in get_args(identity.Kind):
+        assert str(report._reason(identity.Identity("it", "numpy", kind=kind)))
+
+
+def test_what_is_no_model() -> None:
+    with pytest.raises(
+        TypeError, match=r"model is None \(NoneType\), expected a torch.nn.Module, keras.Model or .*; pass"
+    ):
+        replace(None)
+    nn = pytest.importorskip("torch").nn
+    with pytest.raises(TypeError, match=r"flax.nnx.Module; make an object of it first"):
+        replace(nn.Linear)
+    (entry,) = replace(nn.Linear(8, 8))
+    why = 'no class of its modules has "norm" in its name, and none with a gain or a bias alone is RMSNorm'
+    assert str(entry) == f"the model (Linear): left; {why}"
+    linen = pytest.importorskip("flax.linen")
+    with pytest.raises(TypeError, match=r"a linen model makes its norms in each call; name rmsnorm.flax_impl.linen"):
+        replace(linen.RMSNorm())
