@@ -3,10 +3,10 @@
     from rmsnorm.numpy_impl.fast import rms_norm, rms_norm_vjp
 
 The arithmetic has the 53 bits of float64, that of the golden 106. So the results equal the golden's unless the exact
-result is within a few 2^-53 of the middle between two numbers: docs/numbers.md. Where no kernel computes a call, these
-functions call the golden: with float64, a mask or a gate, for other axes than the last ones, for a gain that elements
-of a row share, for a residual whose sum is rounded after the norm, and for gradients where residual or dh have another
-dtype than x.
+result is within a few 2^-53 of the middle between two numbers: docs/exactness.md. Where no kernel computes a call,
+these functions call the golden: with float64, a mask or a gate, for other axes than the last ones, for a gain that
+elements of a row share, for a residual whose sum is rounded after the norm, and for gradients where residual or dh
+have another dtype than x.
 
 dscale and dbias are summed in float64 over chunks of rows, from the first row to the last, and then over the chunks,
 from the first to the last. The size of a chunk depends on the number and the length of the rows alone: not on how they

@@ -1,11 +1,8 @@
 """The golden of RMSNorm followed by quantisation: every code is decided on a number of 106 bits.
 
-A float32 operation of the specification is one operation of NumPy in float32. What the specification does not round is
-one fraction, of an exact product and rho, until it is rounded to a format or its code is decided: so a tie is one
-exactly where it is one of real numbers.
-
-Each step grows with |y|: amax, the scale of it, and the code for a given scale. So an interval of y gives intervals of
-the outputs, from the steps of its two ends. ``rmsnorm.parity.quantised`` compares a kernel with these.
+A float32 operation of the specification is one of NumPy in float32. What the specification does not round is one
+fraction until it is rounded to a format or its code is decided: so a tie is one exactly where it is one of real
+numbers. Each step grows with |y|: amax, the scale of it, and the code for a given scale.
 """
 
 from __future__ import annotations
@@ -20,15 +17,13 @@ from rmsnorm.numpy_impl.arithmetic import Scaled, product_of, scaled, statistic,
 from rmsnorm.numpy_impl.double_double import Array, DoubleDouble, round_to_odd
 from rmsnorm.specification import dtypes, errors
 from rmsnorm.specification.call import Spec
-from rmsnorm.specification.quantisation import FORMATS, Quantisation, get_quantisation
+from rmsnorm.specification.quantisation import FACTORS, FORMATS, OF_AMAX, ROUNDINGS, SCALES, Quantisation
 from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Variant, check_eps
 
 _OP: Final = "rms_norm_quantised"
-_MOST: Final = np.float32(2.0**128 - 2.0**104)  # the largest float32
-_ONE: Final = np.float32(1.0)
+_MOST: Final = np.float32(FORMATS["float32"].largest)
 _UNIT: Final = scaled(np.ones(()))
-_E4M3: Final = Quantisation(name="")  # the rounding of a scale to e4m3fn
 _EVERY: Final = slice(None)
 
 
@@ -72,15 +67,13 @@ def rms_norm_quantised(
         >>> q
         array([[ 2, -2,  0,  3]], dtype=int8)
     """
-    steps = Steps(
-        x, scale, residual, static_scale=static_scale, global_scale=global_scale, eps=eps, quantisation=quantisation
-    )
+    steps = Steps(x, scale, residual, eps, quantisation, static_scale, global_scale)
     preset, shape = steps.preset, steps.call.shape
     with np.errstate(all="ignore"):
         amax = np.concatenate([steps.amax(steps.y(rows)) for rows in steps.blocks])
         g = steps.g(amax)
         divisors, stored = steps.scales(amax, g)
-        q = np.concatenate([steps.numbers(steps.y(rows), divisors[rows], g) for rows in steps.blocks])
+        q = np.concatenate([steps.codes(steps.y(rows), divisors[rows], g) for rows in steps.blocks])
         h = steps.stored().reshape(shape)
     return (
         in_format(q, preset.element).reshape(shape),
@@ -108,13 +101,13 @@ class _Fraction(NamedTuple):
 
 
 class Steps:
-    """The steps of a call, each from the one before: y, amax of its blocks, g, the scales, the numbers of the codes."""
+    """The steps of a call, each from the one before: y, amax of its blocks, g, the scales, the codes."""
 
     def __init__(
-        self, x: Any, gain: Any, residual: Any, *, static_scale: Any = None, global_scale: Any = None, eps: Any,
-        quantisation: str | Quantisation,
+        self, x: Any, gain: Any, residual: Any, eps: Any, quantisation: str | Quantisation, static_scale: Any = None,
+        global_scale: Any = None,
     ) -> None:  # fmt: skip
-        self.preset = preset = get_quantisation(_OP, quantisation)
+        self.preset = preset = Quantisation.get(quantisation, _OP)
         if eps is None:
             raise errors.wrong_type(_OP, "eps", eps, "a number", "pass a float such as 1e-6")
         check_eps(_OP, eps)
@@ -126,7 +119,7 @@ class Steps:
         variant = Variant.get("standard").replace(eps=eps)
         self.call = resolve(_OP, of_x or Spec((), "none"), others[0], residual=others[1], variant=variant)
         self.size = preset.block if isinstance(preset.block, int) else self.call.n  # of a block
-        if isinstance(preset.block, int) and self.call.n % preset.block:
+        if self.call.n % preset.size:
             want = f"a multiple of the {preset.block} elements of a block"
             raise errors.out_of_domain(_OP, "the last axis of x", self.call.n, want, "pad it")
         shape = math.prod(self.call.shape[:-1]), self.call.n
@@ -150,26 +143,23 @@ class Steps:
 
     def y(self, rows: slice = _EVERY, error: float = 0.0) -> _Fraction:
         """y where 1 / rho has a relative error."""
-        preset, stored, total = self.preset, scaled(self.stored(rows)), scaled(self.x[rows])
+        preset, sums = self.preset, {"stored": scaled(self.stored(rows)), "sum": scaled(self.x[rows])}
         if self.residual is not None:
-            total = sum_of(total, scaled(self.residual[rows]))
-        everywhere = np.ones(total[0].hi.shape, bool)
-        read = total if preset.statistic_reads == "sum" else stored
-        data = statistic(self.call, read, everywhere, everywhere, None, None)
-        y = _Fraction(total if preset.values_read == "sum" else stored, _UNIT)
+            sums["sum"] = sum_of(sums["sum"], scaled(self.residual[rows]))
+        everywhere = np.ones(self.x[rows].shape, bool)
+        data = statistic(self.call, sums[preset.statistic_reads], everywhere, everywhere, None, None)
+        y = _Fraction(sums[preset.values_read], _UNIT)
         for step in ("norm", "gain") if preset.order == "norm_first" else ("gain", "norm"):
             if step == "norm":
                 y = _Fraction(product_of(y.top, scaled(np.asarray(1.0 + error))), (data.rho, data.exponent))
             elif self.gain is not None:
-                y = y.times(self._factor(self.gain))
+                gain = DoubleDouble(self.gain)
+                factor = gain if preset.offset == "none" else DoubleDouble(1.0) + gain
+                is_exact = preset.offset != "rounded"
+                y = y.times(factor.fraction() if is_exact else scaled(factor.round(self.gain.dtype.name)))
             if preset.round_norm if step == "norm" else preset.round_gain:
                 y = y.rounded(self.call.sum_dtype)
         return y
-
-    def _factor(self, gain: Array) -> Scaled:
-        offset = self.preset.offset
-        factor = DoubleDouble(gain) if offset == "none" else DoubleDouble(1.0) + DoubleDouble(gain)
-        return scaled(factor.round(gain.dtype.name)) if offset == "rounded" else factor.fraction()
 
     def amax(self, y: _Fraction) -> Array:
         """float32(max |y|) of every block: the largest of the rounded numbers, as rounding is monotone."""
@@ -187,64 +177,43 @@ class Steps:
         if self.preset.global_scale != "amax":
             return self.given_g
         largest = self._largest(amax)
-        g = np.minimum(np.float32(_E4M3.qmax * self.preset.qmax) / largest, _MOST)
-        return np.where((largest == 0) | (g == 0), _ONE, g)
+        g = np.minimum(np.float32(FORMATS["e4m3fn"].largest * self.preset.qmax) / largest, _MOST)
+        return np.where((largest == 0) | (g == 0), np.float32(1), g)
 
     def scales(self, amax: Array, g: Array) -> tuple[Array, Array]:
         """What y is divided by, in float32, and what is returned, in its format."""
-        preset, qmax = self.preset, np.float32(self.preset.qmax)
+        preset = self.preset
         if preset.block == "static":
             return np.broadcast_to(self.static_scale, amax.shape), self.static_scale
-        formulas: dict[str, Array] = {  # by operations of float32
-            "amax / qmax": amax / qmax,
-            "amax * (1 / qmax)": amax * (_ONE / qmax),
-            "(g * amax) * (1 / qmax)": (g * amax) * (_ONE / qmax),
-            "g * (amax * (1 / qmax))": g * (amax * (_ONE / qmax)),
-            "amax * (g * (1 / qmax))": amax * (g * (_ONE / qmax)),
-        }
-        s = stored = np.maximum(formulas[preset.scale], np.float32(preset.scale_floor))
-        if preset.scale_format == "e8m0fnu":
-            stored = self._e8m0(amax, s).view(dtype_of("e8m0fnu"))
-        elif preset.scale_format != "float32":
-            numbers = _rounded(_E4M3, DoubleDouble(s)) if preset.scale_format == "e4m3fn" else s
-            stored = in_format(numbers, preset.scale_format)
+        s = np.maximum(SCALES[preset.scale](amax, np.float32(preset.qmax), g), np.float32(preset.scale_floor))
+        name, mode, number = preset.scale_format, preset.scale_round, s.astype(np.float64)
+        if name == "e8m0fnu":
+            if mode in OF_AMAX:
+                number = np.minimum(amax.astype(np.float64), 2.0**128) / 2.0 ** (math.frexp(preset.qmax)[1] - 1)
+            number = np.maximum(number, 2.0 ** FORMATS[name].least)
+        mantissa = 0 if preset.element == "int8" else FORMATS[preset.element].mantissa
+        rounding = (1 - 2.0 ** -(mantissa + 1), "larger") if mode == "even" else ROUNDINGS[mode]
+        overflow = "saturate" if name in ("e8m0fnu", "e4m3fn") else "nan"
+        stored = in_format(rounded(DoubleDouble(number), name, rounding, overflow, 0.0, FORMATS[name].largest), name)
         return (stored.astype(np.float32) if preset.quantise_with == "stored" else s), stored
 
-    def _e8m0(self, amax: Array, s: Array) -> Array:
-        """The bytes of a power of two, 2^(byte - 127)."""
-        mode, element = self.preset.scale_round, self.preset.element
-        number = s if mode in ("rceil", "nearest") else amax
-        fraction, exponent = np.frexp(number.astype(np.float64))
-        is_infinite = np.isinf(number)  # of whose bits the exponent is 128
-        mantissa = 0 if element == "int8" else FORMATS[element].mantissa
-        even = math.nextafter(1 - 2.0 ** -(mantissa + 2), 0)  # above it, the mantissa of the element rounds up to 1
-        limits = {"floor": 1.0, "ceil": 0.5, "rceil": 0.5, "even": even, "nearest": math.sqrt(0.5)}
-        exponent = np.where(is_infinite, 128, exponent - 1 + (fraction > limits[mode]))
-        if mode in ("floor", "ceil", "even"):
-            exponent = exponent - (np.frexp(self.preset.qmax)[1] - 1)
-        byte = np.where(number == 0, 0, np.clip(exponent + 127, 0, 254))
-        return np.where(np.isnan(number), 255, byte).astype(np.uint8)
-
-    def numbers(self, y: _Fraction, s: Array, g: Array, error: float = 0.0) -> Array:
-        """Those of the codes in float64, for y / s with a relative error: infinity where they leave a format."""
+    def codes(self, y: _Fraction, s: Array, g: Array, error: float = 0.0) -> Array:
+        """Their numbers in float64, for y / s with a relative error: infinity where they leave a format."""
         preset, s = self.preset, np.repeat(s, self.size, axis=1)
         y = y.times(scaled(np.asarray(1.0 + error)))
-        if preset.apply == "y / s":
-            number, exponent = _Fraction(y.value(), scaled(s)).value()
+        factor = FACTORS[preset.apply](s, g)
+        if preset.zero_scale == "zero":
+            factor = np.where(s == 0, np.float32(0.0), factor)
+        elif preset.zero_scale == "largest":
+            factor = np.minimum(factor, _MOST)
+        is_quotient = preset.apply == "y / s"
+        number, exponent = (_Fraction(y.value(), scaled(s)) if is_quotient else y.times(scaled(factor))).value()
+        if preset.round_scaled == "none":
+            number = number.scaled(np.clip(exponent, -(2**12), 2**12))  # 0, infinity are far from all codes
         else:
-            factor = {
-                "y * (1 / s)": _ONE / s,
-                "y * (g * (1 / s))": g * (_ONE / s),
-                "y * (1 / (s * (1 / g)))": _ONE / (s * (_ONE / g)),
-            }[preset.apply]
-            if preset.zero_scale == "zero":
-                factor = np.where(s == 0, np.float32(0.0), factor)
-            elif preset.zero_scale == "largest":
-                factor = np.minimum(factor, _MOST)
-            number, exponent = y.times(scaled(factor)).value()
-        if preset.round_scaled != "none":
-            return _rounded(preset, DoubleDouble(number.round(preset.round_scaled, exponent)))
-        return _rounded(preset, number.scaled(np.clip(exponent, -(2**12), 2**12)))  # 0, infinity are far from all codes
+            number = DoubleDouble(number.round(preset.round_scaled, exponent))
+        codes = rounded(number, preset.element, ROUNDINGS[preset.rounding], preset.overflow, preset.qmin, preset.qmax)
+        return np.where(np.isnan(codes), {"nan": np.nan, "qmax": preset.qmax, "zero": 0.0}[preset.nan], codes)
 
 
 def _positive(name: str, number: Any, is_used: bool) -> Array:
@@ -260,36 +229,28 @@ def _positive(name: str, number: Any, is_used: bool) -> Array:
 
 def dtype_of(name: str) -> Any:
     """The dtype of a format."""
-    if name in ("float32", "float16", "bfloat16", "int8"):
-        return getattr(ml_dtypes, name, name)
-    full = f"float{4 if name == 'e2m1fn' else 8}_{name}"
-    if not hasattr(ml_dtypes, full):
+    full = FORMATS[name].dtype
+    if not hasattr(ml_dtypes if "_" in full else np, full):
         want, fix = f"0.5 or newer, which has {full}", "update it"
         raise errors.out_of_domain(_OP, "the version of ml_dtypes", ml_dtypes.__version__, want, fix)
-    return getattr(ml_dtypes, full)
+    return np.dtype(full)
 
 
-def _rounded(preset: Quantisation, v: DoubleDouble) -> Array:
-    """Each number, rounded to one of the element, which exist beyond its largest where codes do not saturate."""
+def rounded(v: DoubleDouble, name: str, rounding: tuple[float, str], overflow: str, least: float, most: float) -> Array:
+    """Each number, rounded to one of a format, which has some beyond its largest where they wrap. NaN stays."""
     exact = round_to_odd(v.hi, v.lo)  # on the same side of every tie
-    mantissa, least, largest = FORMATS[preset.element]
-    size = np.minimum(np.abs(exact), 2.0**40)  # far beyond all codes; an integer of no last eight bits
-    step = np.ldexp(1.0, np.maximum(np.frexp(size)[1] - 1, least) - mantissa)
+    _, mantissa, exponent, largest = FORMATS[name]
+    size = np.minimum(np.abs(exact), max(2.0**40, 2 * largest))  # beyond all numbers; an integer of no last eight bits
+    step = np.ldexp(1.0, np.maximum(np.frexp(size)[1] - 1, exponent) - mantissa)
     below = np.floor(size / step)
-    rest, is_odd = size / step - below, below % 2 == 1
-    up = {
-        "half_even": (rest > 0.5) | ((rest == 0.5) & is_odd),
-        "half_away": rest >= 0.5,
-        "half_down": rest > 0.5,
-        "truncate": np.zeros_like(is_odd),
-    }[preset.rounding]
-    size = (below + up) * step
-    if preset.overflow == "saturate":
-        size = np.minimum(size, np.where(np.signbit(exact), -preset.qmin, preset.qmax))
-    elif preset.overflow == "nan":
+    rest, (share, then) = size / step - below, rounding
+    is_up = {"larger": np.True_, "smaller": np.False_, "even": below % 2 == 1}[then]
+    size = (below + ((rest > share) | ((rest == share) & is_up))) * step
+    if overflow == "saturate":
+        size = np.minimum(size, np.where(np.signbit(exact), -least, most))
+    elif overflow == "nan":
         size = np.where(size > largest, np.inf, size)
-    of_nan = {"nan": np.nan, "qmax": preset.qmax, "zero": 0.0}[preset.nan]
-    return np.where(np.isnan(exact), of_nan, np.copysign(size, exact))
+    return np.asarray(np.copysign(size, exact))
 
 
 def in_format(numbers: Array, name: str) -> Array:

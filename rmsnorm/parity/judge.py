@@ -143,9 +143,10 @@ def of_terms(value: Array, size: Array, limit: float, further: Any, lost: Any = 
     want = Expected.around(value, unit, limit).wider(lost)
     if dtype not in dtypes.HALF:
         return want
-    wide = value.astype(np.float64)
-    away = np.maximum(np.abs(wide) * roundoff, least) + size * ((limit - 2) * roundoff + further) + lost
-    return want.within(*(cast(end, dtype).astype(np.float64) for end in (wide - away, wide + away)))
+    with np.errstate(all="ignore"):
+        wide = value.astype(np.float64)
+        away = np.maximum(np.abs(wide) * roundoff, least) + size * ((limit - 2) * roundoff + further) + lost
+        return want.within(*(cast(end, dtype).astype(np.float64) for end in (wide - away, wide + away)))
 
 
 def further_error(data: Data, *, automatic: bool, in_sequence: bool = False) -> Array:

@@ -1,43 +1,47 @@
 """Compares a function that normalises and quantises with what some y of the interval that is right for y gives.
 
-That of h is one number. Those of g and of the scales are of the two ends of y, and those of the codes too, for the
-scales that the function itself returned: so one scale that another order of a sum has moved does not make a row wrong.
+The golden's steps grow with |y|. So the two ends of y give those of g and of the scales, and those of the codes too,
+for the scales that the function itself returned: one scale that another order of a sum has moved makes no row wrong.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
 
 from rmsnorm.accuracy.bounds import arithmetic_of, operations_of
-from rmsnorm.numpy_impl.quantised import Steps, dtype_of, in_format
+from rmsnorm.accuracy.rounding import cast
+from rmsnorm.numpy_impl.quantised import Steps, in_format, rms_norm_quantised
+from rmsnorm.parity.asking import questions
 from rmsnorm.parity.cases import Array
 from rmsnorm.parity.checking import dtypes_named
 from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled, version_of
 from rmsnorm.parity.judge import failed
-from rmsnorm.parity.quantised_cases import Case, cases_of, scales_of
+from rmsnorm.parity.quantised_rows import Asked, scales_of, unit_rows
 from rmsnorm.parity.report import Report
-from rmsnorm.specification import dtypes as formats
 from rmsnorm.specification import errors
-from rmsnorm.specification.quantisation import QUANTISATIONS, Quantisation, choices, get_quantisation
+from rmsnorm.specification.dtypes import unit_roundoff
+from rmsnorm.specification.quantisation import QUANTISATIONS, Quantisation, choices
 from rmsnorm.specification.variants import Variant
-from rmsnorm.targets import Target, TargetError
-from rmsnorm.targets.arguments import argument_names, required_options
-from rmsnorm.targets.bridges import bridge
+from rmsnorm.targets import NoTarget, Target, TargetError, open_target
+from rmsnorm.targets.calling import with_values
+from rmsnorm.targets.limits import Limits
 from rmsnorm.targets.locate import locate
-from rmsnorm.targets.open import framework_name, name_of
 from rmsnorm.targets.target import random_state_kept
 
-_LIBRARIES: Final = ("torch", "jax", "tensorflow", "numpy")
-Ends = tuple[Array, Array]
+_NORM: Final = Variant.get("standard").replace(eps=1e-3)
+_DESIGN: Final = {  # the levels of the judge's design that are asked, and of all other factors the usual one
+    "rows": ("1 row", "few rows"), "width": ("128", "1024"), "axes": ("2 axes",), "gain": ("gain of x's dtype",),
+    "eps": ("eps of the variant",), "layout": ("contiguous",), "gain's memory": ("dense gain",), "mode": ("plain",),
+    "history": ("first call",),
+    "values": ("normal", "heavy tails", "large", "small", "a row of zeros", "NaN in a row", "infinity in a row"),
+}  # fmt: skip
 
 
 @random_state_kept()
@@ -61,7 +65,7 @@ def check_quantised(
         function: of x, the gain and options.
         quantisation: what it should be: a preset of ``Quantisation``, or another one.
         framework, dtypes, device, init: as of ``check``.
-        reciprocal_slack: the relative error of the reciprocal of a scale, where a kernel approximates it.
+        reciprocal_slack: the relative error of the reciprocal of a scale, if a kernel approximates it.
 
     Raises:
         ValueError: there is no such quantisation or dtype, or the function does not take what it needs.
@@ -74,209 +78,157 @@ def check_quantised(
         >>> check_quantised(norm, "vllm.static", dtypes="bfloat16").passed
         True
     """
-    preset, types = get_quantisation("check_quantised", quantisation), dtypes_named(dtypes)
-    kernel = Kernel(function, framework, device, init or {})
-    if lacks := kernel.lacks(preset):
-        want = f"a function f(x, scale, *, {', '.join(lacks)}) for {preset.name}"
-        fix = "write an adapter that takes them by name"
-        raise errors.out_of_domain("check_quantised", "function", kernel.name, want, fix)
-    began, run = time.monotonic(), Run("", device=device)
-    if not kernel.takes("residual"):
+    preset, types = Quantisation.get(quantisation, "check_quantised"), dtypes_named(dtypes)
+    located, began = locate(function) if isinstance(function, str) else function, time.monotonic()
+
+    def opened(scales: Mapping[str, float], library: str | None) -> Target:
+        options = {**(init or {}), **scales}
+        return open_target(located, framework=library, init=options, device=device, op="check_quantised")
+
+    target = opened(scales_of(preset), framework)
+    name = function if isinstance(function, str) else target.name
+    run = Run(target.framework, version=version_of(target.framework), device=device)
+    if "eps" not in target.asks:
+        want, fix = "a function f(x, scale, *, eps)", "write an adapter that takes eps by name"
+        raise errors.out_of_domain("check_quantised", "function", name, want, fix)
+    if "residual" not in target.arguments:
         run.skipped.append(Skip("h", "", "it takes no argument residual"))
-    for dtype, case, comparisons in _judged(kernel, preset, types, reciprocal_slack):
+
+    def judged(row: Quantisation) -> Iterator[tuple[str, str, list[Comparison]]]:
+        try:
+            for asked in _calls(opened(scales_of(row), run.name), row, types):
+                called = with_values(opened(asked.scales, run.name), optional=True, eps=asked.eps)
+                yield asked.x.dtype.name, asked.name, _judged(called, row, asked, asked.slack + reciprocal_slack)
+        except NoTarget as error:  # it lacks an option of another quantisation
+            yield "", "", [failed("q", str(error))]
+
+    def held(rows: Iterable[Quantisation]) -> list[str]:
+        others = [row for row in rows if row != preset]
+        return [row.label for row in others if all(one.passed for *_, every in judged(row) for one in every)]
+
+    for dtype, case, comparisons in judged(preset):
         run.cases += 1
-        run.records += labelled(comparisons, preset.name, dtype, case.name)
-    run.name = next(iter(kernel.bridges))
-    run.version = version_of(run.name)
+        run.records += labelled(comparisons, preset.name, dtype, case)
     run.conclude()
     if run.failures:
-        others = (row for row in QUANTISATIONS.values() if row != preset)
-        near = _computed(kernel, others, types, reciprocal_slack)
-        near = near or _computed(kernel, _neighbours(preset), types, reciprocal_slack)
+        near = held(QUANTISATIONS.values()) or held(_neighbours(preset))
         run.message = f"it is {' or '.join(near)}" if near else f"it is no preset, nor {preset.label} but for one field"
     run.seconds = time.monotonic() - began
-    return Report(kernel.name, Variant.get("standard"), run, label=preset.label)
-
-
-def _computed(kernel: Kernel, candidates: Iterable[Quantisation], types: Sequence[str], slack: float) -> list[str]:
-    """Those of the candidates of which the function returns no wrong code, scale or h."""
-    judged = [(row.label, _judged(kernel, row, types, slack)) for row in candidates if not kernel.lacks(row)]
-    return [label for label, calls in judged if all(c.passed for _, _, comparisons in calls for c in comparisons)]
+    return Report(name, Variant.get("standard"), run, label=preset.label)
 
 
 def _neighbours(preset: Quantisation) -> Iterator[Quantisation]:
     """Those that differ from it in one choice."""
     for name, value in ((name, value) for name, values in choices().items() for value in values):
-        if value != getattr(preset, name):
-            with contextlib.suppress(ValueError):  # which another field forbids
-                yield preset.replace(**{name: value})
+        with contextlib.suppress(ValueError):  # which another field forbids
+            yield preset.replace(**{name: value})
 
 
-def _judged(
-    kernel: Kernel, preset: Quantisation, types: Sequence[str], slack: float
-) -> Iterator[tuple[str, Case, list[Comparison]]]:
+def _calls(target: Target, preset: Quantisation, types: Sequence[str]) -> Iterator[Asked]:
+    """The rows of exact 1 / rho, and the questions of the design; with a residual where it must have one."""
+    limits, scales = Limits(multiple_of=math.lcm(preset.size, 64)), scales_of(preset, 0.013, 371.3)
     for dtype in types:
-        for case in cases_of(preset, dtype, residual=kernel.takes("residual"), always=kernel.needs_residual):
-            try:
-                got = _read(preset, case, kernel.call(case))
-            except TargetError as error:
-                yield dtype, case, [failed("q", str(error))]
-            else:
-                yield dtype, case, _compare(preset, case, got, case.reciprocal_slack + slack)
+        for asked in unit_rows(preset, dtype):
+            yield asked._replace(residual=np.zeros_like(asked.x)) if "residual" in target.required else asked
+        limited = replace(target, limits=limits)
+        for _, question in questions(limited, _NORM, [dtype], gradients=False, group_size=None, only=_DESIGN):
+            x, gain, residual = question.rows.x, question.rows.scale, question.rows.residual
+            yield Asked(question.circumstance.name, x, gain, residual, scales, _NORM.eps, is_exact=False)
+        if (
+            "residual" in target.arguments
+        ):  # which is lost where x + residual is rounded, so that y of the sum is larger
+            sizes = 1 + np.arange(x.size).reshape(x.shape) % 7 / 8, np.full(x.shape, 0.75 * unit_roundoff(dtype))
+            x, residual = (cast(np.where(x < 0, -size, size), dtype) for size in sizes)
+            yield Asked("a lost residual", x, gain, residual, scales, _NORM.eps, is_exact=False)
 
 
-def _compare(preset: Quantisation, case: Case, got: Mapping[str, Array], slack: float) -> list[Comparison]:
-    steps = Steps(case.x, case.gain, case.residual, eps=case.eps, quantisation=preset, **case.options)
+def _judged(target: Target, preset: Quantisation, asked: Asked, slack: float) -> list[Comparison]:
+    options: dict[str, Any] = {"eps": asked.eps, "quantisation": preset, **asked.scales}
+    golden = rms_norm_quantised(asked.x, asked.gain, residual=asked.residual, **options)
+    names = ["q", "scales", *["g"] * (preset.global_scale == "amax"), *["h"] * (asked.residual is not None)]
+    wanted = dict(zip(names, map(np.asarray, golden), strict=True))
+    static = {"scales": wanted.pop("scales")} if preset.block == "static" else {}
+    try:
+        got = _read(wanted, _outputs(target, asked))
+    except TargetError as error:
+        return [failed("q", str(error))]
+    steps = Steps(asked.x, asked.gain, asked.residual, **options)
     # The roundings of float32 that reach y: k for a sum of k terms, in any order.
-    error = operations_of("y", steps.call, worst=True) * formats.unit_roundoff(arithmetic_of(steps.call))
-    exact = allowed = _intervals(steps, got, 0.0, 0.0)
-    if slack or not case.is_exact:
-        allowed = _intervals(steps, got, 0.0 if case.is_exact else error, slack)
-    return [_comparison(name, array, exact[name], allowed[name]) for name, array in got.items()]
+    most = operations_of("y", steps.call, worst=True) * unit_roundoff(arithmetic_of(steps.call))
+    ends = _ends(steps, {**static, **got}, 0.0 if asked.is_exact else most, slack)
+    return [_comparison(name, array, wanted[name], *ends[name]) for name, array in got.items()]
 
 
-def _intervals(steps: Steps, got: Mapping[str, Array], error: float, slack: float) -> dict[str, Ends]:
-    """The least and the greatest of each output by what the function returned before it, where 1 / rho may err."""
-    with np.errstate(all="ignore"):
-        ys = [steps.y(error=end) for end in sorted({-error, error})]  # one, where both ends are the same
-        amaxes = [steps.amax(y) for y in ys]
-        most_g, least_g = (steps.g(amaxes[end]) for end in (0, -1))
-        g = got["g"].astype(np.float32) if "g" in got and got["g"] > 0 else most_g
-        (least, low), (most, high) = (steps.scales(amaxes[end], g) for end in (0, -1))
-        own = np.broadcast_to(got["scales"].astype(np.float32), least.shape)
-        divisors = (own, own) if steps.preset.quantise_with == "stored" else (most, least)
-        codes = [steps.numbers(ys[end], divisors[end], g, (-slack, slack)[end]) for end in (0, -1)]
-        q = [in_format(end(*codes), steps.preset.element) for end in (np.minimum, np.maximum)]
-        h = steps.stored()
-    return {"h": (h, h), "g": (least_g, most_g), "scales": (low, high), "q": (q[0], q[1])}
-
-
-def _fits(got: Array, low: Array, high: Array) -> Array:
-    """Which numbers are in their interval. Its ends have the bits of the format: NaN beyond it, or wrapped integers."""
-    got, low, high = (np.asarray(array).astype(np.float64) for array in (got, low, high))
-    fits = (low < got) & (got < high)
-    for end in (low, high):
-        fits |= ((got == end) & (np.signbit(got) == np.signbit(end))) | (np.isnan(got) & np.isnan(end))
-    return np.asarray(fits)
-
-
-def _comparison(name: str, got: Array, exact: Ends, allowed: Ends) -> Comparison:
-    same = _fits(got, *exact)
-    fits, detail = same | _fits(got, *allowed), ""
-    if not (passed := bool(np.all(fits))):
-        index = tuple(int(entry) for entry in np.argwhere(~fits)[0]) if fits.ndim else ()
-        number, low, high = (float(np.asarray(array)[index]) for array in (got, *allowed))
-        want = f"{low!r}" if low == high or math.isnan(low) else f"from {low!r} to {high!r}"
-        detail = f"at {index} it is {number!r}, expected {want}; {np.sum(~fits)} of {fits.size} are wrong"
-    apart = math.inf if not passed else float(not np.all(same))
-    return Comparison(name, 0.0 if passed else math.inf, 0.0, float(np.mean(same)), apart, passed, detail)
-
-
-class Kernel:
-    """A function of x, the gain and options, called with NumPy arrays in the library whose arrays it takes."""
-
-    def __init__(self, function: Any, framework: str | None, device: str, init: Mapping[str, Any]) -> None:
-        self.name = function if isinstance(function, str) else name_of(function)
-        function = locate(function) if isinstance(function, str) else function
-        if not callable(function) or isinstance(function, type):
-            want = "a function of x, the gain and options"
-            raise errors.wrong_type("check", "function", function, want, "wrap it in one")
-        self.function = functools.partial(function, **init) if init else function
-        self.names = argument_names(self.function)  # None for any: compiled code is called with all
-        self.needs_residual = "residual" in required_options(self.function)
-        self.bridges, missing = {}, None
-        names = [getattr(value, "__name__", "") for value in getattr(function, "__globals__", {}).values()]
-        near = {str(name).partition(".")[0] for name in names}  # the libraries that its module names come first
-        loaded = sorted((name for name in _LIBRARIES if name in sys.modules), key=lambda name: name not in near)
-        for name in [framework_name("check", framework)] if framework else loaded:
-            try:
-                self.bridges[name] = bridge(name, device)
-            except errors.InputError as error:  # the library is not on that device
-                missing = missing or error
-        if not self.bridges and missing is not None:
-            raise missing
-
-    def takes(self, name: str) -> bool:
-        return self.names is None or name in self.names
-
-    def lacks(self, preset: Quantisation) -> list[str]:
-        """The options of a call that it does not take."""
-        return [name for name in ("eps", *scales_of(preset, 1.0, 1.0)) if not self.takes(name)]
-
-    def call(self, case: Case) -> list[Array]:
-        """What it returns, as NumPy arrays.
-
-        Raises:
-            TargetError: it raised, or returned what is no array.
-        """
-        options, refusals = {"eps": case.eps, **case.options}, []
-        arrays = {"x": case.x, "scale": case.gain} | ({} if case.residual is None else {"residual": case.residual})
-
-        def run(sent: Mapping[str, Any]) -> Any:
-            return self.function(sent["x"], sent["scale"], **{name: sent[name] for name in [*sent][2:]}, **options)
-
-        for name, opened in self.bridges.items():
-            target = Target(self.name, name, opened, run)
-            try:
-                outputs = _fetched(target, target.called(arrays).result)
-            except TargetError as error:
-                refusals.append(error)
-            else:
-                self.bridges = {name: opened}
-                return outputs
-        raise refusals[0]
-
-
-def _fetched(target: Target, result: Any) -> list[Array]:
+def _outputs(target: Target, asked: Asked) -> list[Array]:
+    """What it returns, as NumPy arrays."""
+    arrays = {"x": asked.x, "scale": asked.gain, "residual": asked.residual}
+    result = target.called({name: array for name, array in arrays.items() if array is not None}).result
     outputs, kind = result if isinstance(result, (tuple, list)) else (result,), target.bridge.array
     if target.touched:
         raise TargetError(f"inputs written to: {', '.join(sorted(target.touched))}")
     if not isinstance(outputs[0], kind):
         raise TargetError(f"q is a {type(outputs[0]).__name__}, expected {kind.__module__}.{kind.__qualname__}")
-    fetched = []
-    for tensor in outputs:
-        name = str(getattr(tensor, "dtype", ""))
-        is_float8 = name.startswith(("torch.float8", "torch.float4"))  # of which NumPy gets the bytes
-        codes = target.bridge.fetch(tensor.view(sys.modules["torch"].uint8) if is_float8 else tensor)
-        is_own = is_float8 and not name.endswith("x2")
-        fetched.append(codes.view(getattr(ml_dtypes, name.removeprefix("torch."))) if is_own else codes)
-    return fetched
+    return [target.bridge.fetch(tensor) for tensor in outputs]
 
 
-def _read(preset: Quantisation, case: Case, arrays: list[Array]) -> dict[str, Array]:
-    """The numbers of the outputs by their place: q, scales, g where the call computes it, h where it has a residual.
+def _read(wanted: Mapping[str, Array], arrays: Sequence[Array]) -> dict[str, Array]:
+    """The numbers of the outputs, each with the dtype and shape that are wanted.
 
     Raises:
-        TargetError: one is missing, or has another shape or dtype.
+        TargetError: one is missing, or has others.
     """
-    (rows, n), is_static = case.x.shape, preset.block == "static"
-    blocks = n // preset.block if isinstance(preset.block, int) else 1
-    wanted: dict[str, tuple[str, tuple[int, ...]]] = {"q": (preset.element, (rows, n))}
-    wanted |= {"scales": (preset.scale_format, () if is_static else (rows, blocks))}
-    wanted |= {"g": ("float32", ())} if preset.global_scale == "amax" else {}
-    wanted |= {"h": (case.x.dtype.name, (rows, n))} if case.residual is not None else {}
-    if is_static and len(arrays) == len(wanted) - 1:  # which a kernel need not return
-        arrays.insert(1, np.asarray(case.options["static_scale"], np.float32))
     if len(arrays) != len(wanted):
-        names = ", ".join(name for name in wanted if name != "scales" or not is_static)
-        raise TargetError(f"{len(arrays)} outputs, expected {names}; write an adapter that returns these")
-    return {name: _numbers(name, array, *wanted[name]) for name, array in zip(wanted, arrays, strict=True)}
+        raise TargetError(f"{len(arrays)} outputs, expected {', '.join(wanted)}; write an adapter that returns these")
+    read = {}
+    for got, (name, want) in zip(arrays, wanted.items(), strict=True):
+        came, is_byte = errors.describe(got.shape, got.dtype.name), want.dtype.itemsize == 1
+        if got.dtype == np.uint8 and is_byte:
+            if "float4" in want.dtype.name and got.size * 2 == want.size:  # the first of two is in the low half
+                got = np.stack([got & 15, got >> 4], axis=-1).reshape(*got.shape[:-1], -1)
+            got = np.ascontiguousarray(got).view(want.dtype)
+        if name in ("scales", "g") and np.squeeze(got).shape == np.squeeze(want).shape:
+            got = got.reshape(want.shape)
+        if (got.shape, got.dtype) != (want.shape, want.dtype):
+            codes = ", or its codes in uint8" * is_byte
+            expected = errors.describe(want.shape, want.dtype.name)
+            raise TargetError(f"{name} is {came}, expected {expected}{codes}; write an adapter that returns this")
+        read[name] = got.astype(np.float64)
+    return read
 
 
-def _numbers(name: str, array: Array, element: str, shape: tuple[int, ...]) -> Array:
-    """The numbers of an output. uint8 is codes, and for E2M1 also two in a byte, the first in its low half.
+def _ends(steps: Steps, got: Mapping[str, Array], error: float, slack: float) -> dict[str, tuple[Array, Array]]:
+    """The least and the greatest of each output by what the function returned before it, where 1 / rho may err."""
+    with np.errstate(all="ignore"):
+        least_y = steps.y(error=-error)
+        ys = least_y, steps.y(error=error) if error else least_y
+        amaxes = [steps.amax(y) for y in ys]
+        most_g, least_g = (steps.g(amax) for amax in amaxes)
+        g = got["g"].astype(np.float32) if "g" in got and got["g"] > 0 else most_g
+        (least, low), (most, high) = (steps.scales(amax, g) for amax in amaxes)
+        own = np.broadcast_to(got.get("scales", low).astype(np.float32), least.shape)
+        divisors = (own, own) if steps.preset.quantise_with == "stored" else (most, least)
+        codes = [steps.codes(ys[end], divisors[end], g, (-slack, slack)[end]) for end in (0, 1)]
+        q = [end(*codes) for end in (np.minimum, np.maximum)]
+        if steps.preset.overflow == "wrap":  # beside the code, as many are equal to it
+            turns = 256 * np.ceil((q[0] - got["q"]) / 256)
+            q = [end - turns + 0.0 for end in q]
+        else:
+            q = [in_format(end, steps.preset.element) for end in q]
+        h = steps.stored()
+    return {"h": (h, h), "g": (least_g, most_g), "scales": (low, high), "q": (q[0], q[1])}
 
-    A scale may also be a number in a wider dtype than its format.
-    """
-    dtype, got, is_scale = np.dtype(dtype_of(element)), array, name in ("scales", "g")
-    if got.dtype == np.uint8 and dtype.itemsize == 1:
-        if element == "e2m1fn" and got.shape == (*shape[:-1], shape[-1] // 2):
-            got = np.stack([got & 15, got >> 4], axis=-1).reshape(shape)
-        got = np.ascontiguousarray(got).view(dtype)
-    if is_scale and [size for size in got.shape if size != 1] == [size for size in shape if size != 1]:
-        got = got.reshape(shape)
-    if got.shape != shape or not (got.dtype == dtype or (is_scale and got.dtype in (np.float32, np.float64))):
-        or_codes = ", or its codes in uint8" if dtype.itemsize == 1 else ""
-        came, want = errors.describe(array.shape, array.dtype.name), errors.describe(shape, dtype.name)
-        raise TargetError(f"{name} is {came}, expected {want}{or_codes}; write an adapter that returns this")
-    return got.astype(np.float64)
+
+def _comparison(name: str, got: Array, *expected: Array) -> Comparison:
+    """Of numbers with the right one and the ends of their interval, which may be NaN beyond it."""
+    value, low, high = (np.asarray(array).astype(np.float64) for array in expected)
+    same, is_low, is_high = (
+        ((got == end) & (np.signbit(got) == np.signbit(end))) | (np.isnan(got) & np.isnan(end))
+        for end in (value, low, high)
+    )
+    fits = is_low | is_high | ((low < got) & (got < high))
+    if np.all(fits):
+        return Comparison(name, 0.0, 0.0, float(np.mean(same)), float(not np.all(same)), True, "")
+    index = tuple(int(entry) for entry in np.argwhere(~fits)[0]) if fits.ndim else ()
+    number, least, most = (float(array[index]) for array in (got, low, high))
+    want = f"{least!r}" if least == most or math.isnan(least) else f"from {least!r} to {most!r}"
+    return failed(name, f"at {index} it is {number!r}, expected {want}; {np.sum(~fits)} of {fits.size} are wrong")

@@ -1,6 +1,6 @@
 """The norms of families of models in transformers, and where their files have what they read. No array library.
 
-docs/families.py asks models for the first table, docs/family_files.py configurations for the second.
+tools/families.py asks models for the first table, tools/family_files.py configurations for the second.
 """
 
 from __future__ import annotations

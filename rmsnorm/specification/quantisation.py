@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -21,25 +20,44 @@ from rmsnorm.specification.variants import is_real
 
 
 class Format(NamedTuple):
-    """The numbers of an element: its stored mantissa bits, its smallest normal exponent, its largest number."""
+    """The dtype of a format, its stored mantissa bits, its smallest normal exponent, its largest number."""
 
+    dtype: str
     mantissa: int
     least: int
     largest: float
 
-    def has(self, number: float) -> bool:
-        """Whether it is one of them and above 0."""
-        step = 2.0 ** (max(math.frexp(number)[1] - 1, self.least) - self.mantissa)
-        return 0 < number <= self.largest and number % step == 0
-
 
 FORMATS: Final = {
-    "e4m3fn": Format(3, -6, 448.0),
-    "e5m2": Format(2, -14, 57344.0),
-    "e4m3fnuz": Format(3, -7, 240.0),
-    "e2m1fn": Format(1, 0, 6.0),
-    "int8": Format(40, 40, 127.0),  # all integers below 2^41, of which those beyond wrap
+    "e4m3fn": Format("float8_e4m3fn", 3, -6, 448.0),
+    "e5m2": Format("float8_e5m2", 2, -14, 57344.0),
+    "e4m3fnuz": Format("float8_e4m3fnuz", 3, -7, 240.0),
+    "e2m1fn": Format("float4_e2m1fn", 1, 0, 6.0),
+    "int8": Format("int8", 40, 40, 127.0),  # all integers below 2^41, of which those beyond wrap
+    "e8m0fnu": Format("float8_e8m0fnu", 0, -127, 2.0**127),
+    "float16": Format("float16", 10, -14, 65504.0),
+    "float32": Format("float32", 23, -126, 2.0**128 - 2.0**104),
 }
+# The share of the distance of two neighbours above which a size becomes the larger one, and what it becomes at it.
+ROUNDINGS: Final = {
+    "half_even": (0.5, "even"), "half_away": (0.5, "larger"), "half_down": (0.5, "smaller"),
+    "truncate": (1.0, "smaller"), "floor": (1.0, "smaller"), "ceil": (0.0, "smaller"), "rceil": (0.0, "smaller"),
+    "nearest": (2 * math.sqrt(0.5) - 1, "smaller"),
+}  # fmt: skip
+SCALES: Final[Mapping[str, Callable[..., Any]]] = {
+    "amax / qmax": lambda amax, qmax, g: amax / qmax,
+    "amax * (1 / qmax)": lambda amax, qmax, g: amax * (1 / qmax),
+    "(g * amax) * (1 / qmax)": lambda amax, qmax, g: (g * amax) * (1 / qmax),
+    "g * (amax * (1 / qmax))": lambda amax, qmax, g: g * (amax * (1 / qmax)),
+    "amax * (g * (1 / qmax))": lambda amax, qmax, g: amax * (g * (1 / qmax)),
+}
+FACTORS: Final[Mapping[str, Callable[..., Any]]] = {  # by which y is multiplied; "y / s" is one division instead
+    "y / s": lambda s, g: 1 / s,
+    "y * (1 / s)": lambda s, g: 1 / s,
+    "y * (g * (1 / s))": lambda s, g: g * (1 / s),
+    "y * (1 / (s * (1 / g)))": lambda s, g: 1 / (s * (1 / g)),
+}
+OF_AMAX: Final = ("floor", "ceil", "even")  # which round amax to a power of two, and not s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +74,14 @@ class Quantisation:
         qmin: the smallest code; -qmax, or -128 for int8 if the kernel uses it.
         block: how many neighbours share a scale: ``static``, a scale that the call gets; ``row``; or a number.
         residual_rounding: how x + residual is rounded to T where it is stored and returned.
-        statistic_reads: rho is that of the ``stored`` sum, or of the ``sum`` before that rounding.
-        values_read: the same, for the elements that are divided by rho.
+        statistic_reads, values_read: rho is that of the ``stored`` sum, or of the ``sum`` before that rounding; and
+            which of them is divided by rho.
         order: ``norm_first`` (h / rho) * gain, ``gain_first`` (h * gain) / rho.
-        round_norm: whether R follows the division by rho.
-        round_gain: whether R follows the product with the gain.
+        round_norm, round_gain: whether R follows the division by rho, and the product with the gain.
         offset: ``none`` the gain; ``exact`` 1 + gain; ``rounded`` 1 + gain, rounded to the dtype of the gain.
         amax_floor: a lower bound of amax.
         amax_nan: whether a NaN in a block is left out of amax, or makes it NaN.
-        scale: s before it is rounded to its format.
-        scale_floor: a lower bound of s, before it is rounded to its format.
+        scale, scale_floor: s before it is rounded to its format, and a lower bound of that.
         scale_format: the format of s.
         scale_round: how s is rounded to that: ``half_even``, e4m3fn with saturation; for e8m0fnu the exponent is
             ``floor`` floor(log2 amax) - floor(log2 qmax), ``ceil`` the same with ceil(log2 amax), ``even`` as floor, of
@@ -105,16 +121,13 @@ class Quantisation:
     offset: Literal["none", "exact", "rounded"] = "none"
     amax_floor: float = 0.0
     amax_nan: Literal["drop", "keep"] = "drop"
-    scale: Literal[
-        "amax / qmax", "amax * (1 / qmax)", "(g * amax) * (1 / qmax)", "g * (amax * (1 / qmax))",
-        "amax * (g * (1 / qmax))",
-    ] = "amax / qmax"  # fmt: skip
+    scale: str = "amax / qmax"
     scale_floor: float = 0.0
     scale_format: Literal["float32", "float16", "e8m0fnu", "e4m3fn"] = "float32"
     scale_round: Literal["half_even", "floor", "ceil", "rceil", "even", "nearest"] = "half_even"
     global_scale: Literal["none", "given", "amax"] = "none"
     quantise_with: Literal["stored", "unrounded"] = "stored"
-    apply: Literal["y / s", "y * (1 / s)", "y * (g * (1 / s))", "y * (1 / (s * (1 / g)))"] = "y / s"
+    apply: str = "y / s"
     zero_scale: Literal["zero", "infinity", "largest"] = "infinity"
     round_scaled: Literal["none", "float32", "bfloat16"] = "float32"
     rounding: Literal["half_even", "half_away", "half_down", "truncate"] = "half_even"
@@ -136,34 +149,39 @@ class Quantisation:
         for name in ("amax_floor", "scale_floor"):
             number = getattr(self, name)
             yield name, is_real(number) and 0 <= number < math.inf, "a finite number >= 0", "pass 0 for none"
-        numbers = FORMATS[self.element]
-        want = f"a number of {self.element} above 0, at most {numbers.largest:g}"
-        yield "qmax", is_real(self.qmax) and numbers.has(self.qmax), want, f"pass {numbers.largest:g}"
+        _, mantissa, least, largest = FORMATS[self.element]
+        is_one = is_real(self.qmax) and 0 < self.qmax <= largest
+        step = 2.0 ** (max(math.frexp(self.qmax)[1] - 1, least) - mantissa) if is_one else 1.0
+        want = f"a number of {self.element} above 0, at most {largest:g}"
+        yield "qmax", is_one and self.qmax % step == 0, want, f"pass {largest:g}"
         is_size = isinstance(self.block, int) and self.block > 0 and self.block is not True
         want = "'static', 'row' or a number of elements"
         yield "block", self.block in ("static", "row") or is_size, want, "pass 16 or 32"
-        every, is_static, is_mx = choices(), self.block == "static", self.scale_format == "e8m0fnu"
-        has_no_nan, overflows = self.element in ("int8", "e2m1fn"), {"int8": "wrap", "e2m1fn": "saturate"}
-        is_of_amax = self.scale_round in ("floor", "ceil", "even")
-        of_g = {
-            name: [text for text in every[name] if ("g" in re.findall(r"\w+", text)) == (self.global_scale != "none")]
-            for name in ("scale", "apply")
-        }
-        pairs: dict[str, tuple[str, Sequence[Any]]] = {
-            "qmin": ("qmax", (-self.qmax, -128.0) if self.element == "int8" else (-self.qmax,)),
-            "scale_format": ("block", ("float32",) if is_static else every["scale_format"]),
-            "global_scale": ("block", ("none",) if is_static else every["global_scale"]),
-            "scale": ("global_scale", of_g["scale"]),
-            "apply": ("global_scale", of_g["apply"]),
-            "scale_round": ("scale_format", every["scale_round"][1:] if is_mx else ("half_even",)),
-            "scale_floor": ("scale_round", (0.0,) if is_of_amax else (self.scale_floor,)),
-            "zero_scale": ("apply", ("infinity",) if self.apply == "y / s" else every["zero_scale"]),
-            "overflow": ("element", ("saturate", overflows.get(self.element, "nan"))),
-            "nan": ("element", ("qmax", "zero") if has_no_nan else every["nan"]),
-        }  # fmt: skip
-        for name, (other, known) in pairs.items():
+        is_int, is_static, every = self.element == "int8", self.block == "static", choices()
+        beyond = {"int8": ("saturate", "wrap"), "e2m1fn": ("saturate",)}.get(self.element, ("saturate", "nan"))
+        has_g = self.global_scale != "none"
+        of_g = {text: "g *" in text or "/ g" in text for text in (*SCALES, *FACTORS)}
+        pairs: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
+            ("qmin", "qmax", (-self.qmax, *[-128.0] * is_int)),
+            ("scale_format", "block", ("float32",) if is_static else every["scale_format"]),
+            ("global_scale", "block", ("none",) if is_static else every["global_scale"]),
+            ("scale", "global_scale", tuple(text for text in SCALES if of_g[text] == has_g)),
+            ("apply", "global_scale", tuple(text for text in FACTORS if of_g[text] == has_g)),
+            ("scale_round", "scale_format",
+             every["scale_round"][1:] if self.scale_format == "e8m0fnu" else ("half_even",)),
+            ("scale_floor", "scale_round", (0.0 if self.scale_round in OF_AMAX else self.scale_floor,)),
+            ("zero_scale", "apply", ("infinity",) if self.apply == "y / s" else every["zero_scale"]),
+            ("overflow", "element", beyond),
+            ("nan", "element", ("qmax", "zero") if "nan" not in beyond else every["nan"]),
+        )  # fmt: skip
+        for name, other, known in pairs:
             want = f"{' or '.join(map(str, known))} for {other} {getattr(self, other)!r}"
             yield name, getattr(self, name) in known, want, "change the two together"
+
+    @property
+    def size(self) -> int:
+        """How many elements a block has at least: 1 where it is no number."""
+        return self.block if isinstance(self.block, int) else 1
 
     @property
     def label(self) -> str:
@@ -188,13 +206,21 @@ class Quantisation:
         return replace(self, **changes)
 
     @staticmethod
-    def get(quantisation: str | Quantisation) -> Quantisation:
-        """The preset of that name; a Quantisation is returned unchanged.
+    def get(quantisation: str | Quantisation, op: str = "Quantisation.get") -> Quantisation:
+        """The preset of that name; a Quantisation is returned unchanged. ``op`` is who asks, for errors.
 
         >>> Quantisation.get("te.mxfp8").block
         32
         """
-        return get_quantisation("Quantisation.get", quantisation)
+        if isinstance(quantisation, Quantisation):
+            return quantisation
+        if not isinstance(quantisation, str):
+            want, fix = "a name or a Quantisation", "pass one such as 'vllm.static'"
+            raise errors.wrong_type(op, "quantisation", quantisation, want, fix)
+        if quantisation not in QUANTISATIONS:
+            near = difflib.get_close_matches(quantisation.lower(), QUANTISATIONS, n=1)
+            raise errors.not_a_choice(op, "quantisation", quantisation, tuple(QUANTISATIONS), near[0] if near else None)
+        return QUANTISATIONS[quantisation]
 
 
 @lru_cache(maxsize=1)
@@ -202,67 +228,47 @@ def choices() -> dict[str, tuple[Any, ...]]:
     """The choices of each field that has some."""
     hints = get_type_hints(Quantisation)
     known = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
-    return known | {name: (True, False) for name, hint in hints.items() if hint is bool}
+    known |= {name: (True, False) for name, hint in hints.items() if hint is bool}
+    return known | {"scale": tuple(SCALES), "apply": tuple(FACTORS)}
 
 
-def get_quantisation(op: str, quantisation: Any) -> Quantisation:
-    if isinstance(quantisation, Quantisation):
-        return quantisation
-    if not isinstance(quantisation, str):
-        want, fix = "a name or a Quantisation", "pass one such as 'vllm.static'"
-        raise errors.wrong_type(op, "quantisation", quantisation, want, fix)
-    if quantisation not in QUANTISATIONS:
-        near = difflib.get_close_matches(quantisation.lower(), QUANTISATIONS, n=1)
-        raise errors.not_a_choice(op, "quantisation", quantisation, tuple(QUANTISATIONS), near[0] if near else None)
-    return QUANTISATIONS[quantisation]
-
-
-_INT8: Final[dict[str, Any]] = {"element": "int8", "qmax": 127.0}
-_E2M1: Final[dict[str, Any]] = {
+_INT8: Final = {"element": "int8", "qmax": 127.0, "qmin": -128.0, "nan": "zero"}
+_NVFP4: Final = {
     "element": "e2m1fn", "qmax": 6.0, "qmin": -6.0, "block": 16, "scale_format": "e4m3fn", "nan": "qmax",
 }  # fmt: skip
-_PRESETS: Final = (
-    Quantisation(
-        name="vllm.static", block="static", round_norm=True, apply="y * (1 / s)", nan="qmax",
-        source="vLLM, csrc layernorm_quant_kernels.cu: rms_norm_static_fp8_quant"),
-    Quantisation(
-        name="vllm.dynamic_fp8", statistic_reads="sum", values_read="sum", round_norm=True, nan="qmax",
-        scale_floor=1 / (448 * 512),
-        source="vLLM, fused_layernorm_dynamic_per_token_quant.cu: rms_norm_dynamic_per_token_quant"),
-    Quantisation(
-        name="flashinfer.static", block="static", statistic_reads="sum", values_read="sum", round_gain=False,
-        apply="y * (1 / s)", round_scaled="none", nan="qmax",
-        source="FlashInfer, include/flashinfer/norm.cuh: RMSNormQuant, FusedAddRMSNormQuant"),
-    Quantisation(
-        name="flashinfer.fp4", order="gain_first", scale="(g * amax) * (1 / qmax)", global_scale="given",
-        apply="y * (g * (1 / s))", zero_scale="zero", round_scaled="none", **_E2M1,
-        source="FlashInfer, cute_dsl/rmsnorm_fp4quant.py: rmsnorm_fp4quant, NVFP4"),
-    Quantisation(
-        name="trtllm.add_nvfp4", statistic_reads="sum", values_read="sum", scale="g * (amax * (1 / qmax))",
-        global_scale="given", apply="y * (1 / (s * (1 / g)))", **_E2M1,
-        source="TensorRT-LLM, fusedLayernormKernels/low_latency_layernorm.cuh, fp4_converter.cuh"),
-    Quantisation(
-        name="te.mxfp8", block=32, scale="amax * (1 / qmax)", scale_format="e8m0fnu", scale_round="rceil",
-        round_scaled="none",
-        source="Transformer Engine, RMSNorm to the dtype of x, then the MXFP8 quantiser: the default, without cuDNN"),
-    Quantisation(
-        name="te.nvfp4", scale="amax * (g * (1 / qmax))", global_scale="amax", apply="y * (1 / (s * (1 / g)))",
-        zero_scale="largest", **_E2M1,
-        source="Transformer Engine, RMSNorm to the dtype of x, then core_nvfp4.cuh"),
-    Quantisation(
-        name="torchao.mx", block=32, amax_nan="keep", scale_format="e8m0fnu", scale_round="floor", round_scaled="none",
-        source="torchao, mx_formats/mx_tensor.py: to_mx of RMSNorm in the dtype of x; scale_round is its mode"),
-    Quantisation(
-        name="aiter.int8", statistic_reads="sum", values_read="sum", residual_rounding="truncate", round_gain=False,
-        qmin=-128.0, amax_floor=1e-10, scale="amax * (1 / qmax)", apply="y * (1 / s)", round_scaled="none",
-        rounding="truncate", overflow="wrap", nan="zero", **_INT8,
-        source="aiter, rmsnorm_quant_kernels.hip on gfx942, before its int8 was rounded to nearest"),
-    Quantisation(
-        name="llama.q8_0", block=32, round_norm=True, scale_format="float16", quantise_with="unrounded",
-        apply="y * (1 / s)", zero_scale="zero", rounding="half_away", qmin=-128.0, overflow="wrap", nan="zero", **_INT8,
-        source="llama.cpp, ggml-quants.c: quantize_row_q8_0_ref of norm and mul in float32"),
-    Quantisation(
-        name="onnx.qdq", block="static", round_norm=True, qmin=-128.0, nan="zero", **_INT8,
-        source="ONNX, RMSNormalization-23 and QuantizeLinear-25 without a zero point, to int8"),
-)  # fmt: skip
-QUANTISATIONS: Final = MappingProxyType({preset.name: preset for preset in _PRESETS})
+_MX: Final = {"block": 32, "scale_format": "e8m0fnu", "round_scaled": "none"}
+_STATIC: Final = {"block": "static", "apply": "y * (1 / s)", "nan": "qmax"}
+_SUM: Final = {"statistic_reads": "sum", "values_read": "sum"}
+_PRESETS: Final[dict[tuple[str, str], dict[str, Any]]] = {  # by the name and the source
+    ("vllm.static", "vLLM, csrc layernorm_quant_kernels.cu: rms_norm_static_fp8_quant"): {
+        **_STATIC, "round_norm": True},
+    ("vllm.dynamic_fp8", "vLLM, fused_layernorm_dynamic_per_token_quant.cu: rms_norm_dynamic_per_token_quant"): {
+        **_SUM, "round_norm": True, "nan": "qmax", "scale_floor": 1 / (448 * 512)},
+    ("flashinfer.static", "FlashInfer, include/flashinfer/norm.cuh: RMSNormQuant, FusedAddRMSNormQuant"): {
+        **_STATIC, **_SUM, "round_gain": False, "round_scaled": "none"},
+    ("flashinfer.fp4", "FlashInfer, cute_dsl/rmsnorm_fp4quant.py: rmsnorm_fp4quant, NVFP4"): {
+        **_NVFP4, "order": "gain_first", "scale": "(g * amax) * (1 / qmax)", "global_scale": "given",
+        "apply": "y * (g * (1 / s))", "zero_scale": "zero", "round_scaled": "none"},
+    ("trtllm.add_nvfp4", "TensorRT-LLM, fusedLayernormKernels/low_latency_layernorm.cuh, fp4_converter.cuh"): {
+        **_NVFP4, **_SUM, "scale": "g * (amax * (1 / qmax))", "global_scale": "given",
+        "apply": "y * (1 / (s * (1 / g)))"},
+    ("te.mxfp8", "Transformer Engine, RMSNorm to the dtype of x, then the MXFP8 quantiser: its default, not cuDNN"): {
+        **_MX, "scale": "amax * (1 / qmax)", "scale_round": "rceil"},
+    ("te.nvfp4", "Transformer Engine, RMSNorm to the dtype of x, then core_nvfp4.cuh"): {
+        **_NVFP4, "scale": "amax * (g * (1 / qmax))", "global_scale": "amax", "apply": "y * (1 / (s * (1 / g)))",
+        "zero_scale": "largest"},
+    ("torchao.mx", "torchao, mx_formats/mx_tensor.py: to_mx of RMSNorm in the dtype of x; scale_round is its mode"): {
+        **_MX, "amax_nan": "keep", "scale_round": "floor"},
+    ("aiter.int8", "aiter, rmsnorm_quant_kernels.hip on gfx942, before its int8 was rounded to nearest"): {
+        **_INT8, **_SUM, "residual_rounding": "truncate", "round_gain": False, "amax_floor": 1e-10,
+        "scale": "amax * (1 / qmax)", "apply": "y * (1 / s)", "round_scaled": "none", "rounding": "truncate",
+        "overflow": "wrap"},
+    ("llama.q8_0", "llama.cpp, ggml-quants.c: quantize_row_q8_0_ref of norm and mul in float32"): {
+        **_INT8, "block": 32, "round_norm": True, "scale_format": "float16", "quantise_with": "unrounded",
+        "apply": "y * (1 / s)", "zero_scale": "zero", "rounding": "half_away", "overflow": "wrap"},
+    ("onnx.qdq", "ONNX, RMSNormalization-23 and QuantizeLinear-25 without a zero point, to int8"): {
+        **_INT8, "block": "static", "round_norm": True},
+}  # fmt: skip
+QUANTISATIONS: Final = MappingProxyType(
+    {name: Quantisation(name=name, source=source, **fields) for (name, source), fields in _PRESETS.items()}
+)

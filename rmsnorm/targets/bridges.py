@@ -144,9 +144,11 @@ class Torch(Bridge):
 
     def fetch(self, tensor: Any) -> Array:
         tensor = tensor.detach().cpu().contiguous()
-        if tensor.dtype == self.torch.bfloat16:
-            return tensor.view(self.torch.int16).numpy().view(ml_dtypes.bfloat16)
-        return tensor.numpy()
+        name = str(tensor.dtype).removeprefix("torch.")
+        if not name.startswith(("bfloat16", "float8", "float4")):
+            return tensor.numpy()
+        bits = tensor.view(self.torch.int16 if name == "bfloat16" else self.torch.uint8).numpy()
+        return bits if name.endswith("x2") else bits.view(getattr(ml_dtypes, name))  # of two in a byte, the bytes
 
     @property
     def modes(self) -> Mapping[str, Callable[[], contextlib.AbstractContextManager[Any]]]:  # type: ignore[override]

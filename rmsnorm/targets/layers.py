@@ -146,7 +146,8 @@ def made_again(layer: Any, config: Mapping[str, Any], policy: Any) -> Any:
     kind, config = type(layer), {**config, "dtype": policy}
     taken = inspect.signature(kind.__init__).parameters
     is_general = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
-    if not is_general and kind.from_config.__func__ is keras.layers.Layer.from_config.__func__:
+    makers = (keras.layers.Layer.from_config.__func__, keras.Model.from_config.__func__)
+    if not is_general and kind.from_config.__func__ in makers:
         config = {name: value for name, value in config.items() if name in taken}
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)  # that of a layer that gets none
