@@ -1,6 +1,6 @@
 """What every test shares: settings of the frameworks before any import, compiled code on disk, and which tests run.
 
-``make test`` runs every test without the mark ``slow``, on every commit the same; ``make test-all`` (``pytest --all``)
+``make test`` runs every test without the mark ``slow``, on every commit the same; ``make nightly`` (``pytest --all``)
 runs the slow ones, too.
 """
 
@@ -33,17 +33,17 @@ if not _HAS_KERNELS:
 
 _NEEDS = {
     "triton": ["gpu/triton_*"],
-    "torch": ["torch_impl/*", "nematus/torch/*", "*/torch.py", "*/torch_*.py"],
-    "tensorflow": ["tf_impl/*", "nematus/tf/*", "*/tf.py"],
-    "keras": ["tf_impl/layers.py", "nematus/tf/*", "*/keras.py"],
-    "jax": ["flax_impl/*", "nematus/flax/*", "*/flax.py"],
-    "flax": ["flax_impl/layers.py", "flax_impl/linen.py", "nematus/flax/*", "*/flax.py"],
+    "torch": ["torch_impl/*", "*/torch.py", "*/torch_*.py"],
+    "tensorflow": ["tf_impl/*", "nematus/tf_*", "*/tf.py"],
+    "keras": ["tf_impl/layers.py", "nematus/tf_models.py", "*/keras.py"],
+    "jax": ["flax_impl/*", "nematus/flax_*", "*/flax.py"],
+    "flax": ["flax_impl/layers.py", "flax_impl/linen.py", "nematus/flax_*", "*/flax.py"],
 }
 _NEEDS["torch"] += ["conversion/layer_norm/__init__.py", "conversion/replacement/__init__.py"]  # whose examples use it
 if find_spec("hypothesis"):
     from hypothesis import settings
 
-    settings.register_profile("nightly", max_examples=2000, print_blob=True)  # make fuzz
+    settings.register_profile("nightly", max_examples=2000, print_blob=True)  # make nightly
 
 collect_ignore_glob = [
     f"rmsnorm/{pattern}" for package, patterns in _NEEDS.items() if not find_spec(package) for pattern in patterns

@@ -38,19 +38,18 @@ def framework(array: Any) -> str:
 
 def xp(array: Any) -> Any:
     """The array functions of the framework of an array."""
-    names = {"torch": "torch", "tensorflow": "tensorflow", "numpy": "numpy", "jax": "jax.numpy"}
+    names = {"torch": "torch", "tensorflow": "tensorflow", "jax": "jax.numpy"}
     return importlib.import_module(names.get(framework(array), "numpy"))
-
-
-def eps(array: Any) -> float:
-    """One unit in the last place of 1 in the dtype of an array."""
-    named = re.search(r"bfloat16|float\d+", str(array.dtype))
-    return {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-52}.get(named[0] if named else "", 2.0**-23)
 
 
 def dtype(array: Any) -> str:
     named = re.search(r"bfloat16|float\d+", str(array.dtype))
     return named[0] if named else ""
+
+
+def eps(array: Any) -> float:
+    """One unit in the last place of 1 in the dtype of an array."""
+    return {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-52}.get(dtype(array), 2.0**-23)
 
 
 def ulp(array: Any) -> Any:
@@ -63,7 +62,7 @@ def stop(array: Any) -> Any:
     if framework(array) == "torch":
         return array.detach()
     if framework(array) == "tensorflow":
-        return importlib.import_module("tensorflow").stop_gradient(array)
+        return xp(array).stop_gradient(array)
     return importlib.import_module("jax").lax.stop_gradient(array)
 
 
@@ -73,9 +72,8 @@ def slope(array: Any, factor: float) -> Any:
 
 
 def _joined(parts: list[Any]) -> Any:
-    module = xp(parts[0])
-    join = module.concat if hasattr(module, "concat") and framework(parts[0]) == "tensorflow" else None
-    return module.cat(parts) if framework(parts[0]) == "torch" else (join or module.concatenate)(parts, 0)
+    join = {"torch": "cat", "tensorflow": "concat"}.get(framework(parts[0]), "concatenate")
+    return getattr(xp(parts[0]), join)(parts, 0)
 
 
 def with_first(result: Any, change: Callable[[Any], Any]) -> Any:
@@ -122,13 +120,8 @@ def without_last_row(call: Call) -> Any:
 def gain_misses_last_row(call: Call) -> Any:
     """y is right; in automatic differentiation dscale lacks the last row."""
     x, scale = call["x"], call["scale"]
-    if (
-        scale is None
-        or not plain(call)
-        or isinstance(call(), tuple)
-        or not isinstance(x.shape[0], int)
-        or x.shape[0] < 2
-    ):
+    rows = x.shape[0] if scale is not None and plain(call) and isinstance(x.shape[0], int) else 0
+    if rows < 2 or isinstance(call(), tuple):
         return call()
     return _joined([call(x=x[:-1]), call(x=x[-1:], scale=stop(scale))])
 
@@ -136,12 +129,7 @@ def gain_misses_last_row(call: Call) -> Any:
 def in_memory(call: Call) -> Any:
     """x that is not dense is read as if it were."""
     x = call["x"]
-    if (
-        framework(x) != "torch"
-        or traced(call)
-        or x.is_contiguous()
-        or x.layout is not importlib.import_module("torch").strided
-    ):
+    if framework(x) != "torch" or traced(call) or x.is_contiguous() or x.layout is not xp(x).strided:
         return call()
     strides, size = [], 1
     for length in reversed(x.shape):
@@ -183,12 +171,8 @@ def rounded_twice(call: Call) -> Any:
     y = call()
     if dtype(call["x"]) != "bfloat16" or call["out_dtype"] is not None:
         return y
-    return with_first(
-        y,
-        lambda value: with_first(
-            (call(out_dtype="float32"),), lambda wide: wide[0] if isinstance(wide, tuple) else wide
-        )[0].astype(value.dtype),
-    )
+    narrow = (y[0] if isinstance(y, tuple) else y).dtype
+    return with_first(call(out_dtype="float32"), lambda wide: wide.astype(narrow))
 
 
 def preset(name: str, **fields: Any) -> Callable[[Call], Any]:

@@ -44,14 +44,11 @@ class Surface(NamedTuple):
     tests: str
 
 
-FUNCTIONS: Final = "tests/test_interface.py tests/test_gate.py tests/test_signatures.py"
-LAYERS: Final = "tests/layers"
+FUNCTIONS: Final = "tests/table --ignore tests/table/test_layers_alike.py"
+LAYERS: Final = "tests/table/test_layers_alike.py tests/table/test_errors.py"
 SURFACES: Final = {
-    "numpy": Surface(
-        "rmsnorm.numpy_impl.functional",
-        "tests/test_interface.py tests/numpy_impl/test_golden.py tests/numpy_impl -k 'not tf and not flax'",
-    ),
-    "fast": Surface("rmsnorm.numpy_impl.fast", "tests/test_numbers.py tests/cpu tests/numpy_impl"),
+    "numpy": Surface("rmsnorm.numpy_impl.functional", "tests/golden tests/table -k 'not tf and not flax'"),
+    "fast": Surface("rmsnorm.numpy_impl.fast", "tests/kernels tests/table"),
     "torch": Surface("rmsnorm.torch_impl.functional", f"{FUNCTIONS} tests/torch_impl -k 'not tf and not flax'"),
     "torch layer": Surface("rmsnorm.torch_impl.layers", f"{LAYERS} tests/torch_impl -k 'not tf and not flax'"),
     "tf": Surface("rmsnorm.tf_impl.functional", f"{FUNCTIONS} tests/tf_impl -k 'not torch and not flax'"),
@@ -59,26 +56,30 @@ SURFACES: Final = {
     "jax": Surface("rmsnorm.flax_impl.functional", f"{FUNCTIONS} tests/flax_impl -k 'not torch and not tf'"),
     "nnx": Surface("rmsnorm.flax_impl.layers", f"{LAYERS} tests/flax_impl -k 'not torch and not tf'"),
     "linen": Surface("rmsnorm.flax_impl.linen", f"{LAYERS} tests/flax_impl -k 'not torch and not tf'"),
-    "variants": Surface("rmsnorm.specification.variants", "tests/specification tests/numpy_impl"),
+    "variants": Surface(
+        "rmsnorm.specification.variants", "tests/specification tests/table/test_errors.py tests/golden"
+    ),
     "check": Surface(
         "rmsnorm.parity.checking",
-        "tests/parity/test_what_check_says.py tests/parity/test_zoo_numpy.py tests/parity tests/cli",
+        "tests/tools/test_reports.py tests/tools/test_check.py tests/tools/test_zoo.py tests/tools tests/parity",
     ),
-    "report": Surface("rmsnorm.parity.report", "tests/parity tests/cli"),
+    "report": Surface("rmsnorm.parity.report", "tests/tools/test_reports.py tests/tools"),
     "quantised": Surface("rmsnorm.parity.quantised", "tests/parity/test_quantised_check.py"),
     "quantised golden": Surface("rmsnorm.numpy_impl.quantised", "tests/test_quantised.py"),
-    "vectors": Surface("rmsnorm.parity.static", "tests/parity/test_static_vectors.py"),
-    "identify": Surface("rmsnorm.identify.search", "tests/identify"),
-    "identity": Surface("rmsnorm.identify.identity", "tests/identify"),
+    "vectors": Surface("rmsnorm.parity.static", "tests/tools/test_vectors.py"),
+    "identify": Surface(
+        "rmsnorm.identify.search", "tests/tools/test_identify_zoo.py tests/tools/test_identify.py tests/tools"
+    ),
+    "identity": Surface("rmsnorm.identify.identity", "tests/tools/test_identify_zoo.py tests/tools/test_identify.py"),
     "replace": Surface("rmsnorm.conversion.replacement", "tests/conversion"),
-    "to_rms_norm": Surface("rmsnorm.conversion.layer_norm", "tests/conversion/test_layer_norm_torch.py"),
+    "to_rms_norm": Surface("rmsnorm.conversion.layer_norm", "tests/conversion/test_layer_norm.py"),
     "nematus": Surface("rmsnorm.nematus.model", "tests/nematus tests/cli"),
     "translate": Surface("rmsnorm.nematus.translate", "tests/nematus tests/cli"),
     "nematus models": Surface("rmsnorm.nematus.protocol", "tests/nematus tests/cli"),
     "convert": Surface("rmsnorm.nematus.convert", "tests/nematus tests/cli"),
-    "files": Surface("rmsnorm.files.tensors", "tests/nematus tests/identify/test_checkpoint.py"),
-    "command": Surface("rmsnorm.cli", "tests/cli tests/identify/test_identify_command.py"),
-    "explain": Surface("rmsnorm.explaining", "tests/test_explain.py"),
+    "files": Surface("rmsnorm.files.tensors", "tests/nematus tests/tools/test_checkpoint.py"),
+    "command": Surface("rmsnorm.cli", "tests/tools/test_commands.py tests/tools/test_identify.py tests/cli"),
+    "explain": Surface("rmsnorm.explaining", "tests/tools/test_explain.py"),
 }
 
 

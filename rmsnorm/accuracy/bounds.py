@@ -106,9 +106,8 @@ LAYER_NORM: Final = 1e-12
 LAYER_NORM_OF_FLOAT32: Final = 1e-4
 # Outputs of a model in float64, before and after its LayerNorms became RMSNorm: roundings of about 1e-16 each, and a
 # factor of 1e6 for deep models and for LayerNorms that subtract a large mean. A weight that is centred wrongly changes
-# outputs by far more. In float32, for frameworks whose RMSNorm computes in it, the factor is 1e3.
+# outputs by far more.
 CONVERSION: Final = 1e-10
-CONVERSION_OF_FLOAT32: Final = 1e-4
 
 LANES: Final = 8  # of a vector of float32, in which a processor adds
 USES_OF_INVERSE: Final = {

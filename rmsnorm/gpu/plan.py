@@ -10,9 +10,9 @@ threads. It computes a tile of some rows by ``block`` elements in registers, and
     split    more                      8192                  as with one; programs share a row: one kernel adds up,
                                                              the next reads x again
 
-Source of the sizes: times on an H200 (docs/gpu.md) and, from 256 to 512 and for widths that 8 does not divide, the
-machine code: where eight warps share few rows, or elements are read one by one, the compiler gives each thread elements
-of many rows, and computes 1 / rho for all of them.
+Source of the sizes: times on an H200 (docs/performance.md) and, from 256 to 512 and for widths that 8 does not divide,
+the machine code: where eight warps share few rows, or elements are read one by one, the compiler gives each thread
+elements of many rows, and computes 1 / rho for all of them.
 """
 
 from __future__ import annotations

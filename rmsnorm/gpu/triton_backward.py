@@ -2,9 +2,12 @@
 
     dx = (u - h / s <u, h / rho> / k) / rho + dh,    u = (o + scale) dy
 
-with drho / dh = h / (k s), in float64 (docs/gpu-arithmetic.md derives the bounds). A tile with a number out of its
-range, or with a difference that cancels too much, is computed again in pairs of float64, in steps, as
-cpu/native/cancelled.h does. Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
+with drho / dh = h / (k s), in float64 (``triton_gradient``). A tile with a number out of its range, or with a
+difference that cancels too much, is computed again in pairs of float64, in steps, as cpu/native/cancelled.h does. The
+loop over rows has no branch, with which Triton would not read ahead: each thread keeps the first and the last tile
+that it noted, and behind the loop these are computed again; if a row was out of range, all tiles of the program are,
+with the sums for the gain. Those sums are float64, h times (dy / rho), in the order that the shape alone decides.
+Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
 """
 
 import triton

@@ -2,16 +2,19 @@
 
     y = h / rho * (o + scale) + bias,    h = x + residual
 
-A kernel goes one of three ways, which WAY names (docs/gpu-arithmetic.md derives the bounds):
+A kernel goes one of three ways, which WAY names:
 
-    cut      x, gain and y of one format of 16 bits: a quotient is cut off, and its last bit set
-    wide     x of 32 bits: float64
+    cut      x, gain and y of one format of 16 bits: a quotient is cut off, and its last bit set (``triton_quotient``)
+    wide     x of 32 bits: h gain is exact in float64, its product with 1 / rho errs by 2^-52, and is rounded to
+             float32: one element in about 2^27 may be rounded to the wrong side
     pairs    all else: pairs of float32, rounded once wherever the variant rounds
 
 Unless FLOAT64, the sum and 1 / rho of x of 16 bits are pairs of float32, too: for cards on which float64 is slow.
 
-A row that a way cannot compute is computed again in float64, in steps.
-Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
+A row that a way cannot compute is computed again in float64, 256 elements at a time: the sum without the test of the
+gain, then the quotient h gain / rho, if rho is short, which makes exact ties exact; else the product with 1 / rho,
+rounded to odd. Padding, rows of zeros with an eps, is an ordinary row. Source: Zhang & Sennrich 2019 (arXiv
+1910.07467).
 """
 
 from typing import Final

@@ -2,7 +2,16 @@
 
 The errors are exact only if no product of two numbers leaves the range, which the kernels check (``is_outside``), and
 if the compiler neither contracts nor reorders anything: kernels are compiled without contraction (plan.py), and
-every fused multiplication is written as one. Source: Dekker 1971; Boldo & Melquiond 2008 for rounding to odd.
+every fused multiplication is written as one.
+
+1 / rho of a row: the sum of squares is float64. A square of 16 bits is exact in float32; what float32 loses of
+smaller squares is below 2^-109 of the sum, because q is at least 2^-40. q + eps is a pair of float64. A = 1 / rho
+comes from a rough root of 20 bits and two steps of Newton's; the sign of 1 - A^2 (q + eps), which fused
+multiplications compute to 2^-104, says on which side A is, so A is rounded to odd, the same on every card. This
+matters in rows of zeros, of which padding is full: with eps = 1e-6, A is 1000.0000000000000226, and 1000.0 would make
+ties of gradients that are none. In pairs of float32, A is right to 2^-47, a row within 2^-43 of a short rho or A is
+computed again, and sums for the gain are right to 2^-46 of their terms. Source: Dekker 1971; Boldo & Melquiond 2008
+for rounding to odd.
 """
 
 # Triton compiles this source: its annotations are objects, so that `from __future__ import annotations` is left out.

@@ -1,6 +1,26 @@
 """Quotients of 16 bits in Triton, cut off to float32 and made odd: then one more rounding is that of the quotient.
 
-docs/gpu-arithmetic.md derives the bounds.
+Two roundings to nearest can differ from one, where the first lands on a tie, the middle between two numbers of 16
+bits. *Rounding to odd* prevents this (Boldo & Melquiond 2008): a number that float32 does not have becomes the one of
+its two neighbours whose last bit is 1, so that the second rounding sees on which side of the tie it is. Of a number
+that is cut off towards 0 this sets the last bit. GPUs cut off at no cost (``fma.rz``, ``cvt.rz``).
+
+p = h gain has at most 24 bits, so float32 has it. With 1 / rho = high + low, both cut off (the pair is below 1 / rho
+by less than 2^-46 of it),
+
+    t = cut off (p high + cut off (p low)),   y = round (t with its last bit set)
+
+- t is the quotient cut off, if the quotient is not within 2^-45 of a number of 24 bits. No tie is that near unless it
+  is exact: a tie times rho has few bits, and 1 / rho is irrational, or rational.
+- An exact tie needs a rational rho. A row whose rho or 1 / rho has at most 24 bits, as rows of equal numbers with eps
+  = 0, is computed again (``triton_forward``).
+- Range, in bfloat16: the gain is multiplied by 2^32 and 1 / rho by 2^16, and t is divided by 2^48, again cut off, so
+  that nothing that reaches y is subnormal on the way. For LLaMA's rounding 1 / rho is multiplied by 2^96. This asks
+  2^-20 <= rho <= 2^20 and |gain| < 2^40. A row beyond that, and each NaN, is computed again: a gain that is too large
+  makes a square NaN, and every test ends in the sum of the row.
+- A gain with an offset, or of float32: the product o + w, its product with 1 / rho, and that with h are float64, each
+  cut off, then t as above. A bias, or a result of another format: pairs of float32, rounded once, with a test of each
+  element.
 """
 
 from typing import Final
@@ -21,7 +41,7 @@ from rmsnorm.gpu.triton_pairs import (
 
 MOST_GAIN: Final = tl.constexpr(2.0**40)
 # Two elements of 16 bits, packed as in memory, in the steps of `by_cutting`, which the interpreter takes;
-# tests/gpu/assembly.py compares both. Operands: result, h, gain, high and low of 1 / rho, each for two elements.
+# tests/nightly/assembly.py compares both. Operands: result, h, gain, high and low of 1 / rho, each for two elements.
 _REGISTERS: Final = "{ .reg .b32 h0, h1, g0, g1, c0, c1, s, k, z; .reg .b16 a, b; mov.b32 z, 0x80008000; "
 _BFLOAT16: Final = "shl.b32 h0, $1, 16; and.b32 h1, $1, 0xffff0000; "
 _FLOAT16: Final = "mov.b32 {a, b}, $1; cvt.f32.f16 h0, a; cvt.f32.f16 h1, b; "

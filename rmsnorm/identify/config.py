@@ -70,7 +70,7 @@ def identify_config(path: str | Path) -> tuple[list[ConfigNorm], dict[str, str]]
         kind, models = config.get("model_type"), config.get("architectures")
         near = difflib.get_close_matches(str(kind), families(), n=3)
         raise errors.out_of_domain(
-            _OP, "model_type", kind, f"one of the {len(families())} families with RMSNorm of docs/which.md",
+            _OP, "model_type", kind, f"one of the {len(families())} families with RMSNorm of docs/variants.md",
             "load the model, and ask rmsnorm.conversion.replace(model, dry_run=True) for its norms"
             + (f" (names like it: {', '.join(near)})" if near else "")
             + (f"; no family has the architectures {models}, give the model_type that they share" if models else ""),

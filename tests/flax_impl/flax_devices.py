@@ -16,10 +16,8 @@ import jax
 import numpy as np
 from flax import nnx
 from flax_arrays import gradients, normal
-from jax import export
 from jax import numpy as jnp
-from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from rmsnorm import cpu
@@ -147,13 +145,6 @@ def whole_rows() -> None:
     record("slice", derivatives(some), derivatives(some), x, scale, dy)
 
 
-def abstract() -> None:
-    """A program may be lowered for a mesh that has no devices."""
-    mesh = AbstractMesh((8,), ("devices",), axis_types=(AxisType.Auto,))
-    x = jax.ShapeDtypeStruct((ROWS, WIDTH), "float32", sharding=NamedSharding(mesh, P("devices")))
-    FOUND["abstract"] = "func" in jax.jit(rms_norm).trace(x).lower(lowering_platforms=("cpu",)).as_text()
-
-
 def controls() -> None:
     """Programs that gather x, and that send it about: the inspection finds both."""
     x, scale = spread(mesh_of("Auto"), SPECS["features"], normal(0, ROWS, WIDTH), normal(4, WIDTH))
@@ -161,53 +152,6 @@ def controls() -> None:
         to = NamedSharding(mesh_of("Auto"), spec)
         moved = jax.jit(lambda x, scale, to=to: rms_norm(jax.lax.with_sharding_constraint(x, to), scale))
         FOUND[name] = collectives(moved.lower(x, scale).compile())
-
-
-def layers() -> None:
-    """Parameters that are made where they belong."""
-    x = normal(0, ROWS, WIDTH)
-    want = rms_norm(x, variant="flax")
-    with jax.set_mesh(mesh_of("Auto")):
-        given = spread(mesh_of("Auto"), SPECS["both"], x)[0]
-        layer = RMSNorm(WIDTH, rngs=nnx.Rngs(0), scale_metadata={"out_sharding": ("features",)})
-        init = flax.linen.with_partitioning(jax.nn.initializers.ones, ("features",))
-        module = linen.RMSNorm(scale_init=init)
-        params = jax.jit(module.init)(jax.random.key(0), given)
-        graph, state = nnx.split(layer)
-        call = jax.jit(lambda state, x: nnx.merge(graph, state)(x))
-        FOUND["layers"] = {
-            "specs": [
-                str(layer.scale[...].sharding.spec),
-                str(flax.linen.get_partition_spec(params)["params"]["scale"]),
-            ],
-            "apart": [distance(nnx.jit(layer)(given), want), distance(jax.jit(module.apply)(params, given), want)],
-            "collectives": collectives(call.lower(state, given).compile()),
-        }
-
-
-def exported() -> None:
-    """A program for eight devices, saved and loaded."""
-    args = normal(0, ROWS, WIDTH), normal(4, WIDTH)
-    given = spread(mesh_of("Auto"), SPECS["features"], *args)
-    program = export.export(jax.jit(rms_norm))(*given).serialize()
-    call = jax.jit(export.deserialize(program).call)
-    FOUND["exported"] = [distance(call(*given), rms_norm(*args)), collectives(call.lower(*given).compile())]
-
-
-def within_custom_partitioning() -> None:
-    """A rule of the user's own that keeps rows whole, around ours."""
-    whole = custom_partitioning(lambda x: rms_norm(x))
-
-    def partition(mesh: Any, arguments: Any, result: Any) -> Any:
-        rows = NamedSharding(mesh, P(arguments[0].sharding.spec[0], None))
-        return mesh, lambda x: rms_norm(x), rows, (rows,)
-
-    whole.def_partition(partition, infer_sharding_from_operands=lambda mesh, args, _: args[0].sharding,
-                        sharding_rule="i j -> i j", need_replication_factors=("j",))  # fmt: skip
-    x = normal(0, ROWS, WIDTH)
-    compiled = jax.jit(whole).lower(*spread(mesh_of("Auto"), SPECS["batch"], x)).compile()
-    found = compiled(*spread(mesh_of("Auto"), SPECS["batch"], x))
-    FOUND["custom_partitioning"] = [distance(found, rms_norm(x)), collectives(compiled)]
 
 
 def over_shard_map(function: Callable[..., Any], *args: Any) -> Any:
@@ -291,7 +235,7 @@ def main(only: list[str]) -> None:
     if not only:
         partitioned("bfloat16", False, "Explicit")
         partitioned("float32", True, "Auto")
-        for check in (whole_rows, abstract, controls, layers, exported, within_custom_partitioning):
+        for check in (whole_rows, controls):
             check()
     print(json.dumps(FOUND))
 

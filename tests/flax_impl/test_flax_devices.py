@@ -60,11 +60,6 @@ def test_whole_rows_are_as_on_one_device(results: Any, way: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_mesh_without_devices(results: Any) -> None:
-    assert results["abstract"]
-
-
-@pytest.mark.slow
 def test_the_inspection_finds_what_is_gathered_or_sent_about(results: Any) -> None:
     assert ["all-gather", ROWS * WIDTH] in results["gathered"]
     assert "all-to-all" in {kind for kind, _ in results["sent about"]}
@@ -85,24 +80,3 @@ def test_layers_over_a_named_axis_in_float64() -> None:
         assert max(results[f"{way} float64"]) <= few("float64")
     # sums of 64 elements and of 16 rows in another order
     assert max(results["second over a named axis"]) <= 1e-13
-
-
-@pytest.mark.slow
-def test_parameters_are_made_where_they_belong(results: Any) -> None:
-    assert results["layers"]["specs"] == ["P('features',)"] * 2
-    assert max(results["layers"]["apart"]) <= few("float32")
-    assert results["layers"]["collectives"] == [["all-reduce", ROWS // 2]]
-
-
-@pytest.mark.slow
-def test_an_exported_program_for_eight_devices(results: Any) -> None:
-    apart, collectives = results["exported"]
-    assert apart <= few("float32")
-    assert collectives == [["all-reduce", ROWS]]
-
-
-@pytest.mark.slow
-def test_within_custom_partitioning(results: Any) -> None:
-    apart, collectives = results["custom_partitioning"]
-    assert apart <= few("float32")
-    assert not collectives

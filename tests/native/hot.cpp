@@ -1,4 +1,4 @@
-// The loops that take the time of most calls, and nothing else: tests/cpu/test_machine_code.py reads what a compiler made of
+// The loops that take the time of most calls, and nothing else: tests/nightly/test_loops.py reads what a compiler made of
 // them.
 #include "backward.h"
 #include "forward.h"

@@ -23,9 +23,9 @@ def kernel(asked, error=0.0, **changes):
     """
     preset, p = Quantisation.get(asked), Quantisation.get(asked).replace(**changes)
 
-    def norm(x, scale, *, eps, residual=None, **given):
-        known = {"static_scale": given.get("static_scale", 1.0)} if p.block == "static" else {}
-        known |= {"global_scale": given.get("global_scale", 1.0)} if p.global_scale == "given" else {}
+    def norm(x, scale, *, eps, residual=None, static_scale=1.0, global_scale=1.0):
+        known = {"static_scale": static_scale} if p.block == "static" else {}
+        known |= {"global_scale": global_scale} if p.global_scale == "given" else {}
         eps = eps if eps == 0.25 else eps * (1 + 2 * error)
         q, scales, *more = rms_norm_quantised(x, scale, residual=residual, eps=eps, quantisation=p, **known)
         g = [more[0] if p.global_scale == "amax" else np.float32(1)] * (preset.global_scale == "amax")
@@ -38,15 +38,16 @@ def judged(function, name, *, is_searched=False, dtypes="bfloat16", framework="n
     """Its report, without what it is instead unless that is asked for, which takes several times as long."""
     with pytest.MonkeyPatch.context() as patch:
         if not is_searched:
-            patch.setattr(quantised, "_computed", lambda *_: [])
+            patch.setattr(quantised, "QUANTISATIONS", {})
+            patch.setattr(quantised, "_neighbours", lambda preset: ())
         return check_quantised(function, name, framework=framework, dtypes=dtypes, **options)
 
 
-@pytest.mark.parametrize("name", QUANTISATIONS)
+@pytest.mark.parametrize(("place", "name"), [*enumerate(QUANTISATIONS)])
 @pytest.mark.parametrize("error", [2.0**-22, -(2.0**-22)])
-def test_a_kernel_passes_whose_inverse_rms_is_that_of_float32(name, error):
-    dtype = ("float32", "float16", "bfloat16")[[*QUANTISATIONS].index(name) % 3]
-    assert (report := judged(kernel(name, error), name, dtypes=dtype)).passed, report.text
+def test_a_kernel_passes_whose_inverse_rms_is_that_of_float32(place, name, error):
+    report = judged(kernel(name, error), name, dtypes=("float32", "float16", "bfloat16")[place % 3])
+    assert report.passed, report.text
 
 
 WRONG = {  # each choice once, in a preset without it
@@ -54,26 +55,21 @@ WRONG = {  # each choice once, in a preset without it
         {"element": "e5m2", "qmax": 57344.0, "qmin": -57344.0}, {"element": "e4m3fnuz", "qmax": 240.0, "qmin": -240.0},
         {"qmax": 240.0, "qmin": -240.0}, {"residual_rounding": "truncate"}, {"statistic_reads": "sum"},
         {"values_read": "sum"}, {"round_norm": False}, {"round_gain": False}, {"offset": "exact"}, {"apply": "y / s"},
-        {"round_scaled": "bfloat16"}, {"rounding": "half_down"}, {"overflow": "nan"}, {"nan": "nan"}, {"nan": "zero"},
-    ],
+        {"round_scaled": "bfloat16"}, {"rounding": "half_down"}, {"overflow": "nan"}, {"nan": "nan"}, {"nan": "zero"}],
     "vllm.dynamic_fp8": [
         {"block": 32}, {"amax_floor": 2.0**-8}, {"amax_nan": "keep"}, {"scale": "amax * (1 / qmax)"},
-        {"scale_floor": 0.0}, {"scale_floor": 1e-10}, {"apply": "y * (1 / s)"},
-    ],
+        {"scale_floor": 0.0}, {"scale_floor": 1e-10}, {"apply": "y * (1 / s)"}],
     "flashinfer.static": [{"statistic_reads": "stored"}, {"values_read": "stored"}, {"round_gain": True}],
     "flashinfer.fp4": [
         {"order": "norm_first"}, {"zero_scale": "infinity"}, {"zero_scale": "largest"},
-        {"global_scale": "amax", "scale": "amax * (g * (1 / qmax))"},
-    ],
+        {"global_scale": "amax", "scale": "amax * (g * (1 / qmax))"}],
     "te.mxfp8": [{"order": "gain_first"}, {"round_norm": True}, {"scale_round": "floor"}, {"nan": "qmax"}],
     "te.nvfp4": [{"global_scale": "given"}, {"apply": "y * (g * (1 / s))"}, {"zero_scale": "zero"}],
     "torchao.mx": [
         {"block": 16}, {"amax_nan": "drop"}, {"quantise_with": "unrounded"}, {"scale_round": "rceil"},
-        {"scale_round": "even"}, {"scale_round": "nearest"},
-    ],  # and ceil below
+        {"scale_round": "even"}, {"scale_round": "nearest"}],  # and ceil below
     "aiter.int8": [
-        {"residual_rounding": "nearest"}, {"amax_floor": 0.0}, {"scale": "amax / qmax"}, {"error": 2.0**-17},
-    ],
+        {"residual_rounding": "nearest"}, {"amax_floor": 0.0}, {"scale": "amax / qmax"}, {"error": 2.0**-17}],
     "llama.q8_0": [{"scale_format": "float32"}, {"quantise_with": "stored"}, {"rounding": "half_even"}],
     "onnx.qdq": [{"qmin": -127.0}, {"rounding": "half_away"}, {"rounding": "truncate"}, {"overflow": "wrap"}],
 }  # fmt: skip
@@ -88,7 +84,6 @@ def test_one_wrong_choice_is_refused(name, changes):
     ("asked", "computed", "changes", "message"),
     [
         ("flashinfer.static", "vllm.static", {}, "it is vllm.static"),
-        ("trtllm.add_nvfp4", "flashinfer.fp4", {}, "it is flashinfer.fp4"),
         ("torchao.mx", "torchao.mx", {"scale_round": "ceil"}, "it is torchao.mx with scale_round='ceil'"),
         ("vllm.static", "vllm.static", {"rounding": "truncate", "nan": "zero"}, "it is no preset, nor vllm.static but"),
     ],
@@ -104,13 +99,22 @@ def test_the_fixture(rmsnorm_parity):
         rmsnorm_parity(lambda x, scale, *, eps: x, quantisation="torchao.mx", dtypes="bfloat16", framework="numpy")
 
 
+def pairs(q):
+    """Two codes of E2M1 in a byte, the first in its low half."""
+    return q.view(np.uint8)[:, ::2] | (q.view(np.uint8)[:, 1::2] << 4)
+
+
 # What a function returns of x and the right outputs of a preset; what the report says, empty where it passes.
 LAYOUTS = [
     ("vllm.static", lambda x, q, *h: (q.view(np.uint8), *h), ""),
-    ("vllm.static", lambda x, q, *h: (q, np.float32(0.3), *h), r"scales: at \(\) it is 0.3\d*, expected 1.0"),
+    ("vllm.static", lambda x, q, *h: (q, np.float32(1), *h), "2 outputs, expected q; write an adapter"),
     ("vllm.static", lambda x, q, *h: (q, *(np.nextafter(a, a.dtype.type(9)) for a in h)), r"h: at \(0, 0\) it is"),
+    ("vllm.static", lambda x, q, *h: (np.where(q == 0, abs(q), q), *h), "q: at .* it is 0.0, expected -0.0"),
     ("vllm.dynamic_fp8", lambda x, q, s, *h: (q, s[:, 0], *h), ""),
-    ("vllm.dynamic_fp8", lambda x, q, s, *h: (q, s * np.float32(1.01), *h), "scales: at .* it is"),
+    ("vllm.dynamic_fp8", lambda x, q, s, *h: (q, np.nextafter(s, np.float32(9)), *h), "scales: at .* it is"),
+    ("vllm.dynamic_fp8", lambda x, q, s, *h: (q, s + np.float32(1e-10), *h), "scales: at .* it is"),
+    ("vllm.dynamic_fp8", lambda x, q, s, *h: (q, s.astype(float), *h), r"scales is f64\[2, 1\], expected f32"),
+    ("vllm.dynamic_fp8", lambda x, q, s, *h: (q, np.broadcast_to(s.max(), s.shape), *h), "scales: at .* it is"),
     ("flashinfer.fp4", lambda x, q, s, *h: (pairs(q), s.view(np.uint8), *h), ""),
     ("flashinfer.fp4", lambda x, q, s, *h: (pairs(q[:, ::-1])[:, ::-1], s, *h), "q: at"),
     ("torchao.mx", lambda x, q, s, *h: (q, np.roll(s, 1, axis=-1), *h), "scales: at .* it is"),
@@ -123,15 +127,11 @@ LAYOUTS = [
 ]  # fmt: skip
 
 
-def pairs(q):
-    """Two codes of E2M1 in a byte, the first in its low half."""
-    return q.view(np.uint8)[:, ::2] | (q.view(np.uint8)[:, 1::2] << 4)
-
-
 @pytest.mark.parametrize(("name", "layout", "message"), LAYOUTS)
 def test_what_a_function_may_return(name, layout, message):
-    def norm(x, scale, *, eps, **given):
-        return layout(x, *kernel(name)(x, scale, eps=eps, **given))
+    def norm(x, scale, *, eps, residual=None, static_scale=1.0, global_scale=1.0):
+        options = {"eps": eps, "residual": residual, "static_scale": static_scale, "global_scale": global_scale}
+        return layout(x, *kernel(name)(x, scale, **options))
 
     report = judged(norm, name)
     assert (report.passed, bool(re.search(message, report.details))) == (not message, True), report.details
@@ -139,17 +139,18 @@ def test_what_a_function_may_return(name, layout, message):
 
 def test_what_it_cannot_call_is_refused_and_what_it_does_not_compare_is_named():
     with pytest.raises(ValueError, match=r"^check_quantised: function is .*, expected a function f.x, scale, \*, eps"):
-        check_quantised(lambda x, scale: x, "vllm.static")
-    with pytest.raises(TypeError, match=r"function is 3 .int., expected a function of x, the gain and options"):
-        check_quantised(3, "vllm.static")
+        check_quantised(lambda x, scale, *, static_scale: x, "vllm.static")
+    with pytest.raises(ValueError, match=r"^check_quantised: .* takes no argument 'static_scale', expected some of x"):
+        check_quantised(lambda x, scale, *, eps: x, "vllm.static")
+    with pytest.raises(ValueError, match="int is of type int, expected a function"):
+        check_quantised(3, "torchao.mx")
     report = judged(lambda x, scale, *, eps, static_scale: kernel("onnx.qdq")(x, scale, eps=eps)[0], "onnx.qdq")
     assert "not compared: h: it takes no argument residual" in report.text
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("slack", [0.0, 2.0**-21])
+@pytest.mark.parametrize(("device", "slack"), [("cpu", 0.0), ("cuda", 2.0**-21)])
 def test_tensors_of_torch_with_its_float8(device, slack, monkeypatch):
-    """A GPU concerns PyTorch alone, and no framework need be named. The tensors of this GPU are on the CPU.
+    """No framework need be named, also on a GPU, whose tensors are here on the CPU.
 
     slack: allowed to a reciprocal that is approximated, without which both codes of a tie are not.
     """
@@ -165,9 +166,8 @@ def test_tensors_of_torch_with_its_float8(device, slack, monkeypatch):
 
     if device == "cuda":
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(
-            Torch, "__init__", lambda self, device: opened(self, device) or setattr(self, "device", "cpu")
-        )
+        on_cpu = lambda self, device: opened(self, device) or setattr(self, "device", "cpu")  # noqa: E731
+        monkeypatch.setattr(Torch, "__init__", on_cpu)
     options = {"framework": None, "dtypes": "float16", "device": device}
     report = judged(in_torch, "vllm.static", reciprocal_slack=slack, **options)
     assert (report.passed, report.run.name, report.run.device) == (True, "torch", device), report.text

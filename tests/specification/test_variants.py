@@ -51,14 +51,14 @@ FIELDS = ("eps", "eps_position", "rounding", "scale_offset", "bias", "partial_ro
 @pytest.mark.parametrize("name", TABLE)
 def test_a_preset_is_what_the_table_says(name):
     preset = PRESETS[name]
-    assert tuple(getattr(preset, field) for field in FIELDS) == TABLE[name]
-    assert preset.name == name
-    assert preset.partial is None, "none of them is partial unless asked"
+    for variant in (preset, Variant.get(name), derive("test", name, None, None)):
+        assert tuple(getattr(variant, field) for field in FIELDS) == TABLE[name]
+    assert (preset.name, preset.partial) == (name, None), "none of them is partial unless asked"
     assert preset.source
 
 
-def test_the_table_has_every_preset_and_a_field_more_is_seen():
-    assert list(PRESETS) == list(TABLE)
+def test_the_table_has_every_preset_and_every_field():
+    assert list(PRESETS) == list(TABLE) == list(get_args(Preset)), "type checkers know every preset"
     known = {*FIELDS, "name", "partial", "source", "gate_function", "gate_position", "residual_rounding", "scale_dtype"}
     assert {name for name in PRESETS if PRESETS[name].scale_dtype == "x"} == {"t5x"}
     assert {field.name for field in dataclasses.fields(Variant)} == known
@@ -82,12 +82,9 @@ def test_the_table_has_every_preset_and_a_field_more_is_seen():
 )  # fmt: skip
 def test_dtype_of_y(name, x, scale, want):
     parameter = None if scale is None else Spec((4,), scale)
-    call = resolve("rms_norm", Spec((2, 4), x), parameter, variant=PRESETS[name])
-    assert call.result_dtype == want
-    assert (
-        resolve("rms_norm", Spec((2, 4), x), parameter, variant=PRESETS[name], out_dtype="float16").result_dtype
-        == "float16"
-    )
+    for out, expected in ((None, want), ("float16", "float16")):
+        call = resolve("rms_norm", Spec((2, 4), x), parameter, variant=PRESETS[name], out_dtype=out)
+        assert call.result_dtype == expected
 
 
 def test_rounding_points():
@@ -121,33 +118,24 @@ def test_without_partial_every_element_counts():
     assert [PRESETS["paper"].counted(n) for n in (0, 1, 17)] == [0, 1, 17]
 
 
-def test_get():
-    llama = Variant.get("llama")
-    assert llama is PRESETS["llama"]
-    assert Variant.get(llama) is llama
-    mine = llama.replace(name="mine")
-    assert Variant.get(mine) is mine
-
-
-def test_replace_changes_what_is_named_and_nothing_else():
-    gemma = Variant.get("gemma")
+def test_a_variant_is_looked_up_changed_compared_and_sent():
+    """It is immutable: a change is another one, in which only what is named is new."""
+    standard, gemma = PRESETS["standard"], Variant.get("gemma")
+    mine = gemma.replace(name="mine")
+    assert gemma is PRESETS["gemma"]
+    assert [Variant.get(variant) is variant for variant in (gemma, mine)] == [True, True]
     changed = gemma.replace(eps=1e-5, partial=0.25)
-    assert (changed.eps, changed.partial) == (1e-5, Fraction(1, 4))
-    assert gemma.eps == 1e-6
-    assert gemma.partial is None
+    assert (changed.eps, changed.partial, gemma.eps, gemma.partial) == (1e-5, Fraction(1, 4), 1e-6, None)
     assert changed.replace(eps=1e-6, partial=None) == gemma
     assert changed.replace(scale_offset=0.0).partial == Fraction(1, 4)
-
-
-def test_a_variant_is_immutable_hashable_and_can_be_pickled():
-    standard = Variant.get("standard")
     with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'eps'"):
         standard.eps = 1.0
     with pytest.raises(TypeError, match="does not support item assignment"):
         PRESETS["standard"] = standard
     assert len({*PRESETS.values(), Variant.get("llama"), standard.replace(eps=1e-6)}) == len(PRESETS)
-    assert hash(standard.replace(partial=0.5)) == hash(standard.replace(partial=Fraction(1, 2)))
-    assert standard.replace(partial=0.5) == standard.replace(partial=Fraction(1, 2)) != standard
+    halves = standard.replace(partial=0.5), standard.replace(partial=Fraction(1, 2))
+    assert hash(halves[0]) == hash(halves[1])
+    assert halves[0] == halves[1] != standard
     assert pickle.loads(pickle.dumps(standard.replace(partial=0.07))) == standard.replace(partial=0.07)
 
 
@@ -171,6 +159,13 @@ def test_what_is_no_real_number_is_refused(field):
             Variant(name="a", **{field: value})
 
 
+@pytest.mark.parametrize("eps", [-1.0, -1e-300, np.inf, np.nan])
+def test_an_eps_is_finite_and_not_below_0(eps):
+    for make in (lambda: Variant(name="a", eps=eps), lambda: derive("rms_norm", "llama", eps, None)):
+        with pytest.raises(ValueError, match=r"eps is .*, expected a finite number >= 0"):
+            make()
+
+
 def test_eps_of_a_dtype():
     torch = Variant.get("torch")
     eps = {dtype: torch.eps_for(dtype) for dtype in dtypes.FLOATS}
@@ -178,7 +173,3 @@ def test_eps_of_a_dtype():
     assert all(Variant.get("equinox").eps_for(dtype) == 1e-5 for dtype in dtypes.FLOATS)
     assert math.copysign(1.0, Variant.get("paper").eps_for("float32")) == 1.0
     assert isinstance(Variant.get("paper").replace(eps=1).eps_for("float32"), float)
-
-
-def test_type_checkers_know_every_preset():
-    assert get_args(Preset) == tuple(PRESETS)

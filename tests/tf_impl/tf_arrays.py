@@ -1,35 +1,66 @@
-"""Arrays of NumPy as tensors of TensorFlow, and the ways to call a function of tensors."""
+"""Arrays of NumPy as tensors of TensorFlow, ways to derivatives, and results within the bounds of the judge."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+import calls
 import numpy as np
 import tensorflow as tf
 
-MODES: dict[str, Callable[[Any], Any]] = {
-    "eager": lambda function: function,
-    "graph": tf.function,
-    "unknown sizes": lambda function: _unknown(function, False),
-    "compiled": lambda function: tf.function(function, jit_compile=True),
-    "compiled, unknown sizes": lambda function: _unknown(function, True),
-}
+from rmsnorm.tf_impl import rms_norm
 
-
-def _unknown(function: Any, jit_compile: bool) -> Any:
-    """The function of one list of tensors, traced for sizes that are not known."""
-
-    def run(tensors: Any) -> Any:
-        signature = [[tf.TensorSpec([None] * t.shape.rank, t.dtype) for t in tensors]]
-        return tf.function(function, input_signature=signature, jit_compile=jit_compile)(tensors)
-
-    return run
+TINY = float(np.finfo(np.float32).tiny)  # TensorFlow's own operations take what is below as 0
 
 
 def to_tf(value: Any) -> Any:
     return tf.constant(value) if isinstance(value, np.ndarray) else value
 
 
-def converted(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: to_tf(value) for name, value in arguments.items()}
+def check_bounds(got: dict[str, Any], x: Any, scale: Any = None, bias: Any = None, **options: Any) -> None:
+    """``got`` has some of y, inverse_rms, dx, dscale and dbias; the options are those of rms_norm, and dy."""
+    calls.hold({name: np.asarray(value) for name, value in got.items()}, x, scale, bias, least=TINY, **options)
+
+
+def gradients_of(function: Any, arrays: Any, v: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(arrays)
+        y = function(*arrays)
+    return tape.gradient(y, arrays, v)
+
+
+def in_a_graph(function: Any, arrays: Any, v: Any) -> Any:
+    return tf.function(lambda arrays, v: gradients_of(function, arrays, v))(arrays, v)
+
+
+def in_a_compiled_graph(function: Any, arrays: Any, v: Any) -> Any:
+    return tf.function(lambda arrays, v: gradients_of(function, arrays, v), jit_compile=True)(arrays, v)
+
+
+def around_a_graph(function: Any, arrays: Any, v: Any) -> Any:
+    """What crosses from the forward to the backward graph is what the function says."""
+    signature = [tf.TensorSpec([None] * array.shape.rank, array.dtype) for array in arrays]
+    return gradients_of(tf.function(function, input_signature=signature), arrays, v)
+
+
+def by_tf_gradients(function: Any, arrays: Any, v: Any) -> Any:
+    """By tf.gradients, which needs a graph."""
+    return tf.function(lambda arrays, v: tf.gradients(function(*arrays), arrays, v))(arrays, v)
+
+
+GRAPHS = (in_a_graph, in_a_compiled_graph, around_a_graph, by_tf_gradients)
+
+
+def with_gradients(x: Any, dy: Any, *parameters: Any, **options: Any) -> list[Any]:
+    """y of rms_norm, and the gradients of x and the parameters."""
+    leaves = [x, *parameters]
+    with tf.GradientTape() as tape:
+        tape.watch(leaves)
+        y = rms_norm(*leaves, **options)
+    return [y, *tape.gradient(y, leaves, dy)]
+
+
+def forward_mode(function: Any, arrays: Any, directions: Any) -> Any:
+    with tf.autodiff.ForwardAccumulator(arrays, directions) as accumulator:
+        y = function(*arrays)
+    return accumulator.jvp(y)

@@ -1,101 +1,49 @@
-"""Programs of make_fx, torch.compile and torch.export, and every derivative of the functions."""
+"""Programs of make_fx, torch.compile, torch.export, torch.jit.trace and torch.fx; and how results lie in memory."""
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
+from collections.abc import Iterator
 from contextlib import nullcontext
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from options import hard_to_round
 from programs import printed
+
+from rmsnorm import PRESETS
+from rmsnorm.specification import dtypes
 
 torch = pytest.importorskip("torch")
 from functorch.compile import make_boxed_func  # noqa: E402
-from torch.func import grad, jacfwd, jacrev, jvp, vmap  # noqa: E402
+from torch import nn  # noqa: E402
+from torch._dynamo.testing import CompileCounter  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.func import vmap  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
-from torch_arrays import are_alike, randn  # noqa: E402
-from torch_layers import randomised  # noqa: E402
+from torch_arrays import LAYOUTS, are_alike, randn  # noqa: E402
+from torch_layers import randomised, ulp_bound  # noqa: E402
 
-from rmsnorm import PRESETS, Variant  # noqa: E402
-from rmsnorm.torch_impl import RMSNorm, rms_norm, rms_norm_vjp  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm, kernels, rms_norm, rms_norm_vjp, space  # noqa: E402
 
 pytestmark = [
-    pytest.mark.usefixtures("_fresh_compiler"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning"),  # forward_ad's own
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),  # from inside the compiler
+    pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
 ]
-
 F64 = torch.float64
-# Float64, on numbers of the size of 1: some 60 operations and sums over 6 elements, on either side
-NEAR = 2.0**-53 * 2 * (60 + 6) * 2**4
-OF_EVERY_KIND = {
-    "inside": {}, "outside": {"variant": "zhang_torch"}, "clamp": {"variant": "x_transformers"},
-    "rounded": {"variant": "llama"}, "partial": {"partial": 0.6},
-    "gate after": {"gate": True, "variant": Variant.get("llama").replace(gate_position="after", scale_offset=0.5)},
-    "gate before": {"gate": True, "variant": Variant.get("llama").replace(gate_position="before")},
-    "residual": {"residual": True}, "the sum itself": {"residual": True, "variant": "gemma"},
-    "other axes": {"axis": 0, "feature_axis": 1},
-}  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
-@pytest.mark.parametrize("kind", OF_EVERY_KIND)
-def test_every_derivative(kind: str) -> None:
-    """First and second derivatives in both modes, and batches of these."""
-    x, extra = (randn(2, 3, dtype=F64, seed=seed).requires_grad_() for seed in (0, 1))
-    scale, bias = (randn(3, dtype=F64, seed=seed).requires_grad_() for seed in (2, 3))
-    options = dict(OF_EVERY_KIND[kind])
-    named = next((name for name in ("residual", "gate") if options.pop(name, False)), None)
-    if options.get("variant") == "gemma":
-        options["variant"] = PRESETS["gemma"].replace(residual_rounding="after")
-
-    def call(x: Any, scale: Any, bias: Any, *more: Any) -> Any:
-        return rms_norm(x, scale, bias, **({named: more[0]} if named else {}), **options)
-
-    leaves = (x, scale, bias, *([extra] if named else []))
-    assert torch.autograd.gradcheck(
-        call, leaves, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True
-    )
-    assert torch.autograd.gradgradcheck(call, leaves, check_fwd_over_rev=True)
-
-
-@pytest.mark.parametrize("has_scale", [False, True])
-def test_nested_transforms(has_scale: bool) -> None:
-    """Against plain operations."""
-    x, scale = randn(2, 3, dtype=F64), randn(3, dtype=F64, seed=1) if has_scale else None
-
-    def ours(x: Any) -> Any:
-        return rms_norm(x, scale, eps=1e-3).sin()
-
-    def plain(x: Any) -> Any:
-        return (x * (x.square().mean(-1, keepdim=True) + 1e-3).rsqrt() * (1 if scale is None else scale)).sin()
-
-    transforms = [lambda f, a=a, b=b: a(b(f))(x) for a in (jacfwd, jacrev) for b in (jacfwd, jacrev)] + [
-        lambda f: vmap(lambda row: jvp(grad(lambda v: f(v).sum()), (row,), (row + 1,))[1])(x),
-        lambda f: jvp(vmap(grad(lambda v: f(v).sum())), (x,), (x + 1,))[1],
-        lambda f: vmap(f, in_dims=1)(x[:, None].expand(2, 4, 3)),
-    ]
-    for transform in transforms:
-        got, want = transform(ours), transform(plain)
-        assert (got - want).abs().max() <= NEAR * max(1, want.abs().max())
-
-
-@pytest.mark.parametrize("size", [1e-30, 1e-12, 1e-3, 1e12])
-@pytest.mark.parametrize("eps", [0.0, 1e-6])
-def test_derivatives_of_rows_of_every_size_are_finite(size: float, eps: float) -> None:
-    """Powers of 1 / rho, which second derivatives and tangents have, stay in range in float32 wherever they can."""
-    x = randn(2, 64) * size
-    direction = randn(2, 64, seed=1) * size
-    _, tangent = jvp(lambda x: rms_norm(x, eps=eps), (x,), (direction,))
-    want = jvp(lambda x: rms_norm(x, eps=eps), (x.double(),), (direction.double(),))[1]
-    assert are_alike(tangent, want.float())
-    if size >= 1e-12:  # of 1e-30 a second derivative is 1e60
-
-        def curvature(x: Any, direction: Any) -> Any:
-            return jvp(grad(lambda x: rms_norm(x, eps=eps).sin().sum()), (x,), (direction,))[1]
-
-        assert are_alike(curvature(x, direction), curvature(x.double(), direction.double()).float())
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    """Nothing is compiled yet, and nothing stays."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 def test_one_piece_each() -> None:
@@ -172,7 +120,7 @@ def test_the_backward_pass_alone_is_compiled_in_one_piece(options: dict[str, Any
 @pytest.mark.parametrize(
     "options", [{}, {"partial": 0.5}, {"partial": Fraction(1, 3)}, {"variant": PRESETS["gemma"], "axis": [1, 2]}]
 )
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [True])
 def test_the_formulas_of_the_gradients_are_compiled_in_one_piece(options: dict[str, Any], dynamic: bool) -> None:
     x, dy = randn(2, 3, 6), randn(2, 3, 6, seed=1)
     scale = randn(*(3, 6) if "axis" in options else (6,), seed=2)
@@ -184,58 +132,205 @@ def test_the_formulas_of_the_gradients_are_compiled_in_one_piece(options: dict[s
     assert all(map(are_alike, compiled(x, dy), derivatives(x, dy)))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_an_exported_program_needs_no_rmsnorm(dtype: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "strict"), [(torch.bfloat16, False), (torch.float32, True)], ids=str)
+def test_an_exported_program_needs_no_rmsnorm(dtype: Any, strict: bool, tmp_path: Path) -> None:
     """Any backend takes it, and a process without this package. It may be trained."""
     layer = RMSNorm(8, variant="gemma", bias=True, partial=0.6, dtype=dtype)
     x, residual, gate = (randn(4, 8, dtype=dtype, seed=seed) for seed in range(3))
     tensors = x, randn(4, 8, seed=3) > 0, residual, gate
     want = layer(*tensors)
     sizes = {0: torch.export.Dim("rows", min=2)}
-    for strict in (True, False):
-        exported = torch.export.export(layer, tensors, dynamic_shapes=(sizes,) * len(tensors), strict=strict)
-        for program in (exported, exported.run_decompositions()):
-            calls = [node.target for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-            assert {call.namespace for call in calls} == {"aten"}
-            assert all(map(are_alike, program.module()(*tensors), want))
-        gradients = []
-        for each in (layer, exported.module()):  # decomposed, it has no constants to derivatives
-            leaf = x.clone().requires_grad_()
-            y, _ = each(leaf, *tensors[1:])
-            gradients.append(torch.autograd.grad(y.float().square().sum(), (leaf, each.weight)))
-        assert all(map(are_alike, *gradients))
-        torch.export.save(exported, tmp_path / f"{strict}.pt2")
+    exported = torch.export.export(layer, tensors, dynamic_shapes=(sizes,) * len(tensors), strict=strict)
+    for program in (exported, exported.run_decompositions()):
+        calls = [node.target for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+        assert {call.namespace for call in calls} == {"aten"}
+        assert all(map(are_alike, program.module()(*tensors), want))
+    gradients = []
+    for each in (layer, exported.module()):  # decomposed, it has no constants to derivatives
+        leaf = x.clone().requires_grad_()
+        y, _ = each(leaf, *tensors[1:])
+        gradients.append(torch.autograd.grad(y.float().square().sum(), (leaf, each.weight)))
+    assert all(map(are_alike, *gradients))
+    torch.export.save(exported, tmp_path / "program.pt2")
     torch.save((tensors, [t.detach() for t in exported.module()(*tensors)]), tmp_path / "tensors.pt")
     code = (
         "import sys, torch; a, w = torch.load('tensors.pt')\n"
-        "for name in ('True.pt2', 'False.pt2'):\n"
-        "    y = torch.export.load(name).module()(*a)\n"
-        "    print(len(y), 'rmsnorm' in sys.modules, all(map(torch.equal, y, w)))"
+        "y = torch.export.load('program.pt2').module()(*a)\n"
+        "print(len(y), 'rmsnorm' in sys.modules, all(map(torch.equal, y, w)))"
     )
-    assert printed("-W", "ignore", "-c", code, cwd=tmp_path).split() == ["2", "False", "True"] * 2
+    assert printed("-W", "ignore", "-c", code, cwd=tmp_path).split() == ["2", "False", "True"]
 
 
-def test_results_of_an_exported_program_lie_as_those_of_the_layer() -> None:
-    """The program was written for these strides, and may take a view of them."""
+def test_compile_the_function_itself() -> None:
+    """Options that are arguments become symbols with dynamic=True; one graph serves every batch."""
+    counter = CompileCounter()
+    compiled = torch.compile(rms_norm, fullgraph=True, dynamic=True, backend=counter)
+    x = torch.randn((4, 8), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for a in (x, x[:3], x.float(), torch.cat([x, x], 1).float()):
+        assert torch.equal(compiled(a), rms_norm(a))
+    assert counter.frame_count == 2  # one for each dtype
+    x = x.float()
+    for options in ({"axis": 0}, {"variant": "llama", "eps": 1e-3}, {"partial": 0.6}, {"partial": Fraction(1, 3)}):
+        assert torch.equal(compiled(x, **options), rms_norm(x, **options))
+    assert all(map(torch.equal, *(f(x, return_inverse_rms=True) for f in (compiled, rms_norm))))
 
-    class Swapped(torch.nn.Module):
-        def __init__(self) -> None:
+
+@pytest.mark.parametrize(("variant", "dtype"), [("gemma", "float32"), ("llama", "bfloat16"), ("zhang_torch", "float64"),
+                                                ("x_transformers", "float16")])  # fmt: skip
+def test_a_trace_has_operations_of_pytorch_alone(variant: str, dtype: str) -> None:
+    """In every dtype, for any number of rows, through a file, and its gradients; in float32 arithmetic, or float64."""
+    dtype = getattr(torch, dtype)
+    layer = randomised(RMSNorm(8, variant=variant, bias=True, dtype=dtype))
+    traced = torch.jit.trace(layer, (randn(4, 8, dtype=dtype),))
+    assert not any("rmsnorm::" in str(node) for node in traced.inlined_graph.nodes())
+    buffer = io.BytesIO()
+    torch.jit.save(traced, buffer)
+    buffer.seek(0)
+    x, results = randn(7, 8, dtype=dtype, seed=1), []
+    for each in (layer, traced, torch.jit.load(buffer)):
+        leaf = x.clone().requires_grad_()
+        y = each(leaf)
+        y.float().square().sum().backward()
+        results.append((y, leaf.grad))
+    for got in results[1:]:
+        for one, other in zip(got, results[0], strict=True):  # dx is the difference of terms of the size of its largest
+            assert (one.double() - other.double()).abs().max() <= ulp_bound(40, dtype) * other.double().abs().max()
+
+
+def test_a_layer_is_not_scripted() -> None:
+    with pytest.raises(TypeError, match=r"use torch\.compile, torch\.export, or torch\.jit\.trace"):
+        torch.jit.script(torch.nn.Sequential(RMSNorm(8)))
+
+
+def test_a_symbolic_trace_has_one_node() -> None:
+    """torch.fx takes the layer as a leaf, as it takes the built-in, with a mask and a residual if there are any."""
+
+    class Block(nn.Module):
+        def __init__(self, cls: Any) -> None:
             super().__init__()
-            self.norm = RMSNorm(8)
+            self.norm, self.linear = randomised(cls(8)), randomised(nn.Linear(8, 8))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.norm(x.transpose(0, 1)).view(-1)
+        def forward(self, x: Any) -> Any:
+            return x + self.linear(self.norm(x))
 
-    model, x = Swapped(), randn(3, 4, 8)
-    for program in (each := torch.export.export(model, (x,)), each.run_decompositions()):
-        assert are_alike(program.module()(x), model(x))
+    class Added(Block):
+        def forward(self, x: Any, residual: Any, mask: Any) -> Any:
+            y, h = self.norm(x, residual=residual, mask=mask)
+            return h + self.linear(y)
+
+    ours, theirs = (torch.fx.symbolic_trace(Block(cls)) for cls in (RMSNorm, nn.RMSNorm))
+    assert ours.code == theirs.code
+    assert torch.equal(ours(randn(4, 8)), Block(RMSNorm)(randn(4, 8)))
+    given = randn(4, 8), randn(4, 8, seed=1), randn(4, 8, seed=2) > 0
+    block = Added(RMSNorm)
+    assert torch.equal(torch.fx.symbolic_trace(block)(*given), block(*given))
+    alone = torch.fx.symbolic_trace(block.norm)  # the root is no leaf: the function is a node, with the layer's gain
+    assert torch.equal(alone(given[0]), block.norm(given[0]))
+    assert list(alone.state_dict()) == ["weight"]
 
 
-def test_a_checkpoint_computes_again_what_was_computed() -> None:
-    layer, linear, gradients = randomised(RMSNorm(6)), torch.nn.Linear(6, 6), []
-    run = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
-    for call in (lambda f, x: f(x), run):
-        x = randn(4, 6).requires_grad_()
-        call(lambda x: linear(layer(linear(x))), x).square().sum().backward()
-        gradients.append(x.grad)
-    assert torch.equal(*gradients)
+@pytest.mark.parametrize("options", [{}, {"variant": "gemma", "eps": 1e-3, "partial": Fraction(1, 3), "axis": (0, 1)}])
+def test_a_symbolic_trace_has_the_function_as_a_node(options: Any) -> None:
+    function = lambda x, residual, mask: rms_norm(x, residual=residual, mask=mask, **options)  # noqa: E731
+    tensors = randn(4, 8), randn(4, 8, seed=1), randn(4, 8, seed=2) > 0
+    traced = pickle.loads(pickle.dumps(torch.fx.symbolic_trace(function)))
+    assert all(map(torch.equal, traced(*tensors), function(*tensors)))
+
+
+@pytest.mark.parametrize("dtype", dtypes.HALF)
+def test_a_rounding_without_a_cast_has_the_bits_of_one(dtype: str) -> None:
+    """Up to ties, which go to either neighbour, but of subnormal numbers of bfloat16 and of those above 2^110."""
+    target, powers = getattr(torch, dtype), torch.arange(-40, 16).float().exp2()[:, None]
+    values = torch.cat([
+        torch.from_numpy(hard_to_round(dtype)).float(), (powers * torch.linspace(-2, 2, 501)).flatten(),
+        torch.tensor([0.0, -0.0, 65519.0, -65521.0, torch.inf, torch.nan]),
+    ])  # fmt: skip
+    values = values[((values.abs() < 2.0**110) & (values.abs() > 2.0**-126)) | values.isnan() | (values == 0)]
+    got, want = space._rounded_by_sums(values, dtype), values.to(target).float()
+    near = want.double() - values.double()
+    is_tie = (got.double() - values.double() == -near) & (got.to(target).float() == got)
+    assert (is_tie | (got == want) | (got.isnan() & want.isnan())).all()
+    assert is_tie[near != 0].double().mean() < 0.1
+
+
+LIES = pytest.mark.needs("torch>=2.11", "the built-in of 2.5 and 2.6 keeps the strides of x")
+ORDERS = {
+    **LAYOUTS,
+    "heads after rows": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
+    "columns first": lambda t: t.mT.contiguous().mT,
+    "sliced": lambda t: t.repeat(1, 2, 1, 1)[:, : t.shape[1]],
+    "channels_last, sliced": lambda t: LAYOUTS["channels_last"](t.repeat(1, 2, 1, 1))[:, : t.shape[1]],
+    "channels_last, rows left out": lambda t: LAYOUTS["channels_last"](t)[:, :, ::2],
+    "empty": lambda t: t[:0].transpose(1, 2),
+    "volumes": lambda t: t[:, :, None].expand(-1, -1, 2, -1, -1).contiguous(memory_format=torch.channels_last_3d),
+}
+
+
+def _compiled(layer: Any, x: Any, **options: Any) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(layer, fullgraph=True, backend="aot_eager", **options)(x)
+
+
+def _faked(layer: Any, x: Any) -> Any:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        return layer(mode.from_tensor(x))
+
+
+def _without_kernels(layer: Any, x: Any) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "kept_of", lambda *_: None)
+        return layer(x)
+
+
+PLACES: dict[str, Any] = {
+    "eager": lambda layer, x: layer(x),
+    "without kernels": _without_kernels,
+    "compiled": _compiled,
+    "of any size": lambda layer, x: _compiled(layer, x, dynamic=True),
+    "exported": lambda layer, x: torch.export.export(layer, (x,)).module()(x),
+    "fake": _faked,
+    "on meta": lambda layer, x: copy.deepcopy(layer).to("meta")(
+        torch.empty_strided(x.shape, x.stride(), device="meta")
+    ),
+    "vmap": lambda layer, x: torch.vmap(layer)(x[None].expand(2, *x.shape)),
+    "vmap of another axis": lambda layer, x: torch.vmap(layer, in_dims=2 if x.ndim == 4 else 0)(x),
+    "vmap of gradients": lambda layer, x: torch.vmap(torch.func.vjp(layer, x)[1])(layer(torch.stack([x, x])))[0],
+    "tangent": lambda layer, x: torch.func.jvp(layer, (x,), (x,))[1],
+    "torch.func.vjp": lambda layer, x: torch.func.vjp(layer, x)[0],
+    "traced": lambda layer, x: torch.jit.trace(layer, torch.ones(x.shape), check_trace=False)(x),
+}
+
+
+@LIES
+@pytest.mark.parametrize("place", PLACES)
+def test_results_lie_as_those_of_the_built_in(place: str) -> None:
+    """In the order of the axes without gaps, so that ``view`` takes y; or as channels_last."""
+    orders = list(ORDERS)[:: 4 if "compiled" in place or "size" in place else 1]
+    for name, order in ((name, ORDERS[name]) for name in orders):
+        for dtype in (
+            (torch.bfloat16, torch.float32, F64) if place in ("eager", "without kernels") else (torch.float32,)
+        ):
+            x = order(randn(2, 3, 5, 8, dtype=dtype))
+            got, want = (PLACES[place](cls(8, dtype=dtype), x) for cls in (RMSNorm, nn.RMSNorm))
+            if place == "traced":  # which sees no strides
+                want = want.contiguous()
+            assert got.shape == want.shape
+            assert got.stride() == want.stride() or not x.numel(), (name, dtype)
+
+
+@LIES
+@pytest.mark.parametrize("name", ORDERS)
+def test_every_result_lies_as_y_of_the_built_in(name: str) -> None:
+    """Also h, y of other axes, with a gate or a mask, the formula of the gradients, and 1 / rho without gaps."""
+    x = ORDERS[name](randn(2, 3, 5, 8))
+    want, z = nn.RMSNorm(8)(x).stride(), ORDERS["columns first"](torch.ones(x.shape))
+    ones = [torch.ones(size) for size in x.shape]
+    outputs = [
+        *rms_norm(x, residual=z), *rms_norm(x, ones[-1], residual=z.bfloat16()), rms_norm(x, gate=z),
+        rms_norm(x, mask=z > 0), rms_norm(x, ones[1], axis=1), rms_norm(x, ones[1], axis=-1, feature_axis=1),
+        *rms_norm(x, ones[1], axis=1, residual=z), rms_norm(x, ones[1], axis=1, gate=z),
+        rms_norm(x, ones[0], axis=0, out_dtype=F64), rms_norm_vjp(z, x)[0], rms_norm_vjp(z, x, ones[1], axis=1)[0],
+    ]  # fmt: skip
+    assert [y.stride() for y in outputs] == [want] * len(outputs) or not x.numel()
+    for options in ({"axis": 0}, {"axis": 1}, {"axis": -1, "feature_axis": (0, -1)}):
+        assert rms_norm(x, return_inverse_rms=True, **options)[1].is_contiguous()

@@ -1,29 +1,34 @@
-"""Tensors of every kind, in every mode: the numbers of plain tensors, the inputs as they were, never a crash.
-
-A call is drawn with x, the gain, the mask, the residual and the gradients stored in different ways or of one subclass,
-and made in one of PyTorch's modes. Outputs and gradients, by autograd and by the formula, are those that the same call
-has on plain tensors without a mode, which other tests compare with the golden.
-"""
+"""Tensors that are no plain memory, in every mode: the numbers of plain ones, inputs as they were, never a crash."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import io
+import itertools
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.testing._internal.logging_tensor import LoggingTensor  # noqa: E402
 from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
-from torch_arrays import are_alike  # noqa: E402
+from torch_arrays import are_alike, randn  # noqa: E402
+from torch_layers import randomised  # noqa: E402
 
 from rmsnorm.torch_impl import RMSNorm, rms_norm, rms_norm_vjp  # noqa: E402
+
+OF_NESTED = "ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning"
+
+
+LARGE = (2100, 1025)
 
 
 class Subclass(torch.Tensor):
@@ -175,42 +180,152 @@ def test_memory_that_was_freed() -> None:
         rms_norm_vjp(freed, torch.ones(4, 8))
 
 
-@contextlib.contextmanager
-def default_device(name):
-    torch.set_default_device(name)
-    try:
-        yield
-    finally:
-        torch.set_default_device(None)
+class Named(torch.Tensor):
+    """A subclass that sees what is done to it."""
+
+    seen: ClassVar[set[str]] = set()
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.add(getattr(function, "__name__", str(function)))
+        return super().__torch_function__(function, types, args, kwargs or {})
 
 
-@pytest.mark.parametrize("device", [default_device, torch.device], ids=["set_default_device", "with"])
-@pytest.mark.parametrize("rows", [3, 2**16], ids=["small", "large"])
-@pytest.mark.parametrize("axis", [-1, 0], ids=["rows", "columns"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_results_are_where_x_is(device, rows, axis, dtype):
-    """With meta as the default device: an allocation there has no memory to write to."""
-    x = torch.randn(rows, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
-    gain = torch.linspace(0.5, 2, x.shape[axis], dtype=dtype)
-    options = {"variant": "x_transformers", "axis": axis}
+class Watch(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
 
-    def results():
-        leaves = [tensor.clone().requires_grad_() for tensor in (x, gain, x)]
-        y, h, inverse_rms = rms_norm(*leaves[:2], residual=leaves[2], return_inverse_rms=True, **options)
-        gradients = torch.autograd.grad((y, h), leaves, (x, x))
-        return [y, h, inverse_rms, *gradients, *rms_norm_vjp(x, x, gain, **options)[:2]]
-
-    want = results()
-    with device("meta"):
-        got = results()
-    for tensor, expected in zip(got, want, strict=True):
-        assert tensor.device.type == "cpu"
-        assert torch.equal(tensor, expected)
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
 
 
-def test_a_layer_on_the_cpu_with_another_default_device():
-    layer, x = RMSNorm(8), torch.linspace(-1, 2, 24).reshape(3, 8)
-    want = layer(x)
-    with torch.device("meta"):
-        assert torch.equal(layer(x), want)
-        assert layer.to("meta")(x.to("meta")).device.type == "meta"
+def test_a_subclass_and_a_mode_see_the_operators() -> None:
+    x, scale, dy = randn(4, 32).requires_grad_(), randn(32).requires_grad_(), randn(4, 32, seed=1)
+    y = rms_norm(x, scale)
+    want = (y.detach(), *torch.autograd.grad(y, (x, scale), dy))
+    named = x.detach().as_subclass(Named).requires_grad_()
+    got = rms_norm(named, scale)
+    assert type(got) is Named
+    assert "mul" in Named.seen or "__mul__" in Named.seen
+    results = (got.detach(), *torch.autograd.grad(got, (named, scale), dy))
+    assert all(map(are_alike, (tensor.as_subclass(torch.Tensor) for tensor in results), want))
+    with Watch() as watch:
+        got = rms_norm(x, scale)
+        forward = len(watch.seen)
+        results = (got.detach(), *torch.autograd.grad(got, (x, scale), dy))
+    assert all(map(are_alike, results, want))
+    assert "aten.sqrt.default" in watch.seen[:forward]
+    assert "aten.mul.Tensor" in watch.seen[forward:]
+    y = rms_norm(x, scale)
+    with Watch() as watch:  # the backward pass of a forward pass by kernels
+        assert all(map(are_alike, torch.autograd.grad(y, (x, scale), dy), want[1:]))
+    assert "aten.mul.Tensor" in watch.seen
+
+
+def test_fake_and_meta_tensors() -> None:
+    with FakeTensorMode():
+        x, scale = torch.empty(4, 32, dtype=torch.bfloat16, requires_grad=True), torch.empty(32, requires_grad=True)
+        y, h = rms_norm(x, scale, residual=x, variant="llama")
+        y.sum().backward()
+    shapes = [(tensor.shape, tensor.dtype) for tensor in (y, h, x.grad, scale.grad)]
+    assert shapes == [((4, 32), torch.float32), *[((4, 32), torch.bfloat16)] * 2, ((32,), torch.float32)]
+    for dtype, masked in itertools.product((torch.float64, torch.bfloat16), (False, True)):
+        x = torch.empty(LARGE, device="meta", dtype=dtype, requires_grad=True)
+        scale = torch.empty(LARGE[1], device="meta", requires_grad=True)
+        mask = torch.empty((LARGE[0], 1), device="meta", dtype=torch.bool) if masked else None
+        y, inverse_rms = rms_norm(x, scale, mask=mask, partial=0.3, variant="llama", return_inverse_rms=True)
+        assert (y.device.type, y.shape, inverse_rms.shape) == ("meta", LARGE, (LARGE[0], 1))
+        y.sum().backward()
+        assert (x.grad.shape, x.grad.dtype, scale.grad.dtype) == (LARGE, dtype, torch.float32)
+
+
+STORED = {
+    "sparse_coo": lambda t: t.to_sparse(),
+    "sparse_csr": lambda t: t.to_sparse_csr(),
+    "_mkldnn": lambda t: t.to_mkldnn(),
+    "meta": lambda t: t.to("meta"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # of PyTorch, about these tensors
+@pytest.mark.parametrize("kind", STORED)
+def test_what_has_no_memory_of_that_kind_is_refused_by_name(kind: str) -> None:
+    """Every argument of every function, and x of a layer that has made such a call before."""
+    if kind == "_mkldnn" and not torch.backends.mkldnn.is_available():
+        pytest.skip("no mkldnn here")
+    x, scale = randn(4, 32), randn(4, 32, seed=1)
+    layer, options = RMSNorm(32), {"axis": -1, "feature_axis": (0, 1)}
+    layer(layer(x))
+    calls = {
+        "rms_norm": (rms_norm, {"x": x, "scale": scale, "bias": scale, "gate": x}),
+        "rms_norm_vjp": (rms_norm_vjp, {"x": x, "scale": scale, "bias": scale, "gate": x, "dy": x}),
+    }  # fmt: skip
+    for op, (function, arguments) in calls.items():
+        for name in arguments:
+            sentence = rf"{name} f32\[4, 32\] is {kind}, expected a dense tensor; call to_dense\(\) first"
+            if kind == "meta":
+                sentence = rf"{name} is on the device meta, expected cpu, where x is; load its values first"
+                sentence = sentence if name != "x" else r"scale is on the device cpu, expected meta, where x is"
+            with pytest.raises((TypeError, ValueError), match=f"^{op}: {sentence}"):
+                function(**{**arguments, name: STORED[kind](arguments[name])}, **options)
+    sentence = "scale is on the device cpu" if kind == "meta" else rf"x f32\[4, 32\] is {kind}"
+    with pytest.raises((TypeError, ValueError), match=f"^rms_norm: {sentence}"):
+        layer(STORED[kind](x))
+
+
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_results_are_ordinary_tensors(differentiated: bool) -> None:
+    """They can grow, be shared, saved and copied, also if rmsnorm asked for their memory."""
+    x, residual, scale = randn(*LARGE), randn(*LARGE, seed=1), randn(LARGE[1])
+    if differentiated:
+        for tensor in (x, residual, scale):
+            tensor.requires_grad_()
+    y, h, inverse_rms = rms_norm(x, scale, residual=residual, return_inverse_rms=True)
+    results = [y, h, inverse_rms]
+    if differentiated:
+        results += torch.autograd.grad(y.sum(), (x, residual, scale))
+    for tensor in [result.detach() for result in results]:
+        want = tensor.clone()
+        assert torch.equal(copy.deepcopy(tensor), want)
+        file = io.BytesIO()
+        torch.save(tensor, file)
+        file.seek(0)
+        assert torch.equal(torch.load(file, weights_only=True), want)
+        tensor.add_(1).sub_(1)  # it can be written to
+        assert tensor.untyped_storage().resizable()
+        tensor.resize_(tensor.numel() + 2**20)
+        assert torch.equal(tensor[: want.numel()], want.add(1).sub(1).reshape(-1))
+        assert torch.equal(want.share_memory_(), want)
+    assert torch.equal(rms_norm(x.detach(), scale.detach()).share_memory_(), rms_norm(x.detach(), scale.detach()))
+
+
+@pytest.mark.filterwarnings(OF_NESTED)
+def test_nested_tensors_without_gaps() -> None:
+    """Of the strided layout, which PyTorch's stack of encoders makes; tests of transforms have the jagged one."""
+    layer, parts = randomised(RMSNorm(8)), [randn(3, 8), randn(5, 8, seed=1)]
+    layer(parts[0])
+    nested = torch.nested.nested_tensor(parts, requires_grad=True)
+    y = layer(nested)
+    torch.nested.to_padded_tensor(y, 0.0).square().sum().backward()
+    for got, slope, part in zip(y.unbind(), nested.grad.unbind(), parts, strict=True):
+        leaf = part.clone().requires_grad_()
+        layer(leaf).square().sum().backward()
+        assert torch.equal(got, layer(part))
+        assert torch.equal(slope, leaf.grad)
+
+
+@pytest.mark.needs("torch>=2.6", "jagged tensors have no rms_norm in 2.5, the built-in one either")
+def test_jagged_rows() -> None:
+    """A nested tensor: sequences of different lengths, no padding."""
+    layer, parts = randomised(RMSNorm(8)), [randn(2, 8), randn(5, 8, seed=1), randn(1, 8, seed=2)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+    y = layer(nested)
+    assert all(are_alike(got, layer(part)) for got, part in zip(y.unbind(), parts, strict=True))
+    whole = torch.cat(parts).requires_grad_()
+    y.values().square().sum().backward()
+    gain, layer.weight.grad = layer.weight.grad, None
+    layer(whole).square().sum().backward()
+    assert are_alike(nested.grad.values(), whole.grad)
+    assert are_alike(gain, layer.weight.grad)

@@ -1,115 +1,231 @@
-"""What PyTorch makes of the functions and the layer: compiled and traced programs."""
+"""What PyTorch and transformers do to modules is done to ours: pruned, quantised, in encoders, workers and tools."""
 
 from __future__ import annotations
 
-import io
-from fractions import Fraction
+import copy
+import pickle
 from typing import Any
 
-import numpy as np
 import pytest
 
-from rmsnorm import numpy_impl as golden
-from rmsnorm.specification import dtypes
+import rmsnorm
 
 torch = pytest.importorskip("torch")
-from torch._dynamo.testing import CompileCounter  # noqa: E402
-from torch_arrays import are_alike, randn, to_numpy, to_torch  # noqa: E402
-from torch_layers import randomised, ulp_bound  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.utils import parametrize, prune  # noqa: E402
+from torch_arrays import randn  # noqa: E402
+from torch_layers import randomised  # noqa: E402
 
 from rmsnorm.torch_impl import RMSNorm, rms_norm  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # forward_ad's own
+
+def test_transformers_starts_every_variant_with_a_factor_of_one(tmp_path: Any) -> None:
+    """At random, and for a key that a file lacks, although it fills every class named RMSNorm with 1."""
+    transformers = pytest.importorskip("transformers")
+    initialization = pytest.importorskip("transformers.initialization")
+    half = rmsnorm.Variant.get("llama").replace(scale_offset=0.5)
+    want = {"plain": 1.0, "gemma": 0.0, "tied": 0.0, "middle": 0.5, "chosen": 0.25}
+
+    class GemmaRMSNorm(RMSNorm):
+        def __init__(self) -> None:
+            super().__init__(8, variant="gemma", bias=True)
+
+    class Model(transformers.PreTrainedModel):
+        config_class = transformers.PretrainedConfig
+        _tied_weights_keys: Any = {"tied.weight": "gemma.weight"}  # noqa: RUF012
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.plain, self.gemma, self.tied, self.none = (
+                RMSNorm(8), GemmaRMSNorm(), GemmaRMSNorm(), RMSNorm(8, elementwise_affine=False, variant="gemma"),
+            )  # fmt: skip
+            self.middle, self.chosen = (RMSNorm(8, variant=half) for _ in range(2))
+            self.post_init()
+
+        def _init_weights(self, module: Any) -> None:
+            super()._init_weights(module)
+            if module is self.chosen:
+                initialization.constant_(module.weight, 0.25)
+
+    model = Model(transformers.PretrainedConfig(tie_word_embeddings=True))
+    with torch.device("meta"):
+        assert Model(model.config).gemma.weight.is_meta
+    full = {name: torch.ones_like(tensor) for name, tensor in model.state_dict().items()}  # a gain of 1 may be loaded
+    lacking = [{}, {f"{name}.weight": name for name in want}, {"middle.weight": "middle"}]
+    for missing in lacking:
+        folder = tmp_path / str(len(missing))
+        model.save_pretrained(folder, state_dict={name: full[name] for name in full if name not in missing})
+        loaded = Model.from_pretrained(folder)
+        assert loaded.tied.weight is loaded.gemma.weight
+        for name in want:
+            expected = want[name] if f"{name}.weight" in missing else 1.0
+            assert torch.equal(getattr(loaded, name).weight, torch.full((8,), expected))
+    for name, expected in want.items():
+        assert torch.equal(getattr(model, name).weight, torch.full((8,), expected))
+        assert copy.deepcopy(model).get_submodule(name)._is_hf_initialized
 
 
-@pytest.mark.usefixtures("_fresh_compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
-def test_compile_the_function_itself() -> None:
-    """Options that are arguments become symbols with dynamic=True; one graph serves every batch."""
-    counter = CompileCounter()
-    compiled = torch.compile(rms_norm, fullgraph=True, dynamic=True, backend=counter)
-    x = torch.randn((4, 8), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for a in (x, x[:3], x.float(), torch.cat([x, x], 1).float()):
-        assert torch.equal(compiled(a), rms_norm(a))
-    assert counter.frame_count == 2  # one for each dtype
-    x = x.float()
-    for options in ({"axis": 0}, {"variant": "llama", "eps": 1e-3}, {"partial": 0.6}, {"partial": Fraction(1, 3)}):
-        assert torch.equal(compiled(x, **options), rms_norm(x, **options))
-    assert all(map(torch.equal, *(f(x, return_inverse_rms=True) for f in (compiled, rms_norm))))
+def test_meta_until_there_are_weights() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(RMSNorm(8, variant="gemma", bias=True), nn.Linear(8, 2))
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert model[0](torch.empty(4, 8, device="meta")).shape == (4, 8)
+    weights = {name: randn(*each.shape, seed=i) for i, (name, each) in enumerate(model.state_dict().items())}
+    loaded, emptied = copy.deepcopy(model), model.to_empty(device="cpu")
+    loaded.load_state_dict(weights, assign=True)
+    want = rms_norm(randn(3, 8), weights["0.weight"], weights["0.bias"], variant="gemma")
+    assert torch.equal(loaded[0](randn(3, 8)), want)
+    emptied[0].reset_parameters()
+    assert torch.equal(emptied[0](randn(4, 8)), rms_norm(randn(4, 8), variant="gemma"))
+    skipped = nn.utils.skip_init(RMSNorm, 8, variant="gemma")
+    assert (skipped.weight.shape, skipped.weight.device.type) == ((8,), "cpu")
 
 
-@pytest.mark.usefixtures("_fresh_compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(
-    ("variant", "dtype", "backend"),
-    [  # each rounding, each place of eps
-        ("llama", "bfloat16", "inductor"), ("zhang_torch", "float16", "aot_eager"), ("torch", "float16", "aot_eager"),
-        ("x_transformers", "float32", "aot_eager"), ("t5", "float32", "aot_eager"),
-    ],
-)  # fmt: skip
-def test_a_compiled_layer(variant: str, dtype: str, backend: str) -> None:
-    """One graph for every batch and length. The values are those of the golden, the gradients those of eager calls."""
-    frames: list[Any] = []
+def test_parametrized_pruned_and_back() -> None:
+    layer, x = randomised(RMSNorm(8, variant="llama")), randn(4, 8)
+    prune.l1_unstructured(layer, "weight", 0.5)
+    assert (layer(x) == 0).all(0).sum() == 4
+    layer(x).sum().backward()
+    assert (layer.weight_orig.grad == 0).sum() == 4
+    prune.remove(layer, "weight")
+    parametrize.register_parametrization(layer, "weight", nn.Softplus(), unsafe=True)
+    want = rms_norm(x, nn.functional.softplus(layer.parametrizations.weight.original), variant="llama")
+    assert torch.equal(layer(x), want)
+    with parametrize.cached():
+        assert torch.equal(layer(x), want)
+    assert isinstance(pickled := copy.deepcopy(layer), RMSNorm)
+    assert torch.equal(pickled(x), want)
+    parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
+    assert type(layer) is RMSNorm
+    assert torch.equal(layer(x), want)
+    assert list(layer.state_dict()) == ["weight"]
 
-    def counted(graph: Any, inputs: Any) -> Any:
-        frames.append(graph)
-        return torch._dynamo.lookup_backend(backend)(graph, inputs)
 
-    rng = np.random.default_rng(0)
-    n = 48
-    layer = randomised(RMSNorm(n, variant=variant, partial=0.6, bias=True, dtype=getattr(torch, dtype)))
-    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=counted)
-    first = 0
-    for batch in ((4, 16), (3, 11), (7, 9)):
-        x, residual = (rng.standard_normal((*batch, n)).astype(dtype) for _ in range(2))
-        mask = rng.random((*batch, n)) > 0.3
-        mask[1] = False
-        parameters = [to_numpy(parameter) for parameter in layer.parameters()]
-        want = golden.rms_norm(x, *parameters, variant=variant, mask=mask, residual=residual, partial=0.6)
-        results = []
-        for each in (compiled, layer):
-            leaves = [to_torch(value).requires_grad_() for value in (x, residual)]
-            y, h = each(leaves[0], mask=to_torch(mask), residual=leaves[1])
-            results.append([y, h, *torch.autograd.grad(y.square().sum() + h.sum(), [*leaves, *layer.parameters()])])
-        got, eager = results
-        for g, w in zip(got, [*map(to_torch, want), *eager[2:]], strict=True):
-            assert are_alike(g, w)
-        first = first or len(frames)
-    assert len(frames) == first
+def qat(model: Any, quantization: Any) -> Any:
+    model.train().qconfig = quantization.get_default_qat_qconfig()
+    prepared = quantization.prepare_qat(model)
+    prepared(randn(4, 8))
+    return quantization.convert(prepared.eval())
+
+
+def dynamic(model: Any, quantization: Any) -> Any:
+    return quantization.quantize_dynamic(model.eval(), {nn.Linear})
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("way", [qat, dynamic])
+def test_quantisation_leaves_it_alone(way: Any) -> None:
+    """As it leaves the built-in: the linear layer is converted, the norm is not, and computes what it did."""
+    quantization = pytest.importorskip("torch.ao.quantization")
+    codes = []
+    for cls in (RMSNorm, nn.RMSNorm):
+        torch.manual_seed(0)
+        norm = randomised(cls(8))
+        model = way(nn.Sequential(nn.Linear(8, 8), norm), quantization)
+        first, left = (model.get_submodule(name) for name in "01")
+        assert "quantized" in type(first).__module__
+        assert type(left) is cls
+        assert list(left.state_dict()) == ["weight"]
+        assert torch.equal(left(randn(2, 8)), norm(randn(2, 8)))
+        codes.append(getattr(model, "code", ""))
+    assert codes[0] == codes[1]
+
+
+LAYERS = {"encoder": nn.TransformerEncoderLayer, "decoder": nn.TransformerDecoderLayer}
+
+
+def with_our_norms(kind: str, norm_first: bool, **options: Any) -> Any:
+    layer = LAYERS[kind](8, 2, 16, 0.0, batch_first=True, norm_first=norm_first)
+    for name, _ in list(layer.named_children()):
+        if name.startswith("norm"):
+            setattr(layer, name, RMSNorm(8, **options))
+    return randomised(layer).eval()
+
+
+def without_fast_path(model: Any, *inputs: Any, **named: Any) -> Any:
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        return model(*inputs, **named)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+def close(y: Any, want: Any) -> bool:
+    """As attention is another operator there: half of the digits, where LayerNorm and RMSNorm differ in the first."""
+    return bool(((y - want).abs() <= torch.finfo(y.dtype).eps ** 0.5 * want.abs().max()).all())
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("bias", [None, True])
+@pytest.mark.parametrize("options", [{"eps": 1e-5}, {"variant": "llama", "partial": 0.5}])
+def test_the_fast_path_of_encoders_leaves_our_norms(options: Any, bias: Any, norm_first: bool) -> None:
+    """It would compute LayerNorm with their parameters, or fail without a bias."""
+    x, memory = randn(2, 5, 8) + 1, randn(2, 3, 8, seed=1)
+    for kind in LAYERS:
+        layer = with_our_norms(kind, norm_first, bias=bias, **options)
+        inputs = (x, memory) if kind == "decoder" else (x,)
+        for each in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            with torch.no_grad():
+                want = without_fast_path(each, *inputs)
+                assert close(each(*inputs), want)
+            with torch.inference_mode():
+                assert close(each(*inputs), want)
+        assert list(layer.norm1.state_dict()) == ["weight", "bias"][: 2 if bias else 1]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")  # PyTorch's
+@pytest.mark.parametrize("bias", [None, True])
+def test_a_stack_of_encoders_with_padding(bias: Any) -> None:
+    """PyTorch makes a nested tensor of the rows that are no padding."""
+    x, padding = randn(2, 5, 8) + 1, torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    stack = nn.TransformerEncoder(with_our_norms("encoder", False, bias=bias), 2, RMSNorm(8, variant="gemma"))
+    for inputs in ({}, {"src_key_padding_mask": padding}):
+        with torch.no_grad():
+            want = without_fast_path(stack, x, **inputs)
+            y = stack(x, **inputs)
+        assert stack.use_nested_tensor
+        assert close(*((t[~padding] if inputs else t) for t in (y, want)))
+
+
+def _exported_with_hooks(layer: Any, tensors: Any) -> Any:
+    hooked = copy.deepcopy(layer)
+    hooked.register_forward_pre_hook(lambda module, arguments: tensors)
+    return hooked(tensors[0])
+
+
+def _stacked(layer: Any, tensors: Any) -> Any:
+    parameters, buffers = torch.func.stack_module_state([layer, copy.deepcopy(layer)])
+    run = lambda p, b: torch.func.functional_call(layer, (p, b), tensors)  # noqa: E731
+    return tuple(result[1] for result in torch.vmap(run)(parameters, buffers))
+
+
+TOOLS = {
+    "by position": lambda layer, tensors: layer(*tensors),
+    "a hook": _exported_with_hooks,
+    "a trace": lambda layer, tensors: torch.jit.trace(layer, tensors)(*tensors),
+    "an exported program": lambda layer, tensors: torch.export.export(layer, tensors).module()(*tensors),
+    "DataParallel": lambda layer, tensors: nn.DataParallel(layer)(*tensors),
+    "checkpoint": lambda layer, tensors: torch.utils.checkpoint.checkpoint(
+        layer, tensors[0].clone().requires_grad_(), *tensors[1:], use_reentrant=True
+    ),
+    "functional_call": lambda layer, tensors: torch.func.functional_call(
+        layer, dict(layer.named_parameters()), tensors
+    ),
+    "stacked layers": _stacked,
+}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("variant", ["gemma", "llama", "zhang_torch", "x_transformers"])
-@pytest.mark.parametrize("dtype", dtypes.FLOATS)
-def test_a_trace_has_operations_of_pytorch_alone(variant: str, dtype: str) -> None:
-    """In every dtype, for any number of rows, through a file, and its gradients; in float32 arithmetic, or float64."""
-    dtype = getattr(torch, dtype)
-    layer = randomised(RMSNorm(8, variant=variant, bias=True, dtype=dtype))
-    traced = torch.jit.trace(layer, (randn(4, 8, dtype=dtype),))
-    assert not any("rmsnorm::" in str(node) for node in traced.inlined_graph.nodes())
-    buffer = io.BytesIO()
-    torch.jit.save(traced, buffer)
-    buffer.seek(0)
-    x, results = randn(7, 8, dtype=dtype, seed=1), []
-    for each in (layer, traced, torch.jit.load(buffer)):
-        leaf = x.clone().requires_grad_()
-        y = each(leaf)
-        y.float().square().sum().backward()
-        results.append((y, leaf.grad))
-    for got in results[1:]:
-        for one, other in zip(got, results[0], strict=True):  # dx is the difference of terms of the size of its largest
-            assert (one.double() - other.double()).abs().max() <= ulp_bound(40, dtype) * other.double().abs().max()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_layer_is_not_scripted() -> None:
-    with pytest.raises(TypeError, match=r"use torch\.compile, torch\.export, or torch\.jit\.trace"):
-        torch.jit.script(torch.nn.Sequential(RMSNorm(8)))
-
-
-def test_a_shape_error_is_that_of_the_built_in_too() -> None:
-    for layer in (RMSNorm(8), torch.nn.RMSNorm(8)):
-        with pytest.raises(RuntimeError):
-            layer(torch.ones(2, 6))
-    with pytest.raises(RuntimeError, match="mask has shape"):
-        rms_norm(torch.ones(2, 6), mask=torch.ones(5, dtype=torch.bool))
+@pytest.mark.parametrize("name", TOOLS)
+def test_tools_that_pass_every_argument_by_position(name: str) -> None:
+    """In the order x, mask, residual, gate."""
+    layer = randomised(RMSNorm(8, bias=True))
+    x, residual, gate = (randn(4, 8, seed=seed) for seed in range(3))
+    mask = randn(4, 8, seed=3) > 0
+    want = layer(x, mask=mask, residual=residual, gate=gate)
+    for got, expected in zip(TOOLS[name](layer, (x, mask, residual, gate)), want, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=2.0**-20)
+    with pytest.raises(TypeError, match="mask has dtype float32, expected bool"):
+        layer(x, residual)
+    with pytest.raises(TypeError, match="residual has dtype bool, expected float16, bfloat16, float32 or float64"):
+        layer(x, None, mask)

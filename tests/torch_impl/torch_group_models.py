@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch_arrays import are_alike, to_torch
 
 from rmsnorm.torch_impl import RMSNorm
@@ -122,45 +122,6 @@ def fully_sharded() -> None:
     model.to_empty(device="cpu")
     model.norm.reset_parameters()
     assert torch.equal(whole(model.norm.weight), torch.ones(8))
-
-
-def sequence_parallel() -> None:
-    """Tensor parallel linear layers, and rows of a sequence spread where the norms are; over it FSDP2."""
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        PrepareModuleInput,
-        PrepareModuleOutput,
-        RowwiseParallel,
-        SequenceParallel,
-        parallelize_module,
-    )
-
-    world = distributed.get_world_size()
-    grid = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("rows", "parts"))
-    for mesh, over in ((mesh_of(world), None), (grid["parts"], grid["rows"])):
-        want, model = block(), block()
-        train(want)
-        plan = {
-            "": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1)),
-            "norm": SequenceParallel(),
-            "up": ColwiseParallel(input_layouts=Shard(1)),
-            "down": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
-            "last": SequenceParallel(),
-        }
-        parallelize_module(model, mesh, plan)
-        parallelize_module(
-            model, mesh, PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
-        )
-        assert isinstance(model.norm.weight, DTensor)
-        if over is None:
-            train(model)
-        else:
-            fully_shard(model, mesh=over)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
-                train(model, shard=lambda x, over=over: x.chunk(over.size())[over.get_local_rank()])
-        same_parameters(model, want)
 
 
 def feature_parallel_layer() -> None:

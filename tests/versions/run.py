@@ -1,7 +1,7 @@
 """The package in environments of others: makes one, runs the parity check and the fast tests, and keeps the counts.
 
     python tests/versions/run.py lowest        # writes tests/versions/lowest.json; it takes ten to thirty minutes
-    python tests/versions/run.py --table       # the table in docs/versions.md, from these files
+    python tests/versions/run.py --table       # the table in docs/compatibility.md, from these files
 
 An environment is a version of Python, and a file with the version of every package beside this one. It is made in
 .venv-NAME with that version of Python, which must be installed. PyTorch from PyPI brings CUDA with it on Linux: several
@@ -26,7 +26,7 @@ from xml.etree import ElementTree
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]
 TOOLS: Final = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "mpmath", "expecttest")
-FAST: Final = ("tests/specification", "tests/numpy_impl", "tests/test_interface.py", "tests/test_gate.py")
+FAST: Final = ("tests/specification", "tests/golden", "tests/table")
 FOLDERS: Final = {"torch": "tests/torch_impl", "tf": "tests/tf_impl", "flax": "tests/flax_impl"}
 PACKAGES: Final = {"numpy": ("numpy",), "torch": ("torch",), "tf": ("tensorflow", "keras"), "flax": ("jax", "flax")}
 TITLES: Final = {"numpy": "NumPy", "torch": "PyTorch", "tf": "TensorFlow, Keras", "flax": "JAX, Flax"}

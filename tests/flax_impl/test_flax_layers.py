@@ -1,0 +1,226 @@
+"""What Flax alone has around its layers: dtypes, programs, two module systems, mapped axes, transforms of a layer."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+pytest.importorskip("flax")
+
+import flax.linen  # noqa: E402
+from flax import nnx  # noqa: E402
+from flax_arrays import normal  # noqa: E402
+from jax import export  # noqa: E402
+from jax import numpy as jnp  # noqa: E402
+
+from rmsnorm.flax_impl import RMSNorm, linen, rms_norm  # noqa: E402
+from rmsnorm.flax_impl.private import enable_x64  # noqa: E402
+
+EPS = 0.1  # large enough to be seen
+WIDTH = 8
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def nnx_layer(features: int, *, of: Any = RMSNorm, seed: int = 1, **options: Any) -> Any:
+    layer = of(features, rngs=nnx.Rngs(0), **{"epsilon": EPS, **options})
+    for i, parameter in enumerate((layer.scale, getattr(layer, "bias", None))):
+        if parameter is not None:
+            parameter[...] = normal(seed + i, features, dtype=parameter[...].dtype)
+    return layer
+
+
+def both(features: int, **options: Any) -> tuple[Any, Any]:
+    """The same layer in NNX and Linen, as functions of x and a mask."""
+    first = nnx_layer(features, **options)
+    module = linen.RMSNorm(**{"epsilon": EPS, **options})
+    named = {"scale": first.scale, "bias": first.bias}
+    params = {"params": {name: value[...] for name, value in named.items() if value is not None}}
+    return first, lambda x, mask=None, **more: module.apply(params, x, mask=mask, **more)
+
+
+def test_initialisation() -> None:
+    options = {"scale_init": jax.nn.initializers.normal(), "scale_metadata": {"note": "kept"}}
+    ours = RMSNorm(8, rngs=nnx.Rngs(3), **options)
+    built_in = nnx.RMSNorm(8, rngs=nnx.Rngs(3), scale_init=options["scale_init"])  # Flax 0.11 takes no metadata
+    np.testing.assert_array_equal(ours.scale[...], built_in.scale[...])
+    assert ours.scale.note == "kept"
+    assert ours.epsilon == built_in.epsilon
+    key, x = jax.random.key(0), normal(0, 2, 8)
+    pair = [of(scale_init=options["scale_init"]).init(key, x) for of in (linen.RMSNorm, flax.linen.RMSNorm)]
+    jax.tree.map(np.testing.assert_array_equal, *pair)
+    sharded = flax.linen.with_partitioning(jax.nn.initializers.ones, ("model",))
+    assert linen.RMSNorm(scale_init=sharded).init(key, x)["params"]["scale"].names == ("model",)
+    several = linen.RMSNorm(reduction_axes=(1, 2), feature_axes=(-1, 1)).init(key, normal(0, 3, 4, 5))
+    assert several["params"]["scale"].shape == (4, 5)
+
+
+def dtypes_of(modules: Any, x: Any, **options: Any) -> list[Any]:
+    of_nnx, of_linen = modules
+    made = nnx.eval_shape(lambda: of_nnx(WIDTH, rngs=nnx.Rngs(0), **options)(x))
+    return [made.dtype, jax.eval_shape(of_linen(**options).init_with_output, jax.random.key(0), x)[0].dtype]
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64:UserWarning")  # JAX's, of parameters
+@pytest.mark.parametrize("x64", [True, False])
+@pytest.mark.parametrize("dtype", [None, *FLOATS])
+def test_the_dtype_of_y_is_that_of_the_built_in_ones(dtype: Any, x64: bool) -> None:
+    """Whatever x, the parameters and ``dtype`` are; float64 is float32 while x64 is off."""
+    with enable_x64(x64):
+        for x_dtype, param_dtype, use_scale in itertools.product(FLOATS, FLOATS, (True, False)):
+            x = jax.ShapeDtypeStruct((2, WIDTH), jax.dtypes.canonicalize_dtype(x_dtype))
+            x, options = (
+                jnp.ones(x.shape, x.dtype),
+                {"dtype": dtype, "param_dtype": param_dtype, "use_scale": use_scale},
+            )
+            ours = dtypes_of((RMSNorm, linen.RMSNorm), x, **options)
+            with jax.numpy_dtype_promotion("standard"):
+                assert ours == dtypes_of((nnx.RMSNorm, flax.linen.RMSNorm), x, **options)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_the_statistic_is_not_in_dtype(dtype: str) -> None:
+    """Nor is a gradient: 1e5 is infinite in float16, and so in the built-in layer of NNX."""
+    x = jnp.full((2, WIDTH), 1e5)
+    module = functools.partial(linen.RMSNorm(dtype=dtype).apply, {"params": {"scale": jnp.ones(WIDTH)}})
+    for function in (RMSNorm(WIDTH, dtype=dtype, rngs=nnx.Rngs(0)), module):
+        np.testing.assert_array_equal(np.asarray(function(x), np.float32), 1)
+        # with one of eight elements changed by e: e (1 - 1/8) / 1e5 there, - e / 8e5 elsewhere
+        slope = jax.jacrev(lambda x: function(x)[0].astype(jnp.float32))(x)[:, 0]  # noqa: B023
+        np.testing.assert_allclose(slope, (np.eye(WIDTH) - 1 / WIDTH) / 1e5, rtol=2.0**-6)
+
+
+def test_one_module_system_in_the_other() -> None:
+    x = normal(0, 3, WIDTH)
+    within_nnx = nnx.bridge.ToNNX(linen.RMSNorm(variant="gemma"), rngs=nnx.Rngs(0))
+    nnx.bridge.lazy_init(within_nnx, x)
+    within_linen = nnx.bridge.ToLinen(RMSNorm, args=(WIDTH,), kwargs={"variant": "gemma"})
+    params = within_linen.init(jax.random.key(0), x)
+    want = rms_norm(x, jnp.zeros(WIDTH), variant="gemma")
+    np.testing.assert_array_equal(within_nnx(x), want)
+    np.testing.assert_array_equal(within_linen.apply(params, x), want)
+
+
+def exported(function: Any, *shapes: Any) -> Any:
+    return export.deserialize(export.export(jax.jit(function))(*shapes).serialize(vjp_order=1))
+
+
+@pytest.mark.parametrize("variant", ["flax", "zhang_torch"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_exported_with_sizes_to_come(dtype: str, variant: str) -> None:
+    """How many rows there are, and how wide, is known when the program is called; its gradients are in it."""
+    norm = functools.partial(rms_norm, variant=variant)
+    with enable_x64(True):
+        rows, width = export.symbolic_shape("rows, width")
+        program = exported(norm, *(jax.ShapeDtypeStruct(shape, dtype) for shape in ((rows, width), (width,))))
+        x, scale = normal(0, 5, 9, dtype=dtype), normal(1, 9, dtype=dtype)
+        # 2^3 roundings, or another one of the result
+        few = {"float64": 2.0**-50, "float32": 2.0**-21, "bfloat16": 2.0**-7}[dtype]
+        np.testing.assert_allclose(program.call(x, scale).astype(float), norm(x, scale).astype(float), rtol=few, atol=0)
+        dy = normal(2, 5, 9, dtype=dtype)
+        found = [jax.jit(lambda x, scale: jax.vjp(f, x, scale)[1](dy))(x, scale) for f in (program.call, norm)]  # noqa: B023
+        unit = 2.0**-7 if dtype == "bfloat16" else 2.0**-18 if dtype == "float32" else 2.0**-47  # 2^6 roundings, or one
+        for got, want in zip(*found, strict=True):
+            np.testing.assert_allclose(np.asarray(got, float), np.asarray(want, float), rtol=unit, atol=unit)
+
+
+def test_an_exported_layer() -> None:
+    made, x = nnx_layer(WIDTH, use_bias=True), normal(0, 3, WIDTH)
+    graph, state = nnx.split(made)
+    program = exported(lambda params, x: nnx.merge(graph, nnx.State(params))(x), nnx.to_pure_dict(state), x)
+    np.testing.assert_allclose(program.call(nnx.to_pure_dict(state), x), made(x), rtol=2.0**-20, atol=2.0**-20)
+    platforms = ("cpu", "cuda", "rocm", "tpu")
+    assert export.export(jax.jit(rms_norm), platforms=platforms)(x).platforms == platforms
+
+
+def test_shapes_alone() -> None:
+    x = jax.ShapeDtypeStruct((2, WIDTH), jnp.bfloat16)
+    blank = nnx.eval_shape(lambda: nnx_layer(WIDTH, use_bias=True, dtype=jnp.bfloat16))
+    assert {type(leaf) for leaf in jax.tree.leaves(nnx.state(blank))} == {jax.ShapeDtypeStruct}
+    y = jax.eval_shape(lambda x: nnx_layer(WIDTH, use_bias=True, dtype=jnp.float16)(x), x)
+    assert (y.shape, y.dtype) == (x.shape, jnp.float16)
+    assert jax.eval_shape(linen.RMSNorm().apply, {"params": {"scale": jnp.ones(WIDTH)}}, x).dtype == jnp.float32
+
+
+def test_promote_dtype_settles_the_dtype_alone() -> None:
+    def promote(arrays: Any, *, dtype: Any) -> Any:
+        assert dtype is None
+        return tuple(None if array is None else array.astype(jnp.bfloat16) for array in arrays)
+
+    x = normal(0, 3, 8)
+    got = nnx_layer(8, promote_dtype=promote)(x)
+    np.testing.assert_array_equal(got, nnx_layer(8, dtype=jnp.bfloat16)(x))
+
+
+def test_arguments() -> None:
+    x = normal(0, 2, 8)
+    with pytest.raises(ValueError, match=r"scale has shape \(7,\), expected \(8,\) to match axis -1 of x f32\[2, 8\]"):
+        nnx_layer(7)(x)
+    for layer in both(8, reduction_axes=(0, 2)):
+        with pytest.raises(ValueError, match=r"axis is 2, expected between -2 and 1 for x f32\[2, 8\]"):
+            layer(x)
+    for layer in both(8, feature_axes=3):
+        with pytest.raises(ValueError, match=r"feature_axis is 3, expected between -2 and 1 for x f32\[2, 8\]"):
+            layer(x)
+    for layer in both(8):
+        with pytest.raises(TypeError, match=r"x is \[1.0\] \(list\), expected a jax.Array"):
+            layer([1.0])
+    ones = jnp.ones((2, 8), jnp.int32)
+    nnx_one, linen_one = both(8)
+    with pytest.raises(TypeError, match=r"mask has dtype int32, expected bool"):
+        nnx_one(x, ones)
+    np.testing.assert_allclose(linen_one(x, ones), linen_one(x), rtol=2.0**-21)  # as the built-in one
+
+
+def spread(x: Any, parts: int = 4) -> Any:
+    return jnp.stack(jnp.split(x, parts, axis=-1))
+
+
+OVER = {
+    "flax": {},
+    "outside, partial": {"variant": "zhang_torch", "partial": 1.0},
+    "clamp": {"variant": "x_transformers", "epsilon": 4.0},
+}
+
+
+@pytest.mark.parametrize("options", OVER.values(), ids=OVER)
+@pytest.mark.parametrize("masked", [False, True])
+def test_over_a_mapped_axis(options: dict[str, Any], masked: bool) -> None:
+    """Sums of 16 terms in another order, and products of the gradients: within 2^4 roundings of numbers up to 4."""
+    x, v, scale = normal(0, 5, 16), normal(1, 5, 16), normal(2, 16)
+    share = np.repeat([0.9, 0.2, 0.5, 0.0], 4)
+    mask = jnp.asarray(np.random.default_rng(3).uniform(size=x.shape) < share).at[1].set(False) if masked else None
+    options = {"epsilon": EPS, **options}
+    module = linen.RMSNorm(axis_name="devices", **options)
+    whole = linen.RMSNorm(**options)
+    assert module.init(jax.random.key(0), x)["params"]["scale"].shape == (16,)
+
+    def one(x: Any, scale: Any, mask: Any) -> Any:
+        return module.apply({"params": {"scale": scale}}, x, mask=mask)
+
+    def sharded(x: Any, scale: Any) -> Any:
+        masks = None if mask is None else spread(mask)
+        parts = jax.vmap(one, (0, 0, None if masks is None else 0), axis_name="devices")(
+            spread(x), spread(scale), masks
+        )
+        return jnp.concatenate(list(parts), -1)
+
+    def together(x: Any, scale: Any) -> Any:
+        return whole.apply({"params": {"scale": scale}}, x, mask=mask)
+
+    got, want = (
+        (jax.jit(f)(x, scale), jax.jit(jax.grad(lambda *args: jnp.sum(v * jnp.sin(f(*args))), (0, 1)))(x, scale))  # noqa: B023
+        for f in (sharded, together)
+    )
+    for one_, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert bool(jnp.any(other))
+        np.testing.assert_allclose(one_, other, rtol=2.0**-20, atol=2.0**-20)
+    if masked:
+        live = spread(mask).astype(jnp.float32)
+        means = jnp.sum(spread(x) ** 2 * live, -1) / jnp.maximum(1.0, jnp.sum(live, -1))
+        root = jnp.sqrt(jnp.mean(means, 0)[:, None] + EPS)  # of the unweighted mean of the devices' means
+        assert float(jnp.max(jnp.abs(x / root * scale - want[0]))) > 0.1

@@ -1,0 +1,140 @@
+"""The 106-bit arithmetic of the golden against exact rational arithmetic."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+from golden.oracle import BITS, FORMATS, array, nearest
+from mpmath import mp, mpf
+
+from rmsnorm.numpy_impl.double_double import DoubleDouble
+
+N = 400
+
+
+def _numbers(seed, count=N):
+    """hi + lo with lo anywhere up to half an ulp of hi."""
+    random = np.random.default_rng(seed)
+    hi = np.ldexp(random.uniform(1.0, 2.0, count) * random.choice([-1.0, 1.0], count), random.integers(-60, 60, count))
+    lo = random.uniform(-0.5, 0.5, count) * np.spacing(np.abs(hi)) * random.choice([0.0, 1e-9, 1.0], count)
+    return DoubleDouble(hi, lo)
+
+
+def _exact(value):
+    hi, lo = np.broadcast_arrays(value.hi, value.lo)
+    return [Fraction(float(a)) + Fraction(float(b)) for a, b in zip(hi.ravel(), lo.ravel(), strict=True)]
+
+
+OPERATIONS = {
+    "add": lambda a, b: a + b,
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+    "divide": lambda a, b: a / b,
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_errs_by_less_than_2_to_the_minus_102(name):
+    """The docstring says about 2^-104; of the sum of the magnitudes where terms cancel."""
+    operation = OPERATIONS[name]
+    a, b = _numbers(0), _numbers(1)
+    result = operation(a, b)
+    assert np.all(np.abs(result.lo) <= np.spacing(np.abs(result.hi)) / 2), "normalised"
+    for x, y, got in zip(_exact(a), _exact(b), _exact(result), strict=True):
+        want = operation(x, y)
+        size = abs(x) + abs(y) if name in ("add", "subtract") else abs(want)
+        assert abs(got - want) <= size * Fraction(2) ** -102
+
+
+def test_terms_that_cancel_leave_what_is_there():
+    a = _numbers(2)
+    assert not np.any([(a - a).hi, (a - a).lo])
+    assert float((DoubleDouble(1.0, 2.0**-80) - DoubleDouble(1.0)).hi) == 2.0**-80
+
+
+def test_a_root_errs_by_less_than_2_to_the_minus_102():
+    a = _numbers(2)
+    a = DoubleDouble(np.abs(a.hi), np.where(a.hi < 0, -a.lo, a.lo))
+    with mp.workprec(BITS):
+        for x, got in zip(_exact(a), _exact(a.sqrt()), strict=True):
+            want = mp.sqrt(mpf(x.numerator) / x.denominator)
+            assert abs(mpf(got.numerator) / got.denominator - want) <= want * mpf(2) ** -102
+    with np.errstate(invalid="ignore"):
+        zero = DoubleDouble(0.0).sqrt()
+    assert (float(zero.hi), float(zero.lo)) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 64, 101])
+def test_a_sum_keeps_what_cancels(count):
+    terms = _numbers(3, 3 * count).apply(lambda part: part.reshape(3, count))
+    for axis, length in ((1, count), (0, 3)):
+        total = terms.sum(axis)
+        assert total.hi.shape == ((3, 1) if axis else (1, count))
+        exact = np.array(_exact(terms), object).reshape(3, count)
+        want = exact.sum(axis=axis).ravel() if exact.size else [Fraction(0)] * total.hi.size
+        size = np.abs(exact).sum(axis=axis).ravel() if exact.size else want
+        for got, value, bound in zip(_exact(total), want, size, strict=True):
+            assert abs(got - value) <= max(1, math.log2(max(1, length))) * bound * Fraction(2) ** -102
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_a_rounding_is_one_rounding(dtype):
+    """Random numbers, and every kind of neighbour of a tie: on it, and next to it by a trace in hi or in lo."""
+    precision, least, largest = FORMATS[dtype]
+    random = np.random.default_rng(5)
+    top = math.frexp(largest)[1]
+    exponents = random.integers(max(least - precision - 3, -1000), min(top, 900), N)
+    odd = 2 * random.integers(2 ** (precision - 1), 2**precision, N) + 1  # half way between two numbers
+    if dtype == "float64":
+        tie = DoubleDouble(np.ldexp(1.0 + random.random(N), exponents))
+        tie = DoubleDouble(tie.hi, np.spacing(tie.hi) / 2 * random.choice([-0.25, 0.25, 0.999, 0.0], N))
+        numbers = [tie, _numbers(4)]
+    else:
+        tie = np.ldexp(odd.astype(np.float64), exponents - precision)
+        trace = np.ldexp(tie, -60)
+        numbers = [
+            DoubleDouble(tie), DoubleDouble(tie, trace), DoubleDouble(tie, -trace), _numbers(4),
+            DoubleDouble(np.nextafter(tie, np.inf)), DoubleDouble(np.nextafter(tie, 0.0)),
+            DoubleDouble(np.ldexp(tie, least - precision - exponents + random.integers(-3, 2, N))),  # subnormal
+            DoubleDouble(largest * np.array([1.0, 1 + 2.0 ** -(precision + 1), 1 + 2.0**-precision, 1.5])),
+        ]  # fmt: skip
+    for value in [*numbers, *(-value for value in numbers)]:
+        with mp.workprec(BITS):
+            want = [nearest(mpf(x.numerator) / x.denominator, dtype) for x in _exact(value)]
+        with np.errstate(over="ignore"):
+            got = value.round(dtype)
+        assert got.dtype == (ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        assert np.array_equal(got, array(want, dtype))
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_a_rounding_keeps_what_is_no_number(dtype):
+    got = DoubleDouble([math.nan, math.inf, -math.inf, 0.0, -0.0]).round(dtype).astype(np.float64)
+    assert np.array_equal(got, [math.nan, math.inf, -math.inf, 0.0, 0.0], equal_nan=True)
+    assert np.signbit(got[3:]).tolist() == [False, True]
+
+
+def test_what_is_not_finite_behaves_as_in_float64():
+    values = [0.0, 1.0, -2.0, math.inf, -math.inf, math.nan]
+    a, b = (part.ravel() for part in np.meshgrid(values, values))
+    with np.errstate(all="ignore"):
+        for operation in OPERATIONS.values():
+            result = operation(DoubleDouble(a), DoubleDouble(b))
+            assert np.array_equal(result.hi, operation(a, b), equal_nan=True)
+            assert not result.lo[~np.isfinite(result.hi)].any()
+        assert np.array_equal(DoubleDouble(values).sqrt().hi, np.sqrt(values), equal_nan=True)
+
+
+def test_overflow_scaling_dtypes_parts_and_choice():
+    """An overflow is an infinity and no NaN; an array of another dtype is taken as float64."""
+    with np.errstate(all="ignore"):
+        big = DoubleDouble(1.5e308)
+        assert (big + big).hi == (big * DoubleDouble(2.0)).hi == math.inf
+    assert DoubleDouble(1.0, 2.0**-60).scaled(3).lo == 2.0**-57
+    assert DoubleDouble(np.float32([1.5])).hi.dtype == np.float64
+    assert DoubleDouble(np.arange(6.0), np.zeros(6))[2:4].hi.tolist() == [2.0, 3.0]
+    assert DoubleDouble([1.0, 2.0]).where(np.array([True, False]), 9.0).hi.tolist() == [1.0, 9.0]

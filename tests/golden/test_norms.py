@@ -1,0 +1,134 @@
+"""Table 1 of the paper and its facts about gradients: what a transformation of data or weights leaves unchanged.
+
+a = W x goes through each norm before and after a transformation, with eps = 0. The golden's RMSNorm stands beside the
+other norms as their papers write them. All data have few bits, so that W x and every transformation of it are exact.
+The golden's results are the nearest numbers to exact ones, and so are those of the other norms, in 50 digits: where a
+transformation leaves a norm unchanged, no bit of y changes. Where it does not, the change is what a reader can see.
+
+Source: Zhang & Sennrich 2019, arXiv 1910.07467, table 1 and section 4.2; Ba, Kiros & Hinton 2016, table 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from mpmath import mp, mpf
+
+from rmsnorm.numpy_impl import rms_norm, rms_norm_vjp
+
+CASES, INPUTS, OUTPUTS = 8, 6, 16
+PARTIAL = 0.0625  # the paper's 6.25 %: one of the outputs
+TRANSFORMATIONS: dict[str, Callable[..., dict[str, Any]]] = {
+    "weight matrix re-scaling": lambda d, delta: {"w": delta * d.w},
+    "weight matrix re-centring": lambda d, delta: {"w": d.w + d.shift},
+    "weight vector re-scaling": lambda d, delta: {"w": np.concatenate([delta * d.w[:1], d.w[1:]])},
+    "dataset re-scaling": lambda d, delta: {"x": delta * d.x},
+    "dataset re-centring": lambda d, delta: {"x": d.x + d.shift},
+    "single training case re-scaling": lambda d, delta: {"x": np.concatenate([delta * d.x[:1], d.x[1:]])},
+}
+# Table 1 of the paper, row by row and in its words: x invariant, - not.
+TABLE_1 = {
+    "BatchNorm": "x - x x x -",
+    "WeightNorm": "x - x - - -",
+    "LayerNorm": "x x - x - x",
+    "RMSNorm": "x - - x - x",
+    "pRMSNorm": "x - - x - x",
+}
+
+
+def exactly(array: Any) -> Any:
+    return np.vectorize(mpf, otypes=[object])(array)
+
+
+def standardised(axis: int) -> Any:
+    """Over the features of a case LayerNorm, over the cases of a feature BatchNorm."""
+
+    def norm(d: Any) -> Any:
+        a = exactly(d.a)
+        centred = a - a.mean(axis=axis, keepdims=True)
+        sigma = np.vectorize(mp.sqrt, otypes=[object])((centred**2).mean(axis=axis, keepdims=True))
+        return (centred / sigma * exactly(d.g) + exactly(d.b)).astype(np.float64)
+
+    return norm
+
+
+def weight_norm(d: Any) -> Any:
+    lengths = np.array([mp.sqrt(mp.fsum(w**2 for w in row)) for row in exactly(d.w)], object)
+    return (exactly(d.a) * exactly(d.g) / lengths + exactly(d.b)).astype(np.float64)
+
+
+def golden(partial: float | None = None, eps: float = 0.0) -> Any:
+    return lambda d: rms_norm(d.a, d.g, d.b, variant="paper", partial=partial, eps=eps)
+
+
+NORMS = {
+    "BatchNorm": standardised(0), "WeightNorm": weight_norm, "LayerNorm": standardised(1), "RMSNorm": golden(),
+    "pRMSNorm": golden(PARTIAL),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def fifty_digits() -> Any:
+    with mp.workdps(50):
+        yield
+
+
+def data(seed: int) -> Any:
+    random = np.random.default_rng(seed)
+    shapes = ((CASES, INPUTS), (OUTPUTS, INPUTS), OUTPUTS, OUTPUTS, (CASES, OUTPUTS), INPUTS)
+    x, w, g, b, target, shift = (np.round(64 * random.normal(size=shape)) / 64 for shape in shapes)
+    return SimpleNamespace(x=x, w=w, g=g, b=b, target=target, shift=shift, a=x @ w.T)
+
+
+def moved(d: Any, name: str, delta: float) -> Any:
+    new = SimpleNamespace(**{**vars(d), **TRANSFORMATIONS[name](d, delta)})
+    new.a = new.x @ new.w.T
+    return new
+
+
+def marks(norm: Any, seed: int = 0, delta: float = 0.75) -> str:
+    d, cells = data(seed), []
+    y = norm(d)
+    for name in TRANSFORMATIONS:
+        change = np.max(np.abs(norm(moved(d, name, delta)) - y)) / np.max(np.abs(y))
+        assert change == 0 or not change < 1e-4, "a change shows"
+        cells.append("x" if change == 0 else "-")
+    return " ".join(cells)
+
+
+@pytest.mark.parametrize("delta", [0.5, 0.75, 3.0])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_run_gives_table_1(seed: int, delta: float) -> None:
+    assert {name: marks(norm, seed, delta) for name, norm in NORMS.items()} == TABLE_1
+
+
+def test_the_table_sees_a_norm_that_is_another_and_eps() -> None:
+    assert marks(NORMS["LayerNorm"]) != TABLE_1["RMSNorm"]
+    assert marks(lambda d: np.full_like(d.a, np.nan)) == "- - - - - -"
+    assert marks(golden(eps=0.5)) == marks(golden(PARTIAL, eps=0.5)) == "- - - - - -"
+
+
+@pytest.mark.parametrize("delta", [0.5, 0.75, 3.0])
+@pytest.mark.parametrize("partial", [None, PARTIAL])
+@pytest.mark.parametrize("name", ["dataset re-scaling", "weight matrix re-scaling"])
+def test_of_the_gradients_only_that_of_a_changes(name: str, partial: float | None, delta: float) -> None:
+    """L is half the squared distance of y from a random target: dL/dg and dL/db do not change, and dL/da is divided.
+
+    So dL/dW = (dL/da)^T x is the same with x -> delta x, and divided by delta with W -> delta W.
+    """
+
+    def gradients(d: Any) -> Any:
+        v = golden(partial)(d) - d.target
+        return rms_norm_vjp(v, d.a, d.g, d.b, variant="paper", partial=partial)
+
+    d = data(0)
+    (da, dg, db), (new_da, new_dg, new_db) = gradients(d), gradients(moved(d, name, delta))
+    assert np.array_equal(new_dg, dg)
+    assert np.array_equal(new_db, db)
+    u = 2.0**-53  # each is rounded once, and the product, too
+    assert np.all(np.abs(delta * new_da - da) <= (0 if delta == 0.5 else 4 * u) * np.abs(da))
+    assert np.any(new_da != da)

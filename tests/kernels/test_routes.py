@@ -1,0 +1,107 @@
+"""A call is checked once for equal shapes, dtypes and options of any library; and why no kernel computes it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rmsnorm import cpu
+from rmsnorm.engines import _prepared, prepare, refusal
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
+from rmsnorm.specification.variants import Variant, derive
+
+X, G = np.ones((4, 6), "float32"), np.ones(6, "float32")
+
+
+def options(axis: Any = -1, feature_axis: Any = None, partial: Any = None) -> Any:
+    return "llama", None, partial, axis, feature_axis, None
+
+
+def test_an_equal_call_is_prepared_once() -> None:
+    first = prepare("rms_norm", options(), X, G)
+    before = _prepared.cache_info().misses
+    assert prepare("rms_norm", options(), X.copy(), G.copy()) is first
+    assert _prepared.cache_info().misses == before
+    assert prepare("rms_norm", options(), X, G.astype("float64")) is not first
+    plan, reason = first.in_memory()
+    assert (plan is None) is (reason is not None) is not cpu.is_available()
+    assert first.in_memory()[0] is plan
+
+
+def test_what_is_equal_to_python_is_no_equal_option() -> None:
+    assert prepare("rms_norm", options(1), X, G).call.axes == (1,)
+    for axis in (True, 1.0):
+        with pytest.raises(TypeError, match="axis"):
+            prepare("rms_norm", options(axis), X, G)
+
+
+def test_an_option_that_no_cache_can_look_up() -> None:
+    calls = [prepare("rms_norm", options(axis), X, np.ones((4, 6))).call for axis in ([0, 1], (0, 1))]
+    assert calls[0] == calls[1]
+    with pytest.raises(ValueError, match="scale has shape"):
+        prepare("rms_norm", options([0, 1]), X, G)
+
+
+SPEC = Spec((2, 3, 4), "float32")
+GAIN = Spec((4,), "float32")
+
+
+@pytest.mark.parametrize(("arguments", "want"), [
+    ({}, None),
+    ({"axis": (-2, -1)}, None),
+    ({"feature_axis": (-2, -1)}, None),  # groups
+    ({"axis": (-2, -1), "feature_axis": -2}, None),  # a gain that elements of a row share
+    ({"partial": 0.5}, None),
+    ({"residual": SPEC}, None),
+    ({"gate": SPEC}, None),
+    ({"gate": Spec((2, 3, 4), "float64")}, "an array is float64"),
+    ({"scale": Spec((4,), "float64")}, "an array is float64"),
+    ({"x": Spec((2, 3, 4), "float64")}, "an array is float64"),
+    ({"mask": Spec((4,), "bool")}, "the call has a mask"),
+    ({"axis": 1}, "the normalised axes are not the last ones"),
+    ({"x": Spec((2, 0, 4), "float32")}, "x has no elements"),
+    ({"x": Spec((None, 3, 4), "float32")}, "a size of x is not known before the program runs"),
+    ({"x": Spec((2, 3, 4), "float16"), "out_dtype": "bfloat16"}, "x and y have different formats of 16 bits"),
+])  # fmt: skip
+def test_why_no_kernel_computes_a_call(arguments: dict[str, Any], want: str | None) -> None:
+    arguments = {"x": SPEC, **arguments}
+    x, scale, partial = arguments.pop("x"), arguments.pop("scale", None), arguments.pop("partial", None)
+    call = resolve("test", x, scale, variant=derive("test", "standard", None, partial), **arguments)
+    formats = () if scale is None else (scale.dtype,)
+    assert refusal(call.in_rows, None, formats) == refusal(call.in_rows, "cpu", formats) == want
+    on_gpu = refusal(call.in_rows, "cuda", formats)
+    assert on_gpu == ("the kernels for GPUs count all elements of a row" if partial else want)
+
+
+def test_a_call_in_rows_has_no_gate_and_a_gain_for_each_element() -> None:
+    half = Spec((2, 3, 4), "float16")
+    before = Variant.get("standard").replace(gate_position="before")
+    rows = resolve("test", half, variant=before, axis=(-2, -1), feature_axis=-2, gate=half).in_rows
+    assert (rows.gate_dtype, rows.x_dtype, rows.result_dtype) == (None, "float32", "float16")
+    assert rows.axes == rows.feature_axes == (1, 2)
+    after = resolve("test", half, variant=Variant.get("llama"), gate=half).in_rows
+    assert (after.x_dtype, after.norm_dtype, after.result_dtype) == ("float16", "float16", "float32")
+    plain = resolve("test", SPEC, variant=Variant.get("llama"))
+    assert plain.in_rows is plain
+
+
+@pytest.mark.parametrize("framework", ["torch", "tf", "flax"])
+def test_an_eager_call_without_kernels_warns_once(framework: str, monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
+    """In every framework that has the kernels; calls that no kernel could compute say nothing."""
+    package = {"torch": "torch", "tf": "tensorflow", "flax": "jax"}[framework]
+    arrays = import_module(pytest.importorskip(package).__name__ + (".numpy" if package == "jax" else ""))
+    make = arrays.constant if package == "tensorflow" else arrays.asarray
+    rms_norm = import_module(f"rmsnorm.{framework}_impl").rms_norm
+    x, g = make(np.ones((5, 7), "float32")), make(np.ones(7, "float32"))
+    monkeypatch.setattr(cpu, "is_switched_off", lambda: False)
+    monkeypatch.setattr(cpu, "what_is_missing", lambda: "there are none today")
+    forget(cpu._warn, _prepared)
+    rms_norm(make(np.ones((0, 7), "float32")), g)
+    with pytest.warns(UserWarning, match="rmsnorm: using slower code, .* as there are none to"):
+        rms_norm(x, g)
+    rms_norm(x, g)  # warnings are errors
+    rms_norm(make(np.ones((3, 7), "float32")), g, variant="llama")

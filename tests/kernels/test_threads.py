@@ -1,0 +1,173 @@
+"""No bit depends on the number of threads or on the rows beside a row; and what threads have to do with a call."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from test_rows import IMPLEMENTATIONS, bits, draw, results
+
+from rmsnorm import PRESETS, cpu
+from rmsnorm.cpu import launch, threads
+from rmsnorm.engines import prepare
+from rmsnorm.numpy_impl import fast
+from rmsnorm.specification import dtypes
+
+KERNELS = pytest.mark.skipif(not cpu.is_available(), reason="there are no kernels here")
+LARGE: dict[str, Any] = {"rows": (2100,), "width": 1025}  # so many elements are shared out
+
+
+@KERNELS
+@pytest.mark.parametrize("dtype", dtypes.FLOATS[:-1])
+def test_however_many_threads_and_however_batched(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a residual and its gradient."""
+    a, of_threads = draw(dtype, **LARGE), []
+    for count, rows in (("1", (2100,)), ("2", (7, 300)), ("7", (2100, 1)), ("50", (2, 1, 1050))):
+        monkeypatch.setenv("RMSNORM_NUM_THREADS", count)
+        batched = {name: array if array.ndim == 1 else array.reshape(*rows, 1025) for name, array in a.items()}
+        of_threads.append(bits(results(fast, batched)))
+    assert all(one == of_threads[0] for one in of_threads)
+
+
+@IMPLEMENTATIONS
+def test_several_threads_at_once(implementation: Any) -> None:
+    """Every thread has its own arrays, and its own settings of warnings: NaN and infinity cause none.
+
+    Those of the kernels are large enough that the calls share their rows out, all at once.
+    """
+    has_threads = implementation is fast and cpu.is_available()
+    size, turns = (LARGE, 2) if has_threads else ({"rows": (50,)}, 6)
+    arrays = [draw("float32", seed=seed, **size) for seed in range(4)]
+    for a in arrays:
+        a["x"][0, 0], a["x"][1, 1], a["x"][2] = np.nan, np.inf, 0
+    wanted = [bits(results(implementation, a, eps=0.0)) for a in arrays]
+
+    def work(index: int) -> None:
+        with np.errstate(all="raise"):
+            for turn in range(turns):
+                which = (index + turn) % 4
+                assert bits(results(implementation, arrays[which], eps=0.0)) == wanted[which]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(list(pool.map(work, range(8), timeout=60))) == 8
+
+
+@KERNELS
+@pytest.mark.parametrize("variant", PRESETS)
+def test_a_row_does_not_feel_its_neighbours(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of zeros, or one whose squares leave the range, goes another way through a kernel: that row alone does.
+
+    1 / rho in float64 shows it, which is hardly seen in y.
+    """
+    random = np.random.default_rng(5)
+    rows, n = 768, 96  # which several threads share, but for
+    monkeypatch.setattr(launch, "_POOL", 0)
+    x, dy = random.normal(size=(2, rows, n))
+    x[::7] *= random.choice([0.0, 1e-37, 1e30, np.inf, np.nan], (len(x[::7]), 1))
+    for dtype in ("bfloat16", "float32"):
+        a, b = (array.astype(dtype) for array in (x, dy))
+        gain = random.normal(size=n).astype(dtype)
+
+        def call(some: slice, a: Any = a, b: Any = b, gain: Any = gain) -> list[Any]:
+            prepared = prepare("test", (variant, None, None, -1, None, None), a[some], gain)
+            kernel, _ = prepared.in_memory()
+            y, _, inverse_rms = fast.run_kernel(kernel, prepared.call, True, a[some], None, gain, None)
+            dx, dscale, _ = fast.rms_norm_vjp(b[some], a[some], gain, variant=variant)
+            return [y, inverse_rms, dx, dscale]
+
+        monkeypatch.setenv("RMSNORM_NUM_THREADS", "1")
+        want = call(slice(None))
+        for count in ("2", "3", "8"):
+            monkeypatch.setenv("RMSNORM_NUM_THREADS", count)
+            assert bits(call(slice(None))) == bits(want), count
+        for row in range(24):
+            assert bits(call(slice(row, row + 1))[:-1]) == bits(part[row : row + 1] for part in want[:-1]), row
+
+
+@KERNELS
+@pytest.mark.parametrize("dtype", dtypes.FLOATS[:-1])
+@pytest.mark.parametrize(("rows", "n", "groups"), [(16, 40_001, 1), (2, 300_000, 1), (5, 30_003, 4)])
+def test_threads_share_a_few_wide_rows(
+    rows: int, n: int, groups: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the backward pass several threads take the rows and then the columns, without another bit."""
+    random, axes = np.random.default_rng(0), (-2, -1)
+    x, dy = random.normal(size=(2, rows, groups, n)).astype(dtype)
+    dy[0], dy[1] = 0, x[1]  # rows that go another way
+    gain, bias = random.normal(size=(2, groups, n)).astype(dtype)
+    prepared = prepare("test", ("standard", None, None, -1, axes, None), x, gain, bias)
+    assert prepared.in_memory()[0].is_shared
+    monkeypatch.setattr(launch, "_POOL", 0)
+    of_threads = []
+    for count in ("1", "2", "5"):
+        monkeypatch.setenv("RMSNORM_NUM_THREADS", count)
+        of_threads.append(bits(fast.rms_norm_vjp(dy, x, gain, bias, variant="standard", feature_axis=axes)))
+    assert of_threads[0] == of_threads[1] == of_threads[2]
+
+
+@KERNELS
+def test_each_listener_hears_the_kernels_of_its_own_thread() -> None:
+    x = np.ones((3, 8), np.float32)
+    both_listen, name = threading.Barrier(2), "forward-float32-float32"
+
+    def listen(calls: int) -> list[str]:
+        with launch.noted() as names:
+            both_listen.wait(60)
+            for _ in range(calls):
+                fast.rms_norm(x)
+            both_listen.wait(60)
+        return list(names)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(listen, (1, 2))) == [[name], [name] * 2]
+    with launch.noted() as outer:
+        with launch.noted() as inner:
+            fast.rms_norm(x)
+        fast.rms_norm_vjp(x, x)
+        with pytest.raises(ValueError, match="scale has shape"), launch.noted():
+            fast.rms_norm(x, np.ones(3))
+    fast.rms_norm(x)
+    assert inner == [name]
+    assert outer == [name, "backward-float32-float32"]
+
+
+@KERNELS
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals of POSIX")
+def test_an_interrupt_leaves_nobody_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the end of the call, which leaves the memory of its results to nobody else before."""
+    monkeypatch.setenv("RMSNORM_NUM_THREADS", "3")
+    a = draw(**LARGE)
+
+    def call() -> list[Any]:
+        return [fast.rms_norm(a["x"], a["scale"]), *fast.rms_norm_vjp(a["dy"], a["x"], a["scale"])[:2]]
+
+    def call_often() -> None:
+        for _ in range(1000):
+            call()
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    want, caller = call(), threading.get_ident()
+    timer = threading.Timer(0.02, lambda: signal.pthread_kill(caller, signal.SIGINT))
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            call_often()
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
+    assert bits(call()) == bits(want)
+
+
+@KERNELS
+@pytest.mark.parametrize(("value", "want"), [("3", 3), ("1", 1), ("1024", 1024), ("", None), (None, None)])
+def test_the_number_of_threads(value: str | None, want: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RMSNORM_NUM_THREADS", raising=False)
+    if value is not None:
+        monkeypatch.setenv("RMSNORM_NUM_THREADS", value)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert threads.available() == (want or cores)

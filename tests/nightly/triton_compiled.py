@@ -1,0 +1,159 @@
+"""The Triton kernels, compiled for cards that need not be there. Triton brings an assembler; no GPU is needed.
+
+``python tests/nightly/triton_compiled.py`` prints what triton_machine_code.py compares, as Python.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import triton
+from sass import instructions, registers, usual_path
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from rmsnorm.gpu import triton_backward, triton_forward
+from rmsnorm.gpu.plan import Tiles, has_fast_float64, settings, sum_tiles, tiles
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
+from rmsnorm.specification.variants import Variant
+
+POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64"}
+REGISTERS = 128  # of a thread of backward, so that a program of 16 warps fits
+CAPABILITIES = (80, 90, 100, 120)  # whose machine code is held to limits
+
+# What a compiler may contract, or what flushes, approximates or rounds in another way than to nearest; and those of
+# these instructions that the kernels write on purpose: quotients cut off, and 20 bits from which Newton's steps start.
+_LOOSE = (
+    r"\b(?:(?:mul|add|sub|fma|div|sqrt|rcp)\.(?!rn\.b?f)[\w.]*f(?:16|32|64)\w*|cvt\.(?!rn\.)r[\w.]*|"
+    r"[\w.]*(?:ftz|approx)[\w.]*)"
+)
+ON_PURPOSE = {
+    "fma.rz.f32", "mul.rz.f32", "mul.rz.f64", "cvt.rz.f32.f64", "rsqrt.approx.ftz.f64", "rsqrt.approx.ftz.f32",
+}  # fmt: skip
+
+# What the test of the machine code compares: kernel, format, width, arguments of the kernel.
+CASES: dict[str, tuple[str, str, int, dict[str, Any]]] = {
+    "forward bf16 8192": ("forward", "bfloat16", 8192, {}),
+    "forward bf16 4096": ("forward", "bfloat16", 4096, {}),
+    "forward bf16 128": ("forward", "bfloat16", 128, {}),
+    "forward bf16 8192 LLaMA": ("forward", "bfloat16", 8192, {"NORM": "bfloat16"}),
+    "forward bf16 8192 Gemma": ("forward", "bfloat16", 8192, {"OFFSET": 1.0}),
+    "forward bf16 256": ("forward", "bfloat16", 256, {}),
+    "forward bf16 72": ("forward", "bfloat16", 72, {}),
+    "forward bf16 127": ("forward", "bfloat16", 127, {}),
+    "forward bf16 65536": ("forward", "bfloat16", 65536, {}),
+    "forward f16 8192": ("forward", "float16", 8192, {}),
+    "forward f32 8192": ("forward", "float32", 8192, {}),
+    "backward bf16 8192": ("backward", "bfloat16", 8192, {}),
+    "backward bf16 256": ("backward", "bfloat16", 256, {}),
+    "backward bf16 72": ("backward", "bfloat16", 72, {}),
+    "backward bf16 127": ("backward", "bfloat16", 127, {}),
+    "backward bf16 16384": ("backward", "bfloat16", 16384, {}),
+    "backward bf16 1024": ("backward", "bfloat16", 1024, {}),
+    "backward f32 8192": ("backward", "float32", 8192, {}),
+}
+
+
+class Compiled(NamedTuple):
+    registers: int
+    spills: int  # loads from and stores to the stack, as they stand in the usual path
+    access: int  # the widest, in bytes
+    issue: float  # issue slots of an element, those of predicated instructions, too
+    fp64: float  # those in float64
+    loose: tuple[str, ...]  # instructions that the assembler may contract, or that flush or approximate
+
+
+def compiled(kernel: str, dtype: str, n: int, capability: int = 90, rows: int = 4096, **options: Any) -> Compiled:
+    """A kernel (forward or backward) of rows of n elements, with a gain, compiled; options are arguments of it."""
+    tile = tiles(kernel, rows, n)
+    function = getattr({"forward": triton_forward, "backward": triton_backward}[kernel], kernel)
+    made = _compile(function, dtype, n, capability, rows, tile, options)
+    cubin, ptx = made.asm["cubin"], made.asm["ptx"]
+    has_loop = kernel == "backward" and rows > tile.rows  # over rows; else there is one turn at most
+    path = usual_path(instructions(cubin), has_loop)
+    elements = tile.rows * n // tile.chunks
+    words = re.findall(r"[ls][dt]\.global(?:\.v(\d))?\.b(\d+)", ptx)
+    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global .*?\], (0x\w+|\d+)", ptx)
+    access = max([int(vector or 1) * int(bits) // 8 for vector, bits in words] + [int(size, 0) for size in copies])
+    scale = 32 * tile.warps / elements
+    spills, wide = (
+        sum(test(one) for one in path) for test in (lambda one: one.name in ("LDL", "STL"), lambda one: one.is_float64)
+    )
+    return Compiled(registers(cubin), spills, access, scale * len(path), scale * wide, loose(ptx))
+
+
+def compiled_sums(dtype: str, n: int, capability: int = 90, rows: int = 4096, **options: Any) -> list[Any]:
+    """The kernels that add up: parts of a row, forward and backward, and what programs have summed for the gain."""
+    forward, backward = tiles("forward", rows, n), tiles("backward", rows, n)
+    both = {**options, "second": POINTERS[dtype]}
+    return [
+        _compile(triton_forward.sum_parts, dtype, n, capability, rows, forward, options),
+        _compile(triton_backward.sum_parts, dtype, n, capability, rows, backward, options),
+        _compile(triton_backward.add_up, dtype, n, capability, rows, sum_tiles(n), options),
+        _compile(triton_backward.add_up, dtype, n, capability, rows, sum_tiles(n), both),
+    ]
+
+
+def loose(ptx: str) -> tuple[str, ...]:
+    return tuple(sorted(set(re.findall(_LOOSE, ptx)) - ON_PURPOSE))
+
+
+def _compile(
+    function: Any, dtype: str, n: int, capability: int, rows: int, tile: Tiles, options: dict[str, Any]
+) -> Any:
+    """With the arguments that torch_impl/gpu.py passes, specialised as Triton does it.
+
+    Options are arguments by their names: POSITION, OFFSET, NORM, PRODUCT and RESULT are of the call.
+    """
+    own, parts = POINTERS[dtype], POINTERS["float64"] if tile.chunks > 1 else None
+    values: dict[str, Any] = {
+        "x": own, "residual": None, "scale": own, "bias": None, "parts": parts, "y": own, "h_out": None,
+        "inverse_rms": POINTERS["float64"], "h": own, "dy": own, "dh": None, "dx": own,
+        "dscale": POINTERS["float64"], "dbias": None,
+        "rows": rows, "n": n, "groups": None, "x_step": n, "h_step": n, "CHUNKS": tile.chunks,
+        "PROGRAMS": tile.programs,
+        "sums": POINTERS["float64"], "total": own, "second": None, "programs": tile.programs,
+    }  # fmt: skip
+    values |= options
+    variant = Variant(
+        name="", eps=1e-6, eps_position=options.get("POSITION", "inside"), scale_offset=options.get("OFFSET", 0.0)
+    )
+    call = replace(
+        resolve("rms_norm", Spec((rows, n), dtype), variant=variant), norm_dtype=options.get("NORM"),
+        product_dtype=options.get("PRODUCT", dtype), result_dtype=options.get("RESULT", dtype),
+    )  # fmt: skip
+    names = {pointer: name for name, pointer in POINTERS.items()}
+    formats = ("total", "second") if function is triton_backward.add_up else ("scale", "bias")
+    own_formats = tuple(names.get(values[name]) for name in formats)
+    chosen = settings(function.__name__, call, tile, own_formats, values.pop("FLOAT64", has_fast_float64(capability)))
+    values = chosen.arguments | values
+    signature, constants, attributes = {}, {}, {}
+    for i, name in enumerate(function.arg_names):
+        value = values[name]
+        is_pointer = isinstance(value, str) and value.startswith("*")
+        if type(value) is float and not function.params[i].is_constexpr:
+            signature[name] = "fp64"
+        elif is_pointer or (type(value) is int and value != 1 and not function.params[i].is_constexpr):
+            signature[name] = value if is_pointer else "i32"
+            if is_pointer or value % 16 == 0:
+                attributes[(i,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name], constants[(i,)] = "constexpr", value
+    source = ASTSource(function, signature=signature, constexprs=constants, attrs=attributes)
+    target = GPUTarget("cuda", capability, 32)
+    options = chosen.options
+    if "maxnreg" in options and options["maxnreg"] is None:
+        options = options | {"maxnreg": REGISTERS}
+    return triton.compile(source, target=target, options=options)
+
+
+if __name__ == "__main__":
+    print(f'    "{".".join(triton.__version__.split(".")[:2])}": {{')
+    for name, (kernel, dtype, n, options) in CASES.items():
+        made = {each: compiled(kernel, dtype, n, each, FLOAT64=True, **options) for each in CAPABILITIES}
+        numbers = (f"{each}: ({one.issue:.1f}, {one.registers}, {one.spills})" for each, one in made.items())
+        print(f'        "{name}": {{{", ".join(numbers)}}},', flush=True)
+    print("    },")

@@ -1,0 +1,222 @@
+"""What loads what: nothing loads a framework unasked, and NumPy alone is enough for what NumPy can do."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from programs import finished, printed
+
+import rmsnorm
+from rmsnorm.specification.frameworks import FRAMEWORKS
+
+PACKAGES = ("torch", "tensorflow", "keras", "jax", "flax")
+
+
+def _loaded(*statements, path=None):
+    """The top-level packages and modules of rmsnorm that are loaded after each statement, in a process of their own."""
+    show = "print('|' + json.dumps([n for n in sys.modules if n.count('.') == 0 or n.startswith('rmsnorm.')]))"
+    code = "\n".join(["import sys, json", *(f"{statement}\n{show}" for statement in statements)])
+    lines = printed("-c", code, path=path).splitlines()
+    return [set(json.loads(line[1:])) for line in lines if line.startswith("|")]
+
+
+STATEMENTS = {
+    "specification": "import rmsnorm, rmsnorm.specification.errors, rmsnorm.specification.resolve",
+    "numpy_impl": "rmsnorm.numpy_impl.rms_norm([1.0, 2.0]); rmsnorm.numpy_impl.rms_norm_vjp([1.0, 2.0], [1.0, 2.0])",
+    "derivation": "import rmsnorm.numpy_impl.paper.derivation",
+    "fast": "import rmsnorm.numpy_impl.fast",
+    "nematus": "import rmsnorm.nematus.model, rmsnorm.nematus.numpy_models",
+    "conversion": "import rmsnorm.conversion.layer_norm, rmsnorm.conversion",
+    "backends": "import rmsnorm.parity.backends as b; b.open_backend('numpy', 'cpu')",
+    "identify": "import rmsnorm.identify",
+    "cli": "from rmsnorm.cli import app",
+    "help": "try: app(['--help'])\nexcept SystemExit as end: assert not end.code",
+    "a framework": "import jax",
+}
+
+
+def test_no_framework_is_loaded_unasked(tmp_path):
+    """Each statement after the ones before it. The last one shows that the test sees a package that is loaded."""
+    (tmp_path / "jax.py").write_text("")
+    loaded = dict(zip(STATEMENTS, _loaded(*STATEMENTS.values(), path=tmp_path), strict=True))
+    assert not loaded["specification"] & {"numpy", "ml_dtypes"}, "the specification loads no array library"
+    assert "rmsnorm.numpy_impl" not in loaded["specification"], "a folder is loaded at its first use"
+    assert {"numpy", "rmsnorm.numpy_impl"} <= loaded["numpy_impl"]
+    asked = {*PACKAGES}
+    assert {name: modules & asked for name, modules in loaded.items() if modules & asked} == {"a framework": {"jax"}}
+    assert "numpy" not in _loaded("import rmsnorm.nematus.names")[0]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_framework_loads_no_other(framework):
+    backend = FRAMEWORKS[framework]
+    if find_spec(backend.package) is None:
+        pytest.skip(f"{backend.package} is not installed; pip install '.[{backend.extra}]'")
+    # TensorFlow loads Keras, and Keras loads other frameworks.
+    own, loaded = _loaded(f"import {backend.package}", f"from rmsnorm.{framework}_impl import rms_norm, rms_norm_vjp")
+    frameworks = {name for name in loaded if name.endswith("_impl") and name.count(".") == 1}
+    assert frameworks == {f"rmsnorm.{framework}_impl"}
+    assert not {name for name in loaded if name.startswith(("rmsnorm.parity", "rmsnorm.cli", "rmsnorm.nematus"))}
+    assert not (loaded - own) & {*PACKAGES}, "the functions need only the package of their arrays"
+    if framework != "torch":
+        assert not loaded & {f"rmsnorm.{framework}_impl.layers", f"rmsnorm.{framework}_impl.linen"}
+
+
+MISPLACED = {
+    "jax_impl": "rmsnorm.flax_impl",
+    "keras_impl": "rmsnorm.tf_impl",
+    "tensorflow_impl": "rmsnorm.tf_impl",
+    "pytorch_impl": "rmsnorm.torch_impl",
+    "RMSNorm": "rmsnorm.torch_impl.RMSNorm, rmsnorm.tf_impl.RMSNormalization or rmsnorm.flax_impl.RMSNorm",
+    "rms_norm": "rmsnorm.numpy_impl.rms_norm or rmsnorm.torch_impl.rms_norm",
+    "replace": "rmsnorm.conversion.replace",
+}
+
+
+@pytest.mark.parametrize("name", [*MISPLACED, "nothing"])
+def test_the_error_for_a_misplaced_name_says_its_path(name):
+    """Any other name is the usual error."""
+    message = re.escape(f"has no attribute {name!r}") + (f", expected {MISPLACED[name]}" if name in MISPLACED else "$")
+    assert not hasattr(rmsnorm, name)
+    with pytest.raises(AttributeError, match=message):
+        getattr(rmsnorm, name)
+    with pytest.raises(ImportError, match=message if name in MISPLACED else "cannot import name 'nothing'"):
+        exec(f"from rmsnorm import {name}")
+
+
+@pytest.fixture
+def nothing_installed(tmp_path):
+    """A folder for PYTHONPATH that hides every framework, as if it were not installed."""
+    for package in PACKAGES:
+        error = f"ModuleNotFoundError(\"No module named '{package}'\", name='{package}')"
+        (tmp_path / f"{package}.py").write_text(f"raise {error}\n")
+    return tmp_path
+
+
+def test_with_numpy_alone_the_golden_is_checked_and_what_is_missing_is_named(nothing_installed, tmp_path):
+    report = tmp_path / "parity.json"
+    asked = ("--variant", "gemma", "--dtype", "float32", "--json", report)
+    done = finished("-m", "rmsnorm", "selftest", *asked, path=nothing_installed)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = json.loads(report.read_text())["records"]
+    assert {record["backend"] for record in records} == {"numpy"}
+    assert all(record["passed"] for record in records)
+    for extra in ("torch", "tf", "flax"):
+        assert f"pip install '.[{extra}]'" in done.stdout
+
+
+ABSENT = [
+    ("torch", "torch", "import rmsnorm.torch_impl"),
+    ("tensorflow", "tf", "from rmsnorm.tf_impl import rms_norm"),
+    ("keras", "tf", "from rmsnorm.tf_impl import RMSNormalization"),
+    ("jax", "flax", "import rmsnorm; rmsnorm.flax_impl"),
+]
+
+
+@pytest.mark.parametrize(("package", "extra", "statement"), ABSENT)
+def test_what_is_asked_for_and_absent_is_an_error_that_says_what_installs_it(
+    nothing_installed, package, extra, statement
+):
+    """Of an import, and of a command."""
+    wanted = f"{package} is not installed, expected for this backend; from a checkout: pip install '.[{extra}]'"
+    done = finished("-c", statement, path=nothing_installed)
+    assert wanted in done.stderr
+    assert "During handling" not in done.stderr
+    if package != "keras":
+        asked = ("--backend", extra, "--variant", "standard", "--dtype", "float64")
+        done = finished("-m", "rmsnorm", "selftest", *asked, path=nothing_installed)
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert f"pip install '.[{extra}]'" in done.stdout
+
+
+def test_a_required_framework_that_is_absent_fails_the_session(tmp_path):
+    """A framework that is not required is skipped, with a message how to install it."""
+    hide = tmp_path / "hide.py"  # the fixture calls find_spec
+    hide.write_text(
+        "import importlib.util\n_find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name == 'jax' else _find(name, *rest)\n"
+    )
+    test = Path(__file__).parents[1] / "golden/test_properties.py"
+    options = (
+        "-m",
+        "pytest",
+        "-p",
+        "hide",
+        "-p",
+        "no:cacheprovider",
+        "-rs",
+        "-q",
+        test,
+        "-k",
+        "power and (numpy or flax)",
+    )
+    failed = finished(*options, path=tmp_path, RMSNORM_REQUIRE="numpy,flax")
+    assert failed.returncode not in (0, 5)
+    wanted = "RMSNORM_REQUIRE names flax, but jax is not installed; pip install '.[flax]'"
+    assert wanted in failed.stderr + failed.stdout
+    passed = printed(*options, path=tmp_path, RMSNORM_REQUIRE="numpy")
+    assert "jax is not installed; pip install '.[flax]'" in passed
+    assert re.search(r"\b4 passed, 4 skipped", passed)
+
+
+def test_a_training_step_in_pytorch_loads_no_compiler():
+    """torch._dynamo takes longer to import than all else; imported later, it has rms_norm as one node nevertheless."""
+    pytest.importorskip("torch")
+    printed(
+        "-c",
+        "import sys, torch\n"
+        "from rmsnorm.torch_impl import RMSNorm\n"
+        "layer, x = RMSNorm(8), torch.ones(4, 8)\n"
+        "layer(x).sum().backward()\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+        "import torch._dynamo\n"
+        "(graph,) = torch._dynamo.explain(lambda x: layer(x))(x).graphs\n"
+        "(node,) = [node for node in graph.graph.nodes if node.op == 'call_function']\n"
+        "assert node.target.__name__ == 'rms_norm_in_graph'\n",
+    )
+
+
+NOT_INSTALLED = """
+import importlib.metadata as m
+found = m.Distribution.from_name.__func__
+def from_name(cls, name):
+    if name == "rmsnorm":
+        raise m.PackageNotFoundError(name)
+    return found(cls, name)
+m.Distribution.from_name = classmethod(from_name)
+"""
+COMMANDS = {
+    "selftest": ("--backend", "numpy", "--variant", "mlx", "--dtype", "float32", "--json", "a.json"),
+    "check": ("rmsnorm.numpy_impl.fast:rms_norm", "--framework", "numpy", "--max-rows", "64", "--json", "c.json"),
+    "identify": ("rmsnorm.numpy_impl:rms_norm", "--framework", "numpy"),
+    "explain": ("numpy", "--shape", "2x8"),
+    "vectors": ("d",),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_folder_of_sources_on_the_path_is_enough(command, tmp_path):
+    """As on a machine where nothing can be installed: no command asks for the metadata of this package."""
+    (tmp_path / "sitecustomize.py").write_text(NOT_INSTALLED)
+    printed("-m", "rmsnorm", command, *COMMANDS[command], path=tmp_path, cwd=tmp_path)
+    for file in tmp_path.glob("*.json"):
+        assert json.loads(file.read_text())["rmsnorm"] == "not installed"
+
+
+@pytest.mark.parametrize("name", ["triton", "another"])
+def test_triton_is_imported_before_tensorflow(name, tmp_path):
+    """The other order would end the process. Where there is no Triton, or no TensorFlow, nothing changes."""
+    (tmp_path / f"{name}.py").write_text("print('triton')\n")
+    (tmp_path / "tensorflow.py").write_text("print('tensorflow')\n")
+    missing = "" if name == "triton" else "sys.modules['triton'] = None\n"
+    code = (
+        f"import sys\nfrom importlib.util import find_spec\n{missing}"
+        "from rmsnorm.targets.apart import import_triton_before_tensorflow\n"
+        "import_triton_before_tensorflow()\nassert find_spec('tensorflow')\nprint('first')\nimport tensorflow"
+    )
+    words = printed("-c", code, path=tmp_path).split()
+    assert words == (["first", "triton", "tensorflow"] if name == "triton" else ["first", "tensorflow"])

@@ -1,0 +1,132 @@
+"""A gate, y * f(z) or the norm of x * f(z): of the golden, and around a kernel."""
+
+from __future__ import annotations
+
+import itertools
+
+import ml_dtypes
+import mpmath
+import numpy as np
+import pytest
+
+from rmsnorm import cpu, explain, numpy_impl
+from rmsnorm.numpy_impl import fast
+from rmsnorm.numpy_impl.gate import factor, slope
+from rmsnorm.specification.call import Spec
+from rmsnorm.specification.resolve import resolve
+from rmsnorm.specification.variants import Variant
+
+FUNCTIONS, POSITIONS = ("silu", "sigmoid"), ("after", "before")
+GATES = list(itertools.product(FUNCTIONS, POSITIONS))
+
+
+def gated(variant, function, position):
+    return Variant.get(variant).replace(gate_function=function, gate_position=position)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_factor_and_its_slope_have_90_bits(function):
+    """2^-94 + 2^-104 |z| of the exponential, five operations of 2^-104; 1 + z s(-z) is at least 0.2 of its terms."""
+    z = np.concatenate([np.linspace(-600, 600, 41), [0.0, 1e-300, -1e-20, 1.5, -1.25, -720, -1e3, 3e4, -65504]])
+    call = resolve("test", Spec(z.shape, "float64"), variant=gated("standard", function, "after"),
+                   gate=Spec(z.shape, "float64"))  # fmt: skip
+    with mpmath.workprec(400):
+        silu = function == "silu"
+        for (got, exponent), equation in (
+            (factor(call, z), lambda t, s, _: t * s if silu else s),
+            (slope(call, z), lambda t, s, rest: s * (1 + t * rest) if silu else s * rest),
+        ):
+            for number, hi, lo, e in zip(z, got.hi, got.lo, exponent, strict=True):
+                t = mpmath.mpf(float(number))
+                want = equation(t, 1 / (1 + mpmath.exp(-t)), 1 / (1 + mpmath.exp(t)))
+                error = mpmath.ldexp(mpmath.mpf(float(hi)) + mpmath.mpf(float(lo)), int(e)) - want
+                assert abs(error) <= abs(want) * (mpmath.mpf(2) ** -90 + abs(t) * mpmath.mpf(2) ** -102)
+
+
+@pytest.mark.parametrize(("function", "position"), GATES)
+def test_what_is_not_finite_propagates_as_in_the_equation(function, position):
+    x, z = np.ones((5, 8)), np.random.default_rng(0).normal(size=(5, 8))
+    x[0, 1], x[1, 2], x[2, 3], x[3, 1] = np.inf, -np.inf, np.nan, 1e308
+    z[3], z[4, :3] = 700, (np.inf, -np.inf, np.nan)
+    with np.errstate(all="ignore"):
+        s = 1 / (1 + np.exp(-z))
+        f = z * s if function == "silu" else s
+        h, after = (x * f, 1.0) if position == "before" else (x, f)
+        h[3] = 1  # x f(z) is beyond the range of float64, which does no harm to the golden
+        want = h / np.sqrt((h * h).mean(-1, keepdims=True) + 1e-6) * after
+    variant = gated("standard", function, position)
+    y = numpy_impl.rms_norm(x, variant=variant, gate=z)
+    assert np.array_equal(np.isnan(y), np.isnan(want))
+    for derivative in (
+        numpy_impl.rms_norm_vjp(x, x, variant=variant, gate=z)[0],
+        numpy_impl.rms_norm_jvp((x,), (x,), variant=variant, gate=z),
+    ):
+        assert np.isnan(derivative[:3]).any(axis=1).all()
+
+
+@pytest.mark.skipif(not cpu.is_available(), reason="there are no kernels")
+@pytest.mark.parametrize("framework", ["torch", "tf", "flax"], indirect=True)
+@pytest.mark.parametrize(("function", "position"), GATES)
+def test_a_gate_is_multiplied_by_the_y_of_a_kernel(framework, function, position):
+    """In groups. Only f(z) and its product are in float32: so nearly all of y in 16 bits has the golden's bits."""
+    random, variant = np.random.default_rng(6), gated("llama", function, position)
+    x, z = (random.normal(size=(6, 4, 24)).astype(ml_dtypes.bfloat16) for _ in range(2))
+    gain = random.normal(0.3, 1.0, (4, 24)).astype(ml_dtypes.bfloat16)
+    options = {"variant": variant, "axis": -1, "feature_axis": (-2, -1)}
+    explained = explain(framework.send(x), framework.send(gain), gate=framework.send(z), **options)
+    assert ": kernel forward-" in explained
+    assert ", and operations for the gate" in explained
+    y, want = (f.rms_norm(x, gain, gate=z, **options).astype(np.float64) for f in (framework, numpy_impl))
+    assert np.mean(y != want) < 0.01  # where f(z) in float32 is another number
+    assert np.all(np.abs(y - want) <= 2.0**-7 * np.abs(want))
+
+
+@pytest.mark.parametrize("place", [numpy_impl, fast])
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("partial", [None, 0.5])
+def test_a_row_without_counted_elements_gives_0_also_where_all_is_nan(place, position, partial):
+    """Of the partial statistic the mask shows elements, but none of those that count."""
+    x, z, dy = (np.ones((2, 4), "float32") for _ in range(3))
+    mask = np.array([[True] * 4, [False, False, partial is not None, partial is not None]])
+    for array in (x, z, dy):
+        array[1] = np.nan
+    options = {"variant": gated("standard", "silu", position), "mask": mask, "gate": z, "partial": partial}
+    gain = np.ones(4, "float32")
+    dx, dscale, dbias, dgate = place.rms_norm_vjp(dy, x, gain, gain, **options)
+    for rows in (place.rms_norm(x, gain, gain, **options), dx, dgate):
+        assert np.isfinite(rows[0]).all()
+        assert not rows[1].any()
+    assert np.isfinite([dscale, dbias]).all()
+
+
+@pytest.mark.parametrize(("function", "position"), GATES)
+@pytest.mark.parametrize("rounding", ["before", "after"])
+def test_the_tangents_of_residual_and_gate_are_the_transpose_of_their_gradients(function, position, rounding):
+    """<dy, J t> = <J^T dy, t> in float64, for each argument alone and for all together, with a mask."""
+    random = np.random.default_rng(0)
+    variant = gated("gemma", function, position).replace(residual_rounding=rounding)
+    x, residual, z, dy, *along = random.normal(size=(7, 5, 12))
+    gain, bias, dgain, dbias = random.normal(size=(4, 12))
+    arrays = {"variant": variant, "residual": residual, "gate": z, "mask": random.random((5, 12)) < 0.7}
+    dx, dscale, dshift, dresidual, dgate = numpy_impl.rms_norm_vjp(dy, x, gain, bias, **arrays)
+    tangents = [along[0], dgain, dbias, along[1], along[2]]
+    parts = []
+    for i, (tangent, gradient) in enumerate(zip(tangents, (dx, dscale, dshift, dresidual, dgate), strict=True)):
+        alone = [tangent if i == j else None for j in range(5)]
+        forward = np.sum(dy * numpy_impl.rms_norm_jvp((x, gain, bias), alone, **arrays))
+        assert np.isclose(forward, np.sum(gradient * tangent), rtol=1e-12, atol=1e-12), i
+        parts.append(forward)
+    whole = np.sum(dy * numpy_impl.rms_norm_jvp((x, gain, bias), tangents, **arrays))
+    assert np.isclose(whole, np.sum(parts), rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match="dgate is given without gate"):
+        numpy_impl.rms_norm_jvp((x,), (None, None, None, None, z))
+
+
+def test_what_is_no_gate_is_refused():
+    x, z = np.ones((2, 2, 5, 24), np.float32)
+    for wrong, sentence in (
+        ({"gate": z[:1]}, r"gate has shape \(1, 5, 24\), expected \(2, 5, 24\)"),
+        ({"gate": z > 0}, "gate has dtype bool"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"rms_norm: {sentence}"):
+            numpy_impl.rms_norm(x, **wrong)

@@ -1,0 +1,254 @@
+"""What `check` asks beside the zoo: presets, layers and widths of models, groups, batches, sizes, compiled code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+import zoo
+
+from rmsnorm import Quantisation, Variant, numpy_impl
+from rmsnorm.identify import identify
+from rmsnorm.numpy_impl import fast
+from rmsnorm.parity import beyond, check, check_quantised
+from rmsnorm.parity.circumstances import levels_of, options_of
+from rmsnorm.targets import open_target
+
+few = pytest.mark.usefixtures("few_circumstances")
+BEFORE = Variant.get("llama").replace(gate_position="before")
+ALL = {"y", "dx", "dscale"}
+
+
+def quantities(records: Any) -> set[str]:
+    return {record.quantity for record in records}
+
+
+KINDS = ("standard", "llama", "gemma", "paper", "zhang_torch", "zhang_tf", "x_transformers", "lasagne")
+
+
+@few
+@pytest.mark.parametrize("preset", KINDS)
+def test_the_golden_is_every_kind_of_preset(preset: str) -> None:
+    """With every option that a case can pass to a function; every second one in 16 bits."""
+
+    def golden(x: Any, weight: Any, bias: Any, mask: Any = None, residual: Any = None) -> Any:
+        return fast.rms_norm(x, weight, bias, variant=preset, mask=mask, residual=residual)
+
+    dtype = ["bfloat16", "float32"][KINDS.index(preset) % 2]
+    result = check(golden, preset, framework="numpy", dtypes=dtype, extremes=True)
+    assert result.passed, result.text
+    asked = [{*levels_of(record.case), *options_of(record.case)} for record in result.run.records]
+    assert {"huge", "mask", "residual"} <= set().union(*asked)
+
+
+@few
+def test_a_function_in_bfloat16_must_have_the_right_bits() -> None:
+    """One that rounds after the gain is not llama, although hardly any element is two ulps off."""
+
+    def once(x: Any, weight: Any) -> Any:
+        y = numpy_impl.rms_norm(x, weight, variant="standard")
+        return y if x.dtype == weight.dtype else y.astype(np.promote_types(x.dtype, weight.dtype))
+
+    failures = check(once, "llama", dtypes="bfloat16", framework="numpy").run.failures
+    assert any(failure.parity_ratio <= failure.bound for failure in failures), "only the ends of a rounding see it"
+
+
+@few
+@pytest.mark.parametrize("altered", [False, True])
+def test_a_quantisation_is_named(altered: bool) -> None:
+    """And one that was altered is not named as its preset."""
+    quantisation = Quantisation.get("vllm.dynamic_fp8").replace(**({"scale_floor": 0.0} if altered else {}))
+
+    def fused(x: Any, scale: Any, eps: float, residual: Any = None) -> Any:
+        return numpy_impl.rms_norm_quantised(x, scale, residual=residual, eps=eps, quantisation=quantisation)
+
+    result = check_quantised(fused, quantisation, dtypes="float32", framework="numpy")
+    assert f"fused is vllm.dynamic_fp8{' with scale_floor=0.0' if altered else ''}: " in result.text
+
+
+# Layers of other packages.
+
+CLASSES = {
+    "LlamaRMSNorm": ("llama", "llama"), "GemmaRMSNorm": ("gemma", "gemma"), "T5LayerNorm": ("t5", "t5"),
+    "Qwen3RMSNorm": ("qwen3", "llama"), "Olmo2RMSNorm": ("olmo2", "olmo2"), "RMSNorm": ("", "torch"),
+}  # fmt: skip
+WIDTHS = (64, 768, 1024, 4096, 5120, 8192)
+
+
+def layer(name: str, width: int) -> Any:
+    family, _ = CLASSES[name]
+    if not family:
+        return pytest.importorskip("torch").nn.RMSNorm(width)
+    pytest.importorskip("transformers")
+    return getattr(import_module(f"transformers.models.{family}.modeling_{family}"), name)(width)
+
+
+@few
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize(("width", "dtype"), [(768, "bfloat16"), (4096, "float16"), (8192, "float32")])
+def test_layers_agree_at_the_widths_of_models(name: str, width: int, dtype: str) -> None:
+    """Their roundings are within the bounds, and the float32 sum that errs beside an outlier is."""
+    result = check(layer(name, width), CLASSES[name][1], dtypes=dtype)
+    assert result.passed, result.text
+    assert quantities(result.run.records) == ALL
+    if (name, width) == ("RMSNorm", 4096):
+        assert not check(layer(name, width), "llama", dtypes="bfloat16").passed, "another rounding does not agree there"
+
+
+@pytest.mark.parametrize("name", ["T5LayerNorm", "LlamaRMSNorm"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_identify_names_layers_of_every_width(name: str, width: int) -> None:
+    """A float32 sum that errs to one side beside an outlier is no eps that acts as a share of the largest |x|."""
+    found = identify(layer(name, width), gradients=False)
+    assert found.recognised, found.text
+    assert found.headline.endswith(f"the variant {CLASSES[name][1]}")
+
+
+@few
+@pytest.mark.torch
+def test_strides_of_dy_that_are_ignored() -> None:
+    layers = pytest.importorskip("zoo_torch")
+    assert quantities(check(layers.as_if_dy_were_dense, dtypes="float32").run.failures) in ({"dx"}, {"dx", "dscale"})
+
+
+@few
+@pytest.mark.torch
+def test_groups() -> None:
+    """Of 16 elements, of 8, of all, and every fourth element: each is right for itself alone."""
+    layers = pytest.importorskip("zoo_torch")
+    sixteen, eight = (layers.plain(f"Of{size}", layers.Mamba2, size=size) for size in (16, 8))
+    options: dict[str, Any] = {"dtypes": "bfloat16", "group_size": 16}
+    right = check(sixteen, BEFORE, **options)
+    assert right.passed, right.text
+    assert {True, False} == {"gate" in options_of(record.case) for record in right.run.records}
+    for wrong in (eight, layers.plain("Apart", sixteen, axis=-2), layers.torch.nn.RMSNorm):
+        assert {"y", "dx"} <= quantities(check(wrong, BEFORE, **options).run.failures)
+    assert check(sixteen(48), BEFORE, **options).passed
+    with pytest.raises(ValueError, match="group_size is 7, expected a positive divisor of the width"):
+        check(sixteen(48), BEFORE, group_size=7)
+
+
+@few
+@pytest.mark.tf
+@pytest.mark.needs("keras>=3.9", "it is about keras.layers.RMSNormalization, which is of 3.9")
+def test_keras() -> None:
+    tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed; pip install '.[tf]'")
+    keras = pytest.importorskip("keras", reason="keras is not installed; pip install '.[tf]'")
+    result = check(keras.layers.RMSNormalization(), "keras", dtypes=["float32", "bfloat16"])
+    assert result.passed, result.text
+    assert quantities(result.run.records) == ALL
+    assert not check(keras.layers.LayerNormalization(epsilon=1e-6), "keras", dtypes="float32").passed
+
+    def eager_only(x: Any, weight: Any) -> Any:
+        y = x * tf.math.rsqrt(tf.reduce_mean(x * x, -1, keepdims=True) + 1e-6) * tf.cast(weight, x.dtype)
+        return y if tf.executing_eagerly() else 2 * y
+
+    assert check(eager_only, dtypes="float32").passed
+    assert "y: compiled: at (" in check(eager_only, dtypes="float32", compiled=True).text
+
+
+@few
+@pytest.mark.flax
+def test_flax_and_jax() -> None:
+    """nnx.RMSNorm squares in float32; of JAX, whose calls are compiled, less is asked."""
+    nnx = pytest.importorskip("flax.nnx", reason="flax is not installed; pip install '.[flax]'")
+    jax = pytest.importorskip("jax")
+    result = check(nnx.RMSNorm(12, rngs=nnx.Rngs(0)), "flax", dtypes="float32", extremes=True)
+    assert all({"huge", "NaN under the mask"} & {*levels_of(record.case)} for record in result.run.failures)
+    assert quantities(result.run.records) == ALL
+
+    def norm(x: Any) -> Any:
+        wide = x.astype("float32")
+        return (wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + 1e-6)).astype(x.dtype)
+
+    result = check(norm, framework="jax", dtypes=["float32", "bfloat16"])
+    assert result.passed, result.text
+    assert "not compared: some rows, widths and calls before: only with strength=2 or more, or --all" in result.text
+    assert not {record.case for record in result.run.records if "8,209 rows" in record.case}
+    assert quantities(result.run.records) == {"y", "dx"}
+
+
+def test_on_a_device() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    result = check(torch.nn.RMSNorm, "torch", device="cuda")
+    assert result.passed, result.text
+
+
+# Batches, sizes, and what is compiled.
+
+
+@few
+@pytest.mark.torch
+def test_rows_that_depend_on_their_number_and_calls_that_differ() -> None:
+    """The norm is right in every case, so that `identify` names the variant."""
+    layers = pytest.importorskip("zoo_torch")
+    asked: dict[str, Any] = {"dtypes": "float32", "batch_invariant": True}
+    right = check(zoo.standard, framework="torch", **asked)
+    assert right.passed, right.text
+    assert quantities(r for r in right.run.records if r.case == beyond.BATCHES) == ALL
+    assert identify(layers.blocks_by_rows).recognised
+    report = check(layers.blocks_by_rows, **asked)
+    assert {record.case for record in report.run.failures} == {beyond.BATCHES}
+    assert "'batches' f32 y: y of a row depends on how many rows there are: from 256 rows on, " in report.text
+    calls = iter(range(10**6))
+
+    class Unsteady(layers.torch.autograd.Function):  # type: ignore[misc, name-defined, unused-ignore]
+        @staticmethod
+        def forward(ctx: Any, weight: Any) -> Any:
+            return weight.clone()
+
+        @staticmethod
+        def backward(ctx: Any, dw: Any) -> Any:
+            return dw * (1 + next(calls) % 2 * 2.0**-23)
+
+    report = check(lambda x, weight: zoo.standard(x, Unsteady.apply(weight)), framework="torch", **asked)
+    (sentence,) = [record.detail for record in report.run.failures if record.case == beyond.BATCHES]
+    assert sentence.startswith("dscale is not the same in two equal calls: ")
+
+
+@few
+@pytest.mark.torch
+def test_more_elements_than_an_index_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 2^16 in the place of 2^31; also of groups with a gate, each of which has a gain of its own."""
+    layers = pytest.importorskip("zoo_torch")
+    monkeypatch.setattr(beyond, "ELEMENTS", 2**16)
+
+    def wrong(x: Any, weight: Any) -> Any:
+        y = zoo.standard(x, weight)
+        late = layers.torch.arange(y.numel() // max(1, x.shape[-1])).reshape(*x.shape[:-1], 1) >= 1000
+        return y + (late & (late.numel() < 3000)) if x.numel() else y
+
+    options: dict[str, Any] = {"dtypes": "float32", "gradients": False, "large": True, "framework": "torch"}
+    assert check(zoo.standard, **options).passed
+    failures = check(wrong, **options).run.failures
+    (detail,) = [record.detail for record in failures if record.case == beyond.LARGE.name]
+    assert detail.startswith("after ")
+    report = check(layers.mamba2, BEFORE, dtypes="bfloat16", group_size=4, batch_invariant=True, large=True)
+    assert report.passed, report.text
+    assert {beyond.BATCHES, beyond.LARGE.name} <= {record.case for record in report.run.records}
+
+
+@few
+@pytest.mark.torch
+def test_what_is_compiled_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler of this target makes another function: it is wrong for x of three axes, and depends on the batch."""
+    layers = pytest.importorskip("zoo_torch")
+
+    def wrong(x: Any, weight: Any) -> Any:
+        return zoo.standard(x, weight) * 2 if x.ndim == 3 else layers.blocks_by_rows(x, weight)
+
+    target = open_target(zoo.standard, framework="torch")
+    changed = replace(open_target(wrong, framework="torch"), resized=None)
+    monkeypatch.setattr(type(target), "compiled", property(lambda self: changed))
+    options: dict[str, Any] = {"dtypes": "float32", "gradients": False, "batch_invariant": True}
+    assert check(target, **options).passed
+    failures = check(target, **options, compiled=True).run.failures
+    assert {record.case == beyond.BATCHES or "3 axes" in levels_of(record.case) for record in failures} == {True}
+    assert len({record.case for record in failures}) > 1
+    assert all(record.detail.startswith("compiled: ") for record in failures if record.case != beyond.BATCHES)

@@ -1,0 +1,85 @@
+"""The circumstances of a call: every pair of levels occurs, a right norm holds in all, and wrong ones in none."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+
+from rmsnorm.identify import identify
+from rmsnorm.parity import asking
+from rmsnorm.parity.circumstances import AXES, FACTORS, MOST, ROWS, allows, circumstances, lead_of
+from rmsnorm.specification.variants import Variant
+from rmsnorm.targets import open_target
+
+torch = pytest.importorskip("torch")
+from zoo_circumstances import EPS, RIGHT, WRONG  # noqa: E402
+from zoo_torch import by_vector_norm  # noqa: E402
+
+STANDARD = Variant.get("standard").replace(eps=EPS)
+
+
+def test_every_pair_of_levels_occurs_in_a_case() -> None:
+    cases = circumstances(FACTORS)
+    there = {frozenset(pair) for case in cases for pair in combinations(case.levels.items(), 2)}
+    missing = [
+        pair
+        for one, other in combinations(FACTORS, 2)
+        for pair in product(((one, level) for level in FACTORS[one]), ((other, level) for level in FACTORS[other]))
+        if allows(dict(pair)) and frozenset(pair) not in there and not _is_impossible(dict(pair))
+    ]
+    assert missing == []
+    assert len(cases) < 220
+    for case in cases:
+        lead = lead_of(case.levels)
+        assert allows(case.levels)
+        assert len(lead) + 1 == AXES[case["axes"]]
+        assert math.prod(lead) >= ROWS.get(case["rows"], int(case["width"]))
+        assert math.prod(lead) * int(case["width"]) < 1.1 * MOST
+
+
+def _is_impossible(pair: dict[str, str]) -> bool:
+    """Whether some other factor has no level that goes with both."""
+    return any(
+        not any(allows({**pair, name: level}) for level in levels)
+        for name, levels in FACTORS.items()
+        if name not in pair
+    )
+
+
+def first_difference(function: Any, dtypes: tuple[str, ...]) -> str | None:
+    """The name of the first circumstance in which a function differs."""
+    target = open_target(function, framework=None if isinstance(function, type) else "torch")
+    answers = asking.in_circumstances(target, STANDARD, dtypes, gradients=True, group_size=None)
+    for circumstance, _, comparisons in answers:
+        assert not isinstance(comparisons, str), comparisons
+        if not all(comparison.passed for comparison in comparisons):
+            return circumstance.name
+    return None
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_norm_that_is_wrong_in_one_circumstance_is_rejected(name: str) -> None:
+    assert first_difference(WRONG[name].norm, WRONG[name].dtypes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [*list(RIGHT.values())[:3], by_vector_norm])
+def test_a_right_norm_holds_in_every_circumstance(function: Any) -> None:
+    assert first_difference(function, ("float32",)) is None
+
+
+@pytest.mark.parametrize("name", [name for name, wrong in WRONG.items() if wrong.identify])
+def test_the_first_sentence_of_identify_says_the_cause(name: str) -> None:
+    norm = WRONG[name].norm
+    identity = identify(norm, framework=None if isinstance(norm, type) else "torch")
+    assert not identity.recognised
+    assert identity.defects[0] == WRONG[name].identify, identity.text
+
+
+@pytest.mark.parametrize("name", ["standard", "with a sum", "another eps"])
+def test_without_a_mistake_it_is_recognised(name: str) -> None:
+    identity = identify(RIGHT[name], framework="torch")
+    assert identity.recognised, identity.text

@@ -1,0 +1,220 @@
+"""The command line: what it prints, its files, its exit status, and what bad usage is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import compare
+import pytest
+import typer
+from commands import command, rmsnorm
+
+from rmsnorm import PRESETS, Variant, __version__
+from rmsnorm.cli import app, tables
+from rmsnorm.files import replacing, write_text
+from rmsnorm.numpy_impl.paper import derivation
+from rmsnorm.specification.families import families
+
+SELFTEST = ("selftest", "--backend", "numpy", "--variant", "mlx", "--dtype", "float32")
+
+
+def _commands(one: Any, name: str = "rmsnorm") -> Iterator[tuple[str, Any]]:
+    if not hasattr(one, "commands"):
+        yield name, one
+    for part, inner in getattr(one, "commands", {}).items():
+        yield from _commands(inner, f"{name} {part}")
+
+
+def test_help_begins_with_at_most_six_options_and_has_an_example_and_the_exit_status() -> None:
+    commands = dict(_commands(typer.main.get_command(app)))
+    assert len(commands) > 10
+    for name, one in commands.items():
+        plain = [parameter for parameter in one.params if parameter.param_type_name == "option"
+                 and getattr(parameter, "rich_help_panel", "") is None]  # fmt: skip
+        assert len(plain) <= 6, name
+    for name in ("selftest", "check", "identify"):
+        text = " ".join(rmsnorm(name, "--help").stdout.replace("│", " ").split())
+        assert re.search(rf"rmsnorm {name} [-\w.]", text), name
+        assert "Exit status: 0 " in text
+    assert rmsnorm("--version").stdout.strip() == __version__
+
+
+DEVICE = "NumPy refused: numpy: device is 'cuda', expected 'cpu'"
+USAGE = [  # what is typed, and what is said; "compare" is a program in benchmarks/
+    ("selftest --backend theano", "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax' or 'numpy'"),
+    ("selftest --variant lama", "or 'x_transformers'; did you mean 'llama'?"),
+    ("selftest --variant qwen3",
+     "a family of models, expected a name of a variant; its variant is llama, with eps 1e-06"),
+    ("selftest --dtype float8", "dtype is 'float8', expected 'float16', 'bfloat16', 'float32' or 'float64'"),
+    ("selftest --device tpu", "device is 'tpu', expected 'cpu' or 'cuda'"),
+    ("selftest --backend numpy --device cuda", DEVICE),
+    ("selftest --frobnicate 1", "No such option"),
+    ("check", "rmsnorm check: TARGET is missing, expected your own such as my_norm.py:norm; to compare the backends "
+     "of this package, use `rmsnorm selftest`"),
+    ("check x:y --framework caffe", "rmsnorm check: framework is 'caffe', expected 'torch'"),
+    ("check no_such:norm", "rmsnorm check: no_such cannot be imported (ModuleNotFoundError: No module named 'no_such'"),
+    ("check x:y --init dim", "rmsnorm check: init is 'dim', expected NAME=VALUE or a JSON object; write it as dim=64"),
+    ("identify", "got neither TARGET nor --model, expected one of them; name a callable"),
+    ("identify torch.nn:RMSNor", "torch.nn has no 'RMSNor'"),
+    ("identify x:y --init {", "rmsnorm identify: init is '{', expected NAME=VALUE or a JSON object; write it as dim="),
+    ("identify x:y --shape 4,64", "shape is '4,64', expected sizes such as 4x64"),
+    ("variants --json --markdown", "--json and --markdown are given, expected one of them"),
+    ("gains /no/such.npz", "rmsnorm gains: /no/such.npz is missing, expected a .safetensors"),
+    ("vectors /proc/no-such", "/proc/no-such cannot be used, as the system says: No such file or directory"),
+    ("explain numpy --shape 16777216x33554432", "shape is '16777216x33554432', expected at most 2^48 elements"),
+    ("explain numpy --shape 8388608x16777216 --dtype float64", "there is too little memory (Unable to allocate"),
+    ("compare --op recurrent", "op is 'recurrent', expected 'fwd' or 'fwd+bwd'"),
+    ("compare --shape 4096,4096", "shape is '4096,4096', expected sizes > 0; write it as 4096x4096"),
+    ("compare --variant lama", "variant is 'lama', expected 'standard', 'paper',"),
+    ("compare --backend numpy --device cuda", DEVICE),
+    ("compare --threads 4096", "threads is 4096, expected at most"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "words"), USAGE)
+def test_bad_usage_exits_with_2_and_says_what_is_valid(line: str, words: str) -> None:
+    if "torch.nn" in line:
+        pytest.importorskip("torch")
+    program, *arguments = line.split()
+    done = command(*((compare.app,) if program == "compare" else (app, program)), *arguments, COLUMNS="300")
+    assert done.exit_code == 2
+    assert words in " ".join(done.output.split())
+    assert "Traceback" not in done.output
+
+
+# Exit status.
+
+
+def test_selftest_holds_and_writes_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a disagreement exits with 1."""
+    file, asked = tmp_path / "a.json", ("selftest", "--backend", "numpy", "--variant", "llama", "--dtype", "bfloat16")
+    shown = rmsnorm(*asked, "--json", file)
+    assert (shown.exit_code, "NumPy held: all" in shown.stdout) == (0, True), shown.stderr
+    records = json.loads(file.read_text())["records"]
+    assert {(r["backend"], r["variant"], r["dtype"]) for r in records} == {("numpy", "llama", "bfloat16")}
+    true = derivation.Row.__init__
+
+    def wrong(row: Any, *args: Any, **options: Any) -> None:
+        true(row, *args, **options)
+        row.rho *= 1 + 1e-4
+
+    monkeypatch.setattr(derivation.Row, "__init__", wrong)
+    shown = rmsnorm(*SELFTEST)
+    assert shown.exit_code == 1, shown.stderr
+    assert re.search(r"x numpy mlx f32 '[^']+' y: parity ratio", shown.stdout)
+    assert "NumPy differs:" in shown.stdout
+
+
+@pytest.mark.parametrize("name", ["check", "identify"])
+def test_what_is_not_here_exits_with_2_and_a_mistake_of_ours_with_3(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library, a device of it, and an attribute of ours that is gone."""
+    (tmp_path / "own.py").write_text("def norm(x):\n    return x\n")
+    (tmp_path / "of_jax.py").write_text("from jax import numpy as jnp\n\ndef norm(x):\n    return jnp.sqrt(x)\n")
+    jax = sys.modules.get("jax") or pytest.importorskip("jax")
+    if not any(device.platform == "gpu" for device in jax.devices()):
+        shown = rmsnorm(name, f"{tmp_path / 'of_jax.py'}:norm", "--device", "cuda")
+        assert (shown.exit_code, "device is 'cuda', expected 'cpu'" in shown.stderr) == (2, True)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "torch", None)
+        shown = rmsnorm(name, f"{tmp_path / 'own.py'}:norm", "--framework", "torch")
+        assert (shown.exit_code, "torch is not installed" in shown.stderr) == (2, True)
+    monkeypatch.delattr("rmsnorm.targets.open.arguments_of")
+    shown = rmsnorm(name, f"{tmp_path / 'own.py'}:norm")
+    assert shown.exit_code == 3
+    assert "this is a mistake of rmsnorm, not of its use" in shown.stderr
+
+
+# Tables of variants.
+
+
+def test_variants_are_listed_whole_in_80_columns() -> None:
+    shown = rmsnorm("variants").stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    entries = dict(zip(PRESETS, re.split("^(?:" + "|".join(PRESETS) + ") +", shown, flags=re.M)[1:], strict=True))
+    for preset in PRESETS.values():
+        columns = [cell.replace("`", "") for cell in tables._describe(preset)]
+        entry = " ".join(entries[preset.name].split())
+        assert all(cell in entry for cell in (columns[1].replace(",", ""), columns[2], *columns[6:])), entry
+        assert [word in entry for word in ("; offset 1", "; bias yes", "; partial")] == [
+            preset.scale_offset != 0, preset.bias, preset.partial_rounding == "floor"
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*PRESETS, "qwen3", "Mamba2", "pixtral"])
+def test_one_variant_is_shown_in_full(name: str) -> None:
+    lines = rmsnorm("variants", name).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    of_variant = lines[lines.index("") :] if "" in lines else lines  # after the norms of a family
+    labels = [line[2:16].strip() for line in of_variant if re.match("  [a-z]", line)]
+    assert labels == ["equation", "eps", "place of eps", "rounded", "dtype of y", "gain", "bias",
+                      "partial", "gate", "residual", "source", "families"]  # fmt: skip
+    family = families().get(name.lower())
+    if family is not None and name not in PRESETS:
+        assert lines[0] == f"{name.lower()} is a family of models. Its norms in transformers:"
+        assert {norm.variant for norm in family} <= set(lines)
+        text = " ".join(" ".join(lines).split())
+        assert all(f"- {', '.join(norm.roles)}: {norm.computes}, eps {norm.eps:g} " in text for norm in family)
+
+
+def test_variants_as_json_are_the_fields() -> None:
+    rows = json.loads(rmsnorm("variants", "--json").stdout)
+    assert [Variant.from_json(json.dumps({key: value for key, value in row.items() if key != "families"}))
+            for row in rows] == list(PRESETS.values())  # fmt: skip
+    one = json.loads(rmsnorm("variants", "gemma", "--json").stdout)
+    assert one["scale_offset"] == 1
+    assert {"gemma", "gemma2", "gemma3_text", "recurrent_gemma", "qwen3_next"} <= set(one["families"])
+    assert not {"gemma3n_text", "llama"} & set(one["families"])
+
+
+# Files and streams.
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+
+    def fail(error: BaseException) -> None:
+        with replacing(path) as temporary:
+            temporary.write_text("half")
+            raise error
+
+    with pytest.raises(SystemExit):
+        fail(SystemExit(143))
+    assert not list(tmp_path.iterdir())
+    path.write_text("old")
+    with pytest.raises(OSError, match="No space") as raised:
+        fail(OSError(28, "No space left on device", "temporary"))
+    assert raised.value.filename == str(path)
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
+    (tmp_path / "link").symlink_to(path)
+    write_text(tmp_path / "link", "new")
+    assert path.read_text() == "new"
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files of POSIX")
+def test_what_cannot_be_written_is_a_sentence_and_status_2() -> None:
+    """A report is printed before its file: nothing is lost."""
+    for file, reason in (("/dev/full", "No space left on device"),
+                         ("/no/such/folder/x.json", "No such file or directory")):  # fmt: skip
+        done = rmsnorm(*SELFTEST, "--json", file)
+        assert (done.exit_code, "NumPy held: all" in done.stdout) == (2, True)
+        assert done.stderr == f"rmsnorm: {file} cannot be used, as the system says: {reason}\n"
+    program = [sys.executable, "-m", "rmsnorm"]
+    with open("/dev/full", "w") as full:
+        run = subprocess.run([*program, "variants"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert run.returncode == 2
+    assert run.stderr == "rmsnorm: standard output cannot be used, as the system says: No space left on device\n"
+    with subprocess.Popen([*program, *SELFTEST], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()  # as head -1 does
+        assert process.stderr.read() == ""
+    assert process.returncode == 1

@@ -1,0 +1,187 @@
+"""The kit itself: its golden, bounds, cases and comparison, without any target."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import differences
+import numpy as np
+import pytest
+from wrong_equations import CASES, data_of
+
+from rmsnorm import PRESETS
+from rmsnorm.accuracy.bounds import LANES, QUANTITIES, bound, error_of
+from rmsnorm.accuracy.terms import term_sizes
+from rmsnorm.accuracy.ulps import ulps
+from rmsnorm.parity.backends import open_backend
+from rmsnorm.parity.cases import Case, Data, Outcome, make
+from rmsnorm.parity.equations import Steps, lost
+from rmsnorm.parity.judge import compare, expect, golden, judge
+from rmsnorm.specification import dtypes
+
+SMALL = {
+    name: dataclasses.replace(case, repeats=(), shape=tuple(min(size, 40) for size in case.shape))
+    for name, case in CASES.items()
+    if case.data != "tiny"
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_golden_agrees_with_the_derivation(name: str) -> None:
+    """With every preset, in one dtype after the other, by the NumPy row of ``rmsnorm selftest``."""
+    _, implementation = open_backend("numpy", "cpu")
+    case = SMALL[name]
+    for number, preset in enumerate(PRESETS):
+        data = make(case, preset, case.dtypes[number % len(case.dtypes)])
+        failed = [verdict for verdict in judge(implementation, data) if not verdict.passed]
+        assert not failed, (preset, data.x.dtype, failed)
+
+
+def test_the_goldens_derivatives_agree_with_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [case for case in SMALL.values() if "float64" in case.dtypes]
+    verdicts = [
+        verdict
+        for number, case in enumerate(cases)
+        for preset in [*PRESETS][number % 3 :: 3]
+        for verdict in differences.differences(make(case, preset, "float64"))
+    ]
+    assert len(verdicts) > 50
+    assert all(verdict.passed for verdict in verdicts), [v for v in verdicts if not v.passed]
+    true = differences.rms_norm_jvp
+    monkeypatch.setattr(differences, "rms_norm_jvp", lambda *args, **options: true(*args, **options) * (1 + 1e-6))
+    wrong = differences.differences(data_of("rows standard", "float64"))
+    assert [verdict.passed for verdict in wrong] == [False, False], "they notice a wrong one"
+
+
+def test_cases_are_the_same_every_time_and_can_show_mistakes() -> None:
+    first, second = data_of("rows gemma", "float32"), data_of("rows gemma", "float32")
+    assert np.array_equal(first.x, second.x)
+    assert first.scale is not None
+    assert np.ptp(first.scale) > 1
+    norms = np.linalg.norm(first.x, axis=-1)
+    assert norms.max() / norms.min() > 1e3
+    assert not np.array_equal(first.x, data_of("rows llama", "float32").x)
+
+
+def test_repeated_rows_are_those_of_the_golden() -> None:
+    data = make(Case("few", (12, 2, 5), ("llama",), "", repeats=(4, 1, 1)), "llama", "float32")
+    repeated = expect(data)
+    plain = expect(Data(**{**vars(data), "once": None}))
+    assert repeated.keys() == plain.keys()
+    for name, want in plain.items():
+        assert np.array_equal(repeated[name].value, want.value), name
+        for end in ("unit", "low", "high"):
+            np.testing.assert_allclose(getattr(repeated[name], end), getattr(want, end), rtol=1e-12)
+        assert repeated[name].bound == want.bound
+
+
+def test_judging_catches_what_is_not_a_value() -> None:
+    data = data_of("vector standard", "float32")
+    right = {name: [value] for name, value in golden(data).items()}
+
+    def verdicts(**changes: Any) -> Any:
+        return {v.quantity: v for v in judge(lambda _: Outcome({**right, **changes}), data)}
+
+    assert all(verdict.passed for verdict in verdicts().values())
+    wide = verdicts(y=[right["y"][0].astype(np.float64)])["y"]
+    assert (wide.passed, wide.detail) == (False, "got f64[64], want f32[64]")
+    assert verdicts(dx=[])["dx"].detail == "not computed"
+    assert verdicts(dx=[right["dx"][0][None]])["dx"].detail == "got f32[1, 64], want f32[64]"
+    assert not verdicts(jvp=[right["jvp"][0], right["jvp"][0] + 1])["jvp"].passed, "the worse of two counts"
+    nan = right["y"][0].copy()
+    nan[3] = np.nan
+    assert verdicts(y=[nan])["y"].parity_ratio == math.inf
+    assert "at (3,) got nan" in verdicts(y=[nan])["y"].detail
+    assert {v.detail for v in judge(lambda _: Outcome(right, ("x", "scale")), data)} == {"inputs written to: x, scale"}
+
+    def raises(_: Any) -> Any:
+        raise RuntimeError("out of luck")
+
+    assert {v.detail for v in judge(raises, data)} == {"RuntimeError: out of luck"}
+
+
+def test_ulps_counts_representable_numbers() -> None:
+    for dtype in dtypes.FLOATS:
+        one = np.ones(1, dtype)
+        above = (one.view(f"u{one.itemsize}") + 1).view(dtype)
+        assert ulps(one, above) == ulps(-one, -above) == 1
+        assert ulps(np.zeros(1, dtype), -np.zeros(1, dtype)) == 0
+    tiny, nan = np.nextafter(np.zeros(1), 1.0), np.full(1, np.nan)
+    assert (ulps(tiny, -tiny), ulps(nan, nan), ulps(nan, tiny)) == (2, 0, np.inf)
+
+
+def test_every_bound_follows_from_the_derivation() -> None:
+    data, half = data_of("rows standard", "float32"), data_of("rows standard", "bfloat16")
+    n = k = 48
+    inverse, roots = math.sqrt(k) / 2 + 5, math.sqrt(len(data.x))
+    assert bound("y", data.call, "float32") == 2 + inverse + 4
+    assert bound("dx", data.call, "float32") == 2 + 2 * inverse + math.sqrt(n) + 8
+    assert bound("dscale", data.call, "float32") == 2 + inverse + roots + 2
+    assert bound("dbias", data.call, "float32") == 2 + roots
+    assert bound("y", half.call, "bfloat16") == pytest.approx(2 + (inverse + 4) * 2**-16, abs=0)
+    free, llama = data_of("rows nematus", "bfloat16"), data_of("rows llama", "bfloat16")
+    assert bound("y", free.call, "bfloat16") == bound("y", data.call, "float32")
+    assert bound("y", llama.call, "bfloat16") == pytest.approx(6 + (inverse + 4) * 2**-16, abs=0)
+    with pytest.raises(KeyError, match="no such"):
+        bound("no such", data.call, "float32")
+    assert {name for name in QUANTITIES if bound(name, data.call, "float32") >= 2} == set(QUANTITIES)
+    # Automatic differentiation may round what the formulas do not.
+    for data, extra in ((llama, {"dx": 2, "dscale": 2, "y": 0}), (half, {"dx": 1, "dscale": 0, "y": 0})):
+        for name, roundings in extra.items():
+            ours, another = (bound(name, data.call, "bfloat16", automatic=automatic) for automatic in (False, True))
+            assert another - ours == pytest.approx(roundings)
+
+
+@pytest.mark.parametrize("variant", PRESETS)
+def test_the_sum_of_term_sizes_is_at_least_the_result(variant: str) -> None:
+    data = data_of(f"rows {variant}", "float64")
+    units = term_sizes(data.x, data.scale, data.bias, dy=data.dy, tangents=data.tangents, **data.options)
+    for name, value in golden(data).items():
+        assert np.all(np.abs(value) <= units[name] * (1 + 1e-12)), name
+        assert units[name].shape == value.shape
+
+
+@pytest.mark.parametrize(("variant", "case"), [("llama", "rows"), ("standard", "rows"), ("llama", "gain f32")])
+def test_an_element_may_differ_beside_a_tie_alone(variant: str, case: str) -> None:
+    """By whichever number the statistic may carry it to, however many do; and no element elsewhere."""
+    data = make(dataclasses.replace(CASES[case], shape=(24, 768)), variant, "float16")
+    want = expect(data, ["y"])["y"]
+    steps = Steps(data, {"inverse": lambda s, inverse: inverse * (1 + 0.9 * error_of("y", data.call))})
+    (verdict,) = compare(Outcome({"y": [steps.y.astype(want.value.dtype)]}), {"y": want})
+    assert verdict.passed, verdict.detail
+    assert verdict.max_ulp > (0 if want.value.dtype == "float16" else 1000)
+    elsewhere = want.value.copy()
+    is_half = want.value.dtype == "float16"
+    sure = np.argwhere(want.low == want.high if is_half else np.ones(want.value.shape))
+    elsewhere[tuple(sure[len(sure) // 2])] *= 1 + 2.0**-10
+    (verdict,) = compare(Outcome({"y": [elsewhere]}), {"y": want})
+    assert not verdict.passed
+
+
+def test_what_a_sum_loses_beside_an_outlier_is_predicted() -> None:
+    """One square after the other; eight lanes lose an eighth."""
+    data = make(dataclasses.replace(CASES["wide"], shape=(1, 16381)), "standard", "float32")
+    squares = data.x[0] * data.x[0]
+    exact = np.sum(data.x[0].astype(np.float64) ** 2)
+    of_one = 1 - float(np.cumsum(squares, dtype=np.float32)[-1]) / exact
+    lanes = np.resize(squares, 16384).copy()
+    lanes[16381:] = 0
+    of_eight = 1 - float(np.cumsum(lanes.reshape(-1, 8), axis=0, dtype=np.float32)[-1].sum()) / exact
+    (share,) = lost(data).ravel()
+    assert of_one == pytest.approx(share, rel=1e-2)
+    assert 2.0**-24 * 128 < of_eight < share / LANES + 2.0**-24 * 128
+    bounds = [expect(data, ["y"], automatic=automatic)["y"] for automatic in (False, True)]
+    assert np.all(bounds[1].unit > 1.5 * bounds[0].unit)
+
+
+def test_a_product_of_another_program_may_underflow() -> None:
+    """dy * gain of 2^-26 is 0 in float16, and 1/rho is 1000 there."""
+    row = np.zeros((1, 4), np.float16)
+    small = np.full_like(row, 2.0**-13)
+    about = {"dy": small, "tangents": (None, None, None), "variant": "llama"}
+    ours, other = (term_sizes(row, small[0], **about, automatic=automatic)["dx"] for automatic in (False, True))
+    assert np.allclose(ours, 2.0**-26 * 1000)
+    assert np.allclose(other, 2.0**-14 * 1000)
+    assert np.array_equal(term_sizes(row, small[0], **about | {"variant": "standard"}, automatic=True)["dx"], ours)

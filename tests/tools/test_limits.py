@@ -1,0 +1,123 @@
+"""Declared limits of a kernel, and what is refused: what `check` says of a kernel that takes few shapes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import zoo
+
+from rmsnorm.parity import check
+from rmsnorm.targets import TargetError, open_target
+from rmsnorm.targets.limits import Facts, Limits, explaining, limits_of
+
+few = pytest.mark.usefixtures("few_circumstances")
+ASKED: dict[str, Any] = {"dtypes": "float32", "gradients": False, "framework": "numpy"}
+
+
+def where(condition: Any, factor: float = 1.0) -> Any:
+    """A kernel that refuses every other call; of matrices and more axes, y is ``factor`` times what it must be."""
+
+    def norm(x: Any, weight: Any) -> Any:
+        if not condition(x, weight):
+            raise ValueError("another shape, please")
+        return zoo.standard(x, weight) * x.dtype.type(1 if x.ndim == 1 else factor)
+
+    return norm
+
+
+def test_what_is_refused_is_named_by_the_options_that_declare_it() -> None:
+    """A kernel for dense x of two axes whose width 8 divides, and a gain of its dtype."""
+    kernel = where(lambda x, w: x.ndim == 2 and not x.shape[-1] % 8 and x.flags.c_contiguous and w.dtype == x.dtype)
+    asked = ASKED | {"dtypes": ("float32", "bfloat16")}
+    report = check(kernel, **asked)
+    assert (report.run.status, report.passed) == ("refuses", False)
+    found = re.search(r"--rank 2 --multiple-of (\d+) --contiguous --same-dtype\n", report.text)
+    assert found, report.text
+    assert int(found[1]) % 8 == 0, "as narrow as the widths that were answered"
+    assert re.match(r"\S+ is standard.* where it answers: ", report.text)
+    limits = Limits(rank=2, multiple_of=8, contiguous=True, same_dtype=True)
+    assert limits.options == "--rank 2 --multiple-of 8 --contiguous --same-dtype"
+    declared = check(kernel, **asked, limits=limits)
+    assert declared.passed
+    assert declared.run.cases > report.run.cases  # cases get other shapes, and are not left out
+
+
+@pytest.mark.parametrize(("condition", "words", "limits"), [
+    (lambda x, w: x.shape[-1] <= 1024, r"(--width \d+ )+--width 1024", None),
+    (lambda x, w: x.shape[-1] == 8192, "--width 8192", {"widths": [8192]}),  # only some circumstances have it
+    (lambda x, w: x.size <= 100_000, "", None),  # no option helps
+])  # fmt: skip
+def test_the_options_that_are_named_are_those_with_which_nothing_is_refused(
+    condition: Any, words: str, limits: Any
+) -> None:
+    report = check(where(condition), **ASKED)
+    assert report.run.status == "refuses"
+    assert re.fullmatch(words, report.run.limits)
+    assert ("mend: if these are its limits, declare them: " in report.text) == bool(words)
+    if words:
+        limits = limits or {"widths": [*map(int, re.findall(r"\d+", report.run.limits))]}
+        limited = check(where(condition), **ASKED, limits=limits)
+        assert limited.passed, limited.text
+
+
+@few
+@pytest.mark.parametrize("factor", [1, 2])
+def test_a_kernel_of_a_width_that_is_not_asked_is_told_to_declare_it(factor: float) -> None:
+    kernel = where(lambda x, w: x.shape[-1] == 64, factor)
+    report = check(kernel, **ASKED)
+    assert re.search(r"it raised in all \d+ calls, such as: .*another shape, please", report.text)
+    assert "declare it: --width N" in report.text.splitlines()[0]
+    assert check(kernel, **ASKED, limits={"widths": [64]}).passed == (factor == 1)
+
+
+def test_a_refusal_is_an_edge() -> None:
+    kernel = where(lambda x, w: x.shape[-1] <= 10000)
+    report = check(kernel, **ASKED | {"dtypes": ("float32", "bfloat16")})
+    assert report.passed
+    refused = "is refused: ValueError: another shape, please; it fails with extremes=True"
+    for text in (report.text, report.details):
+        assert "edge: '66001': x of shape (" in " ".join(text.split())
+        assert f"66001) {refused}" in " ".join(text.split())
+    strict = check(kernel, **ASKED, extremes=True)
+    assert strict.run.refusals
+    assert not strict.passed
+
+
+def test_the_width_near_another_one_is_within_the_limits() -> None:
+    for limits, width, near in (
+        (Limits(multiple_of=8), 1531, 1536), (Limits(multiple_of=64), 33, 64),
+        (Limits(widths=(768, 4096)), 3000, 4096), (Limits(), 33, 33),
+        (limits_of("check", {"widths": [96], "multiple_of": 48}), 64, 96),
+    ):  # fmt: skip
+        assert limits.width_near(width) == near
+        assert limits.allow(Facts(2, near, 4, True, True))
+
+
+def test_limits_that_no_answer_supports_are_not_found() -> None:
+    there = [Facts(2, 72, 5, True, True), Facts(3, 33, 5, True, True)]
+    assert explaining(there, [Facts(2, 40, 5, True, False)]).options == "--contiguous"
+    assert explaining([*there, Facts(2, 40, 7, True, False)], [Facts(2, 40, 5, True, False)]).options == ""
+
+
+@pytest.mark.parametrize(("limits", "words"), [
+    ({"rank": 0}, "rank is .*expected a positive integer"),
+    ({"multiple_of": 2.0}, "multiple_of is .*expected a positive integer"),
+    ({"max_rows": True}, "max_rows is .*expected a positive integer"),
+    ({"ranks": 2}, "a limit is 'ranks', expected 'rank', 'multiple_of'"),
+    ({"widths": [64, 96], "multiple_of": 48}, r"check: widths is \[64\], expected multiples of 48"),
+])  # fmt: skip
+def test_limits_that_cannot_be_are_refused(limits: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check(zoo.standard, framework="numpy", limits=limits)
+
+
+def test_a_function_of_one_width_says_how_it_is_named() -> None:
+    target, x = open_target(where(lambda x, w: x.shape[-1] == 128), framework="numpy"), np.ones((4, 64), "float32")
+    words = r"another shape, please"
+    with pytest.raises(TargetError, match=rf"{words}; it takes rows of 128 elements, so .* --width 128$"):
+        target.forward(x, x[0])
+    with pytest.raises(TargetError, match=rf"{words}$"):  # once
+        target.forward(x, x[0])

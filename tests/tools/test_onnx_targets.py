@@ -1,0 +1,170 @@
+"""Files of ONNX as targets: operators, sizes of their own, batches that are filled up, and what is no model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rmsnorm import Variant
+from rmsnorm.identify import identify
+from rmsnorm.parity import check
+from rmsnorm.targets import NoTarget, open_target
+from rmsnorm.targets.onnx import open_onnx
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install '.[onnx]'")
+ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed; pip install '.[onnx]'")
+
+
+def _saved(
+    path: Path, operator: str = "RMSNormalization", inputs: Any = ("x", "gamma"), outputs: Any = ("y",), *,
+    eps: float = 3e-4, dtype: str = "float32", shape: Any = ("n", 32), gate: bool = False, ir_version: int = 10,
+    **options: Any,
+) -> str:  # fmt: skip
+    """A file of one operator, of which gamma and beta are initializers; its y is multiplied by sigmoid(gate)."""
+    helper, code = onnx.helper, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    domain = "com.microsoft" if operator.startswith("Skip") else ""
+    nodes = [helper.make_node(operator, inputs, ["h"] if gate else outputs, domain=domain, epsilon=eps)]
+    if gate:
+        nodes += [helper.make_node("Sigmoid", ["z"], ["f"]), helper.make_node("Mul", ["h", "f"], ["y"])]
+    own = [name for name in inputs if name in ("gamma", "beta")]
+    taken, given = (
+        [helper.make_tensor_value_info(name, code, shape) for name in names if name and name not in own]
+        for names in ((*inputs, *["z"] * gate), outputs)
+    )
+    vectors = [onnx.numpy_helper.from_array(np.linspace(0.5, 2, shape[-1]).astype(dtype), name) for name in own]
+    graph = helper.make_graph(nodes, "norm", taken, given, vectors)
+    opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=ir_version), path, **options)
+    return str(path)
+
+
+def test_an_onnx_model(tmp_path: Path) -> None:
+    identity = identify(_saved(tmp_path / "norm.onnx"))
+    assert identity.recognised, identity.text
+    assert (identity["eps"], identity["eps_position"], identity["scale_offset"]) == (3e-4, "inside", 0.0)
+    assert identity["rounding"] is None, "it takes float32 only"
+    assert identify(_saved(tmp_path / "gated.onnx", gate=True))["gate"] == "sigmoid, after"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [("float32", (40, 64)), ("float32", ("rows", 64)), ("float16", (2, 3, 64)), ("float32", (5, 1, 2, 1, 1, 16))],
+)
+@pytest.mark.usefixtures("few_circumstances")
+def test_a_file_is_called_as_it_declares(dtype: str, shape: tuple[Any, ...], tmp_path: Path) -> None:
+    right = check(_saved(tmp_path / "a.onnx", dtype=dtype, shape=shape, eps=1e-6), "standard")
+    assert right.passed, right.text
+    assert {record.dtype for record in right.run.records} == {dtype}
+    few = {"max_rows": 300}  # as many are thousands of calls of ten rows
+    wrong = check(_saved(tmp_path / "b.onnx", dtype=dtype, shape=shape, eps=1e-5), "standard", limits=few)
+    assert not wrong.passed
+    assert not any("raised" in line for line in wrong.text.splitlines() if line.startswith("  '"))
+
+
+def test_another_dtype_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a.onnx was compared in no case, .*it takes x in float32 alone"):
+        check(_saved(tmp_path / "a.onnx", shape=(4, 64)), "standard", dtypes="float16")
+
+
+def test_operators_of_onnxruntime(tmp_path: Path) -> None:
+    """One is in ONNX's domain, where the checker of onnx refuses it; one takes a residual and returns the sum last."""
+    path = _saved(tmp_path / "simple.onnx", "SimplifiedLayerNormalization", ["input", "gamma"], ["y"])
+    identity = identify(path)
+    assert (identity.recognised, identity["eps"], identity["eps_position"]) == (True, 3e-4, "inside"), identity.text
+    operator, outputs = "SkipSimplifiedLayerNormalization", ["y", "", "", "sum"]
+    path = _saved(tmp_path / "skip.onnx", operator, ["skip", "input", "gamma"], outputs)
+    identity = identify(path)
+    assert (identity.recognised, identity["eps"], identity["eps_position"]) == (True, 3e-4, "inside"), identity.text
+    target = open_target(path)
+    assert target.arguments == ("scale", "residual")
+    random = np.random.default_rng(0)
+    x, residual = (random.normal(size=(4, 32)).astype("float32") for _ in range(2))
+    target.forward(x, residual=residual)
+    assert target.second is not None
+    assert np.array_equal(target.second, x + residual)
+    path = _saved(tmp_path / "mean.onnx", "SkipLayerNormalization", ["input", "skip", "gamma", "beta"], ["y"])
+    assert open_target(path).arguments == ("scale", "bias", "residual")
+    assert "is LayerNorm, not RMSNorm" in identify(path).text
+
+
+def test_a_fixed_number_of_rows_and_a_residual(tmp_path: Path) -> None:
+    """Both results of the batches are put together."""
+    path = _saved(tmp_path / "skip.onnx", "SkipSimplifiedLayerNormalization", ["skip", "input", "gamma"],
+                  ["y", "", "", "sum"], shape=(3, 32))  # fmt: skip
+    report = check(path, Variant(name="mine", eps=3e-4), limits={"max_rows": 300})
+    assert report.passed, report.details
+
+
+def test_onnxruntime_decides_what_a_model_is(tmp_path: Path) -> None:
+    """Weights may be in a file beside it; the message says why a model does not run."""
+    beside = {"save_as_external_data": True, "location": "gains", "size_threshold": 0}
+    path = _saved(tmp_path / "beside.onnx", **beside)
+    assert (tmp_path / "gains").stat().st_size == 32 * 4
+    assert identify(path)["eps"] == 3e-4
+    path = _saved(tmp_path / "newer.onnx", ir_version=99)
+    with pytest.raises(
+        NoTarget, match=r"newer.onnx is no ONNX model that onnxruntime runs \(Fail: Unsupported model IR"
+    ):
+        open_target(path)
+    path = _saved(tmp_path / "other.onnx", "NoOperator")
+    with pytest.raises(NoTarget, match=r"onnxruntime runs \(.*NoOperator"):
+        open_target(path)
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    with pytest.raises(
+        NoTarget, match=r"onnxruntime runs \(ValueError: it has no input or no output\); check the file"
+    ):
+        open_target(str(tmp_path / "empty.onnx"))
+
+
+@pytest.mark.parametrize("gains", [64, 1])
+@pytest.mark.parametrize("sizes", [[2, 16, 64], [4, 64], ["n", 16, 64], [64]], ids=str)
+def test_identify_takes_any_sizes_and_a_gain_of_one_number(tmp_path: Path, sizes: list[Any], gains: int) -> None:
+    """As torch.onnx.export writes them: in as many batches as needed, of which the last one is filled up."""
+    make, number = onnx.helper, onnx.TensorProto.FLOAT
+    x, y = (make.make_tensor_value_info(name, number, sizes) for name in "xy")
+    constants = {"eps": np.float32(1e-5), "axes": np.array([-1]), "scale": np.full(gains, 1.5, "float32")}
+    nodes = [("Mul", "x x", "s"), ("ReduceMean", "s axes", "m"), ("Add", "m eps", "q"), ("Sqrt", "q", "r"),
+             ("Div", "x r", "d"), ("Mul", "d scale", "y")]  # fmt: skip
+    graph = make.make_graph(
+        [make.make_node(name, inputs.split(), [output]) for name, inputs, output in nodes], "norm", [x], [y],
+        [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
+    )  # fmt: skip
+    path = str(tmp_path / "norm.onnx")
+    onnx.save(make.make_model(graph, opset_imports=[make.make_opsetid("", 18)], ir_version=9), path)
+    identity = identify(path)
+    assert identity.recognised, identity.text
+    assert identity["eps"] == 1e-5
+    if (sizes, gains) == ([4, 64], 64):
+        rows = np.random.default_rng(0).normal(size=(10, 64)).astype("float32")
+        want = rows / np.sqrt((rows * rows).mean(-1, keepdims=True) + 1e-5)
+        np.testing.assert_allclose(open_target(path).forward(rows, np.ones(64, "float32")), want, rtol=1e-6)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    path, random = tmp_path / "model.onnx", np.random.default_rng(0)
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, [None, 8]) for name in "xy")
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    graphs = [onnx.helper.make_graph(nodes, "g", *ends) for nodes, ends in (([node], ([], [y])), ([], ([x], [])))]
+    contents = [b"", b"text", *(onnx.helper.make_model(graph).SerializeToString() for graph in graphs)]
+    whole = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [x], [y])).SerializeToString()
+    for content in contents:
+        path.write_bytes(content)
+        with pytest.raises(NoTarget, match=r"model.onnx is no ONNX model"):
+            open_onnx(path)
+    for _ in range(200):
+        flipped = bytearray(whole)
+        for place in random.integers(0, len(whole), 3):
+            flipped[place] ^= 1 << random.integers(8)
+        path.write_bytes(flipped)
+        try:
+            open_onnx(path)
+        except NoTarget as error:
+            assert len(str(error).splitlines()) == 1, error  # noqa: PT017
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(NoTarget):
+        open_onnx(path)
