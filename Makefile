@@ -16,7 +16,8 @@ check: $(VENV)/ready
 
 EVERY := numpy,torch,tf,flax
 test: $(VENV)/ready
-	RMSNORM_REQUIRE=$(EVERY) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	RMSNORM_REQUIRE=$(EVERY) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
+		--durations 20 --durations-min 10
 
 # All other tests, too: tests/nightly and those marked slow; then 2,000 compositions of transforms for each framework, 500
 # variants for `identify`, damaged files, and the bits of 2,000 calls: four hours.

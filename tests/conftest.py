@@ -95,6 +95,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in ("framework", "way", "layers"):
             if isinstance(item, pytest.Function) and given.get(name) in (*frameworks.KEYS, *FRAMEWORKS):
                 item.add_marker(frameworks.KEYS.get(given[name], given[name]))
+    items.sort(key=lambda item: "tools" not in item.path.parts)  # the longest files first: two workers end together
 
 
 def _here(key: str) -> None:
