@@ -94,7 +94,8 @@ class Pair:
         if self.is_same:
             lines = [f"A and B have the same bits in all of {count} calls"]
         else:
-            where = shared(self.calls, list(differing)) if differing else ""
+            is_told = 0 < len(differing) <= count / 2  # of more calls what they share says nothing
+            where = shared(self.calls, list(differing)) if is_told else ""
             lines = [f"A and B have other bits in {len(differing)} of {count} calls{where}"]
         lines += [f"  {letter} is {name}" for letter, name in zip(_NAMES, self.names, strict=True)]
         shares = [f"{name} {_percent(self.same[name], self.elements[name])}" for name in self.elements]
