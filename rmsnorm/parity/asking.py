@@ -195,7 +195,8 @@ def _called(target: Target, arrays: Mapping[str, Array], leaves: Sequence[str], 
         target.bridge.overwrite(before.sent["scale"], arrays["scale"])
         return target.called(arrays, leaves, sent=before.sent)
     if history == "two threads at once":
-        with ThreadPoolExecutor(2) as threads:
+        wide = data.x.dtype == np.float64
+        with target.bridge.scope(wide), ThreadPoolExecutor(2) as threads:  # modes of the process: else each puts back
             return next(threads.map(lambda each: target.called(each, leaves), [arrays, other, other, other]))
     called = target.called(arrays, leaves)
     if history in ("two before both backward passes", "results kept"):
