@@ -172,7 +172,10 @@ def _fetched(op: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
             row = ", ".join(f"{FRAMEWORKS[known].title}'s" for known in FRAMEWORKS)
             fix = "pass the array inside of it" if hasattr(array, "value") else f"make it one of {row}"
             raise errors.wrong_type(op, name, array, _WANTED, fix)
-        fetched[name] = bridge(key).fetch(array)
+        try:
+            fetched[name] = bridge(key).fetch(array)
+        except (RuntimeError, TypeError) as error:  # It has no values here, or it is not dense.
+            raise errors.wrong_type(op, name, array, _WANTED, "pass a dense array that has values") from error
     return fetched
 
 

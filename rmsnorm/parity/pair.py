@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -144,7 +144,6 @@ def compare(
     compiled: str = "",
     rows: str = "",
     device: str = "cpu",
-    on_call: Callable[[int], None] = lambda count: None,
 ) -> Pair:
     """Call two norms in the same circumstances, as ``check`` does, and compare their bits: y and each gradient.
 
@@ -158,7 +157,6 @@ def compare(
         framework, dtypes, gradients, device: as of ``check``.
         compiled: "a", "b" or "ab": which of the two the compiler of its library compiles first.
         rows: "a" or "b": which of the two is called with each row alone; then gradients are left out.
-        on_call: called after each call with the number of calls.
 
     Raises:
         ValueError: as of ``check``; or the two take no common arguments.
@@ -185,7 +183,6 @@ def compare(
     made = [target.compiled if letter in compiled else target for letter, target in zip("ab", targets, strict=True)]
     for first, second, question in _common(made, chosen, types, gradients=differentiated):
         _compare(pair, (first, second), question, rows)
-        on_call(len(pair.calls))
     if not pair.calls:
         raise errors.nothing_compared("compare", names[1], pair.refused)
     if pair.differences:

@@ -219,6 +219,17 @@ def jax_arrays() -> tuple[Any, Any, Any, Any]:
     return jax.numpy.asarray(x), jax.numpy.asarray(scale), jax.numpy.asarray(fast.rms_norm(x, None)), jax.Array
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("layout", ["meta", "sparse"])
+def test_an_array_without_values_here_is_refused(layout: str) -> None:
+    import torch
+
+    x = torch.ones(2, 8)
+    y = x.to("meta") if layout == "meta" else x.to_sparse()
+    with pytest.raises(TypeError, match=r"y is f32\[2, 8\] \(Tensor\), .*; pass a dense array that has values"):
+        assert_rms_norm(y, x, variant="standard")
+
+
 @pytest.mark.parametrize(
     "arrays",
     [pytest.param(torch_arrays, marks=pytest.mark.torch), pytest.param(tf_arrays, marks=pytest.mark.tf),
