@@ -223,7 +223,7 @@ def _compare(name: str, got: Array, expected: Expected) -> Comparison:
     if got.dtype != want.dtype or got.shape != want.shape:
         got_text, want_text = (errors.describe(a.shape, a.dtype.name) for a in (got, want))
         return failed(name, f"got {got_text}, want {want_text}")
-    different = np.flatnonzero(_bits(got) != _bits(want))  # few, most often: all else is of these
+    different = np.flatnonzero(bits_of(got) != bits_of(want))  # few, most often: all else is of these
     some, wanted, unit, low, high = (
         array.ravel()[different] for array in (got, want, expected.unit, expected.low, expected.high)
     )
@@ -249,7 +249,8 @@ def _compare(name: str, got: Array, expected: Expected) -> Comparison:
     return Comparison(name, largest, expected.bound, identical, furthest, passed, detail)
 
 
-def _bits(array: Array) -> Array:
+def bits_of(array: Array) -> Array:
+    """The bits of each element in a row, as whole numbers."""
     return np.ascontiguousarray(array).ravel().view(f"u{array.itemsize}")
 
 

@@ -16,6 +16,7 @@ from rmsnorm.parity.cases import Array
 from rmsnorm.parity.checking import dtypes_named
 from rmsnorm.parity.circumstances import levels_for, levels_of
 from rmsnorm.parity.fitting import adapted
+from rmsnorm.parity.judge import bits_of
 from rmsnorm.parity.lines import shared
 from rmsnorm.parity.questions import Question, case_of
 from rmsnorm.specification import dtypes, errors
@@ -244,7 +245,7 @@ def _count(pair: Pair, call: str, dtype: str, quantity: str, got: Sequence[Array
         a, b = ("nothing" if one is None else errors.describe(one.shape, one.dtype.name) for one in got)
         pair.differences.append(Difference(call, dtype, quantity, 0, 0, f"A returns {a}, B {b}"))
         return
-    other = np.flatnonzero((_bits(first) != _bits(second)) & ~(np.isnan(_wide(first)) & np.isnan(_wide(second))))
+    other = np.flatnonzero((bits_of(first) != bits_of(second)) & ~(np.isnan(_wide(first)) & np.isnan(_wide(second))))
     pair.elements[quantity] = pair.elements.get(quantity, 0) + first.size
     pair.same[quantity] = pair.same.get(quantity, 0) + first.size - len(other)
     if len(other):
@@ -272,10 +273,6 @@ def _by_rows(target: Target, question: Question) -> Answer | None:
     except TargetError as error:
         raise Refused(str(error)) from error
     return Answer({"y": [np.concatenate(parts).reshape(data.x.shape)]}, ["y"])
-
-
-def _bits(array: Array) -> Array:
-    return np.ascontiguousarray(array).ravel().view(f"u{array.itemsize}")
 
 
 def _wide(array: Array) -> Array:
