@@ -116,10 +116,8 @@ def check_model_parallel(folder: Path) -> None:
             moved = re.findall(r"= \(?\w+\[([\d,]*)\]\S* (all-\w+|collective-\w+)\(", text)
             summed = {shape for shape, kind in moved if kind == "all-reduce"}
             assert summed <= {"", "8", "8,1"}, moved  # a number, one a row, or a part of the gain
-            others = {(shape, kind) for shape, kind in moved if kind != "all-reduce"}
-            # x is never gathered; of the 10 elements that count, on two of four devices, each may get its share
-            assert {kind for _, kind in others} <= ({"collective-permute"} if partial else set()), moved
-            assert all(int(shape.split(",")[1]) <= 5 for shape, _ in others), moved
+            # x is neither gathered nor moved, in a partial norm either
+            assert all(kind == "all-reduce" for _, kind in moved), moved
         y = jax.jit(function)(rows, weights)
         assert tuple(y.sharding.spec) == ("batch", "model")
         check(to_numpy(y), layer, x.astype(layer.compute_dtype))
