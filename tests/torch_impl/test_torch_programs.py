@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import pickle
 from collections.abc import Iterator
@@ -12,23 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from options import hard_to_round
 from programs import printed
 
 from rmsnorm import PRESETS
-from rmsnorm.specification import dtypes
 
 torch = pytest.importorskip("torch")
 from functorch.compile import make_boxed_func  # noqa: E402
 from torch import nn  # noqa: E402
 from torch._dynamo.testing import CompileCounter  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.func import vmap  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch_arrays import LAYOUTS, are_alike, randn  # noqa: E402
 from torch_layers import randomised, ulp_bound  # noqa: E402
 
-from rmsnorm.torch_impl import RMSNorm, kernels, rms_norm, rms_norm_vjp, space  # noqa: E402
+from rmsnorm.torch_impl import RMSNorm, kernels, rms_norm, rms_norm_vjp  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning"),  # forward_ad's own
@@ -56,9 +52,8 @@ def test_one_piece_each() -> None:
 
     traced = make_fx(step)(x, layer.weight)
     assert all(map(are_alike, traced(x, layer.weight), step(x, layer.weight)))
-    for strict in (False, True):
-        program = torch.export.export(layer, (x,), strict=strict)
-        assert are_alike(program.module()(x), layer(x))
+    program = torch.export.export(layer, (x,), strict=True)
+    assert are_alike(program.module()(x), layer(x))
     graphs: list[Any] = []
 
     def keep(graph: Any, inputs: Any) -> Any:
@@ -94,17 +89,10 @@ def test_a_compiled_call_has_few_conditions() -> None:
     assert ours <= theirs * 1.25
 
 
-def test_a_layer_that_dynamo_cannot_trace_into() -> None:
-    """Dynamo does not trace this call of vmap, and would trace what the layer calls, function after function."""
-    layer, x = RMSNorm(37), randn(3, 4, 37)  # of no other test: it is new in this call
-    assert are_alike(torch.compile(lambda x: vmap(layer)(x), backend="aot_eager")(x), layer(x))
-
-
 @pytest.mark.needs("torch>=2.9", "whose compiled autograd takes the compiler as a context")
-@pytest.mark.parametrize("options", [{}, {"partial": 0.5, "bias": True}, {"variant": "gemma"}])
-def test_the_backward_pass_alone_is_compiled_in_one_piece(options: dict[str, Any]) -> None:
+def test_the_backward_pass_alone_is_compiled_in_one_piece() -> None:
     """By torch's compiled autograd, of calls that were not compiled; the second one is kept by the layer."""
-    layer = randomised(RMSNorm(6, **options))
+    layer = randomised(RMSNorm(6, variant="gemma", bias=True))
     compiler = torch.compile(backend="aot_eager", fullgraph=True)
     for rows in (2, 2, 5):
         results = []
@@ -117,30 +105,15 @@ def test_the_backward_pass_alone_is_compiled_in_one_piece(options: dict[str, Any
         assert all(map(are_alike, *results))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"partial": 0.5}, {"partial": Fraction(1, 3)}, {"variant": PRESETS["gemma"], "axis": [1, 2]}]
-)
-@pytest.mark.parametrize("dynamic", [True])
-def test_the_formulas_of_the_gradients_are_compiled_in_one_piece(options: dict[str, Any], dynamic: bool) -> None:
-    x, dy = randn(2, 3, 6), randn(2, 3, 6, seed=1)
-    scale = randn(*(3, 6) if "axis" in options else (6,), seed=2)
-
-    def derivatives(x: Any, dy: Any) -> Any:
-        return rms_norm_vjp(dy, x, scale, **options)[:2]
-
-    compiled = torch.compile(derivatives, backend="aot_eager", fullgraph=True, dynamic=dynamic)
-    assert all(map(are_alike, compiled(x, dy), derivatives(x, dy)))
-
-
-@pytest.mark.parametrize(("dtype", "strict"), [(torch.bfloat16, False), (torch.float32, True)], ids=str)
-def test_an_exported_program_needs_no_rmsnorm(dtype: Any, strict: bool, tmp_path: Path) -> None:
+def test_an_exported_program_needs_no_rmsnorm(tmp_path: Path) -> None:
     """Any backend takes it, and a process without this package. It may be trained."""
+    dtype = torch.bfloat16
     layer = RMSNorm(8, variant="gemma", bias=True, partial=0.6, dtype=dtype)
     x, residual, gate = (randn(4, 8, dtype=dtype, seed=seed) for seed in range(3))
     tensors = x, randn(4, 8, seed=3) > 0, residual, gate
     want = layer(*tensors)
     sizes = {0: torch.export.Dim("rows", min=2)}
-    exported = torch.export.export(layer, tensors, dynamic_shapes=(sizes,) * len(tensors), strict=strict)
+    exported = torch.export.export(layer, tensors, dynamic_shapes=(sizes,) * len(tensors))
     for program in (exported, exported.run_decompositions()):
         calls = [node.target for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
         assert {call.namespace for call in calls} == {"aten"}
@@ -173,10 +146,13 @@ def test_compile_the_function_itself() -> None:
     for options in ({"axis": 0}, {"variant": "llama", "eps": 1e-3}, {"partial": 0.6}, {"partial": Fraction(1, 3)}):
         assert torch.equal(compiled(x, **options), rms_norm(x, **options))
     assert all(map(torch.equal, *(f(x, return_inverse_rms=True) for f in (compiled, rms_norm))))
+    formula = torch.compile(rms_norm_vjp, backend="aot_eager", fullgraph=True, dynamic=True)
+    options = {"variant": PRESETS["gemma"], "axis": [0, 1], "partial": Fraction(1, 3)}
+    found = [function(x, x + 1, x, **options)[:2] for function in (formula, rms_norm_vjp)]
+    assert all(map(are_alike, *found))
 
 
-@pytest.mark.parametrize(("variant", "dtype"), [("gemma", "float32"), ("llama", "bfloat16"), ("zhang_torch", "float64"),
-                                                ("x_transformers", "float16")])  # fmt: skip
+@pytest.mark.parametrize(("variant", "dtype"), [("llama", "bfloat16"), ("zhang_torch", "float64")])
 def test_a_trace_has_operations_of_pytorch_alone(variant: str, dtype: str) -> None:
     """In every dtype, for any number of rows, through a file, and its gradients; in float32 arithmetic, or float64."""
     dtype = getattr(torch, dtype)
@@ -195,11 +171,6 @@ def test_a_trace_has_operations_of_pytorch_alone(variant: str, dtype: str) -> No
     for got in results[1:]:
         for one, other in zip(got, results[0], strict=True):  # dx is the difference of terms of the size of its largest
             assert (one.double() - other.double()).abs().max() <= ulp_bound(40, dtype) * other.double().abs().max()
-
-
-def test_a_layer_is_not_scripted() -> None:
-    with pytest.raises(TypeError, match=r"use torch\.compile, torch\.export, or torch\.jit\.trace"):
-        torch.jit.script(torch.nn.Sequential(RMSNorm(8)))
 
 
 def test_a_symbolic_trace_has_one_node() -> None:
@@ -224,44 +195,21 @@ def test_a_symbolic_trace_has_one_node() -> None:
     given = randn(4, 8), randn(4, 8, seed=1), randn(4, 8, seed=2) > 0
     block = Added(RMSNorm)
     assert torch.equal(torch.fx.symbolic_trace(block)(*given), block(*given))
-    alone = torch.fx.symbolic_trace(block.norm)  # the root is no leaf: the function is a node, with the layer's gain
-    assert torch.equal(alone(given[0]), block.norm(given[0]))
-    assert list(alone.state_dict()) == ["weight"]
 
 
-@pytest.mark.parametrize("options", [{}, {"variant": "gemma", "eps": 1e-3, "partial": Fraction(1, 3), "axis": (0, 1)}])
-def test_a_symbolic_trace_has_the_function_as_a_node(options: Any) -> None:
+def test_a_symbolic_trace_has_the_function_as_a_node() -> None:
+    options = {"variant": PRESETS["gemma"], "eps": 1e-3, "partial": Fraction(1, 3), "axis": (0, 1)}
     function = lambda x, residual, mask: rms_norm(x, residual=residual, mask=mask, **options)  # noqa: E731
     tensors = randn(4, 8), randn(4, 8, seed=1), randn(4, 8, seed=2) > 0
     traced = pickle.loads(pickle.dumps(torch.fx.symbolic_trace(function)))
     assert all(map(torch.equal, traced(*tensors), function(*tensors)))
 
 
-@pytest.mark.parametrize("dtype", dtypes.HALF)
-def test_a_rounding_without_a_cast_has_the_bits_of_one(dtype: str) -> None:
-    """Up to ties, which go to either neighbour, but of subnormal numbers of bfloat16 and of those above 2^110."""
-    target, powers = getattr(torch, dtype), torch.arange(-40, 16).float().exp2()[:, None]
-    values = torch.cat([
-        torch.from_numpy(hard_to_round(dtype)).float(), (powers * torch.linspace(-2, 2, 501)).flatten(),
-        torch.tensor([0.0, -0.0, 65519.0, -65521.0, torch.inf, torch.nan]),
-    ])  # fmt: skip
-    values = values[((values.abs() < 2.0**110) & (values.abs() > 2.0**-126)) | values.isnan() | (values == 0)]
-    got, want = space._rounded_by_sums(values, dtype), values.to(target).float()
-    near = want.double() - values.double()
-    is_tie = (got.double() - values.double() == -near) & (got.to(target).float() == got)
-    assert (is_tie | (got == want) | (got.isnan() & want.isnan())).all()
-    assert is_tie[near != 0].double().mean() < 0.1
-
-
 LIES = pytest.mark.needs("torch>=2.11", "the built-in of 2.5 and 2.6 keeps the strides of x")
 ORDERS = {
     **LAYOUTS,
     "heads after rows": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
-    "columns first": lambda t: t.mT.contiguous().mT,
-    "sliced": lambda t: t.repeat(1, 2, 1, 1)[:, : t.shape[1]],
     "channels_last, sliced": lambda t: LAYOUTS["channels_last"](t.repeat(1, 2, 1, 1))[:, : t.shape[1]],
-    "channels_last, rows left out": lambda t: LAYOUTS["channels_last"](t)[:, :, ::2],
-    "empty": lambda t: t[:0].transpose(1, 2),
     "volumes": lambda t: t[:, :, None].expand(-1, -1, 2, -1, -1).contiguous(memory_format=torch.channels_last_3d),
 }
 
@@ -289,15 +237,10 @@ PLACES: dict[str, Any] = {
     "of any size": lambda layer, x: _compiled(layer, x, dynamic=True),
     "exported": lambda layer, x: torch.export.export(layer, (x,)).module()(x),
     "fake": _faked,
-    "on meta": lambda layer, x: copy.deepcopy(layer).to("meta")(
-        torch.empty_strided(x.shape, x.stride(), device="meta")
-    ),
     "vmap": lambda layer, x: torch.vmap(layer)(x[None].expand(2, *x.shape)),
     "vmap of another axis": lambda layer, x: torch.vmap(layer, in_dims=2 if x.ndim == 4 else 0)(x),
-    "vmap of gradients": lambda layer, x: torch.vmap(torch.func.vjp(layer, x)[1])(layer(torch.stack([x, x])))[0],
     "tangent": lambda layer, x: torch.func.jvp(layer, (x,), (x,))[1],
     "torch.func.vjp": lambda layer, x: torch.func.vjp(layer, x)[0],
-    "traced": lambda layer, x: torch.jit.trace(layer, torch.ones(x.shape), check_trace=False)(x),
 }
 
 
@@ -305,17 +248,12 @@ PLACES: dict[str, Any] = {
 @pytest.mark.parametrize("place", PLACES)
 def test_results_lie_as_those_of_the_built_in(place: str) -> None:
     """In the order of the axes without gaps, so that ``view`` takes y; or as channels_last."""
-    orders = list(ORDERS)[:: 4 if "compiled" in place or "size" in place else 1]
-    for name, order in ((name, ORDERS[name]) for name in orders):
-        for dtype in (
-            (torch.bfloat16, torch.float32, F64) if place in ("eager", "without kernels") else (torch.float32,)
-        ):
-            x = order(randn(2, 3, 5, 8, dtype=dtype))
-            got, want = (PLACES[place](cls(8, dtype=dtype), x) for cls in (RMSNorm, nn.RMSNorm))
-            if place == "traced":  # which sees no strides
-                want = want.contiguous()
-            assert got.shape == want.shape
-            assert got.stride() == want.stride() or not x.numel(), (name, dtype)
+    orders = list(ORDERS)[:: 4 if place in ("compiled", "of any size", "exported") else 1]
+    for name in orders:
+        x = ORDERS[name](randn(2, 3, 5, 8))
+        got, want = (PLACES[place](cls(8), x) for cls in (RMSNorm, nn.RMSNorm))
+        assert got.shape == want.shape
+        assert got.stride() == want.stride(), name
 
 
 @LIES
@@ -323,7 +261,7 @@ def test_results_lie_as_those_of_the_built_in(place: str) -> None:
 def test_every_result_lies_as_y_of_the_built_in(name: str) -> None:
     """Also h, y of other axes, with a gate or a mask, the formula of the gradients, and 1 / rho without gaps."""
     x = ORDERS[name](randn(2, 3, 5, 8))
-    want, z = nn.RMSNorm(8)(x).stride(), ORDERS["columns first"](torch.ones(x.shape))
+    want, z = nn.RMSNorm(8)(x).stride(), torch.ones(x.mT.shape).mT
     ones = [torch.ones(size) for size in x.shape]
     outputs = [
         *rms_norm(x, residual=z), *rms_norm(x, ones[-1], residual=z.bfloat16()), rms_norm(x, gate=z),
@@ -331,6 +269,6 @@ def test_every_result_lies_as_y_of_the_built_in(name: str) -> None:
         *rms_norm(x, ones[1], axis=1, residual=z), rms_norm(x, ones[1], axis=1, gate=z),
         rms_norm(x, ones[0], axis=0, out_dtype=F64), rms_norm_vjp(z, x)[0], rms_norm_vjp(z, x, ones[1], axis=1)[0],
     ]  # fmt: skip
-    assert [y.stride() for y in outputs] == [want] * len(outputs) or not x.numel()
+    assert [y.stride() for y in outputs] == [want] * len(outputs)
     for options in ({"axis": 0}, {"axis": 1}, {"axis": -1, "feature_axis": (0, -1)}):
         assert rms_norm(x, return_inverse_rms=True, **options)[1].is_contiguous()
