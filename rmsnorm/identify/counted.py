@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -19,40 +20,18 @@ from rmsnorm.specification.variants import PartialRounding
 from rmsnorm.targets.bridges import Array
 from rmsnorm.targets.target import TargetError
 
-# beside those that are known: at these every fraction of _SIMPLE, rounding and way to compute n p gives another k
-_WIDTHS: Final = (43, 90, 100, 150, 157, 160)
-_WIDER: Final = (1029, 4001)  # where one element counts at all of these
-_SIMPLE: Final = sorted(
+_WIDTHS: Final = (43, 90, 100, 150, 157, 160)  # there every fraction, rounding and way to compute n p has another k
+_FRACTIONS: Final = sorted(
     {Fraction(a, b) for b in (2, 3, 4, 8, 16, 32, 100) for a in range(1, b)}, key=lambda p: (p.denominator, p)
 )
-_EVERY: Final = tuple(
-    dict.fromkeys([*_SIMPLE, *(Fraction(i, 1000) for i in range(1, 1000)), *(Fraction(a, b) for b in range(2, 65)
-    for a in range(1, b))])
-)  # fmt: skip
-# rounding, and whether n p is computed in floating point
+# Rounding, and whether n p is computed in floating point, where k is wrong if n p is: the ``int(d * p)`` of the
+# authors' rmsnorm_torch.py, and of its copies, is 28 for d = 100 and p = 0.29.
 _RULES: Final[Mapping[tuple[PartialRounding, bool], Callable[[int, Fraction], int]]] = {
     ("ceil", False): lambda n, p: math.ceil(n * p),
     ("floor", False): lambda n, p: math.floor(n * p),
     ("ceil", True): lambda n, p: math.ceil(n * float(p)),
     ("floor", True): lambda n, p: math.floor(n * float(p)),
 }
-
-
-class Partial(NamedTuple):
-    """k = ceil(n p) or floor(n p), at least 1.
-
-    Attributes:
-        p: the simplest fraction that gives every k that was measured, None where none does.
-        rounding: None where both give the same.
-        floating: n p was computed in floating point, and k is wrong where n p is. The ``int(d * p)`` of the authors'
-            rmsnorm_torch.py, and of its copies, is 28 for d = 100 and p = 0.29.
-        measured: k at the widths that were asked for.
-    """
-
-    p: Fraction | None
-    rounding: PartialRounding | None
-    floating: bool
-    measured: Mapping[int, int]
 
 
 def find_counted(probe: Probe) -> int:
@@ -81,20 +60,23 @@ def with_fraction(probe: Probe, known: Candidate, k: int) -> Candidate:
     """The candidate with the fraction of a row that enters the statistic, of which k count at the probe's width."""
     findings, n = probe.findings, probe.n
 
-    def measure(width: int) -> int | None:
-        try:
-            resized = probe.resized(width) if not probe.layout.group else None
-            return None if resized is None else find_counted(resized)
-        except (NotRms, TargetError):  # for example the variance of one element
-            return None
+    def measured_at(*widths: int) -> dict[int, int]:
+        measured = {}
+        for width in widths:
+            with contextlib.suppress(NotRms, TargetError):  # for example the variance of one element
+                resized = probe.resized(width) if not probe.layout.group else None
+                if resized is not None:
+                    measured[width] = find_counted(resized)
+        return measured
 
-    wider = {width: counts for width in (2 * n,) if (counts := measure(width))} if k == n else {}
-    if all(counts == width for width, counts in wider.items()) and k == n:
+    measured = {n: k} | (measured_at(2 * n) if k == n else {})
+    if all(count == width for width, count in measured.items()):
         findings.add("partial", None, f"all {n} elements of a row change the others")
         return known
-    p, rounding, floating, measured = fit_partial({n: k} | wider, measure)
-    listed = ", ".join(f"{entry} of {width}" for width, entry in sorted(measured.items()))
-    if p is None:
+    measured |= measured_at(*_WIDTHS)
+    listed = ", ".join(f"{count} of {width}" for width, count in sorted(measured.items()))
+    p, rules = _fraction(measured)
+    if not rules:
         mistake = _no_fraction(measured, listed)
         findings.defect(mistake.says)
         known = known.but(mistake)
@@ -103,14 +85,25 @@ def with_fraction(probe: Probe, known: Candidate, k: int) -> Candidate:
         return known
     only = "; no other width could be tried: it may be another fraction, or a constant" if len(measured) == 1 else ""
     findings.add("partial", p or Fraction(k, n), f"the first elements that change the others: {listed}{only}")
-    if p is not None:
-        both = "ceil and floor give the k that was seen"
-        either = both if rounding is None else f"k = {rounding}(n p) at every width"
-        findings.add("partial_rounding", rounding, f"{either}: {listed}")
-    if floating:
-        findings.defect(f"k = {rounding}(n p) is computed in floating point: {listed}")
-    fraction = known.of(partial=p or Fraction(k, n), partial_rounding=rounding or "ceil")
+    rounding: PartialRounding = "ceil"
+    if rules:
+        rounding, is_floating = rules[0]
+        is_either = len(measured) == 1 or {*measured.values()} == {1} or rules[:2] == [*_RULES][:2]
+        how = "ceil and floor give the k that was seen" if is_either else f"k = {rounding}(n p) at every width"
+        findings.add("partial_rounding", None if is_either else rounding, f"{how}: {listed}")
+        if is_floating:
+            findings.defect(f"k = {rounding}(n p) is computed in floating point: {listed}")
+    fraction = known.of(partial=p or Fraction(k, n), partial_rounding=rounding)
     return fraction if fraction.variant.counted(n) == k else fraction.of(partial=Fraction(k, n))
+
+
+def _fraction(measured: Mapping[int, int]) -> tuple[Fraction | None, list[tuple[PartialRounding, bool]]]:
+    """The simplest fraction that gives every k that was measured, and by which rules; none where no fraction does."""
+    for p in _FRACTIONS:
+        rules = [rule for rule, of in _RULES.items() if all(max(of(n, p), 1) == k for n, k in measured.items())]
+        if rules:
+            return p, rules
+    return None, []
 
 
 def _no_fraction(measured: Mapping[int, int], listed: str) -> Mistake:
@@ -129,27 +122,3 @@ def _no_fraction(measured: Mapping[int, int], listed: str) -> Mistake:
 
 def _whole_blocks_of(size: int) -> Change:
     return lambda s, k: s.n // size * size or s.n
-
-
-def fit_partial(known: Mapping[int, int], measure: Callable[[int], int | None]) -> Partial:
-    """Find the simplest p, and the rounding, that give k at every width.
-
-    Args:
-        known: k at the widths that were measured.
-        measure: k at another width, None where it is not observable.
-
-    Example:
-        >>> partial = fit_partial({64: 5}, lambda n: -(-7 * n // 100))
-        >>> partial.p, partial.rounding, partial.floating
-        (Fraction(7, 100), 'ceil', False)
-    """
-    asked = {n: known.get(n) or measure(n) for n in (*known, *_WIDTHS)}
-    if set(asked.values()) <= {None, 1}:
-        asked |= {n: measure(n) for n in _WIDER}
-    measured = {n: k for n, k in asked.items() if k is not None}
-    for p in _EVERY:
-        true = [rule for rule, count in _RULES.items() if all(max(count(n, p), 1) == k for n, k in measured.items())]
-        if true:
-            either = len(measured) == 1 or set(measured.values()) == {1} or true[:2] == [*_RULES][:2]
-            return Partial(p, None if either else true[0][0], true[0][1], measured)
-    return Partial(None, None, False, measured)

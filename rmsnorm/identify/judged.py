@@ -12,7 +12,7 @@ import numpy as np
 from rmsnorm.identify import mistakes
 from rmsnorm.identify.asking import Answer, Probe
 from rmsnorm.identify.candidates import HOLDS, Candidate
-from rmsnorm.identify.gradients import Pose
+from rmsnorm.identify.gradients import explanation
 from rmsnorm.identify.mistakes import Mistake
 from rmsnorm.parity.asking import Refused, ask, questions
 from rmsnorm.parity.questions import Question
@@ -145,7 +145,8 @@ class Judge:
                 called = sized.called(arrays, [name for name in arrays if name != "mask"])
                 dh = data.dh if called.sum is not None else None
                 got = called.gradients(data.dy, dh).get(quantity.removeprefix("d"))
-                return "" if got is None else Pose(probe, candidate, arrays, data.dy, dh).mistake(quantity, got)
+                asked = replace(candidate.data(probe, arrays, data.dy), dh=dh)
+                return "" if got is None else explanation(quantity, asked, got, candidate)
         except TargetError:
             return ""
 
