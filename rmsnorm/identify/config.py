@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rmsnorm.files import GGUF, SAFETENSORS, kind_of, read_json
+from rmsnorm.files import read_json
 from rmsnorm.specification import errors
 from rmsnorm.specification.families import FamilyNorm, families, family_of, files
 
@@ -16,10 +16,6 @@ _OP: Final = "identify"
 _WANTED: Final = "the config.json of a model"
 _DEEPEST: Final = 4  # parts in parts; transformers has two
 _ABSENT: Final = object()
-_ADAPTER: Final = "adapter_config.json"
-_DEPTH: Final = 5  # of folders below the one that was named; a cache has hub/models--NAME/snapshots/COMMIT
-_FOLDERS: Final = 1000  # of each depth
-_NAMED: Final = 3
 
 
 class ConfigNorm(NamedTuple):
@@ -82,49 +78,15 @@ def _file(path: Path) -> Path:
     """The config.json that a folder or a file means.
 
     Raises:
-        FileNotFoundError: it has none, and where one may be.
-        ValueError: the file holds weights, and a config.json is beside it.
+        FileNotFoundError: there is none.
     """
-    is_other = path.is_file() and (path.name == _ADAPTER or kind_of(path) in (GGUF, SAFETENSORS))
-    folder = path.parent if is_other else path
-    file = folder / "config.json" if folder.is_dir() else path
-    if file.exists():
-        if is_other:
-            raise errors.another_kind(_OP, path, "beside a config.json", _WANTED, "name its folder")
-        return file
-    if not path.exists():
-        fix = "name a folder on this machine; of a model on the Hugging Face hub, download its config.json first"
-    elif (folder / _ADAPTER).is_file():
-        adapter = read_json(_OP, folder / _ADAPTER, "the adapter_config.json of an adapter")
-        base = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
-        fix = f"an adapter has the norms of its base model, {errors.shown(base)}: name the folder of that"
-    elif near := [str(file.parent) for file in _below(folder)]:
-        fix = f"did you mean {' or '.join(near[:_NAMED])}{', or another folder in it' * (len(near) > _NAMED)}?"
-    elif next(folder.glob("*.gguf"), None):
-        fix = (
-            "a .gguf has its eps in its own header, as attention.layer_norm_rms_epsilon; name the folder of the model "
-            "that it was made from"
+    file = path / "config.json" if path.is_dir() else path
+    if not file.exists():
+        raise FileNotFoundError(
+            f"{_OP}: {file} is missing, expected {_WANTED}; name a folder on this machine that has one: of an adapter "
+            "that of its base model, of a cache of the Hugging Face hub snapshots/COMMIT"
         )
-    else:
-        fix = "name another"
-    raise FileNotFoundError(f"{_OP}: {file} is missing, expected {_WANTED}; {fix}")
-
-
-def _below(folder: Path) -> list[Path]:
-    """The config.json in folders of a folder, the nearest first: of a cache of the hub, those of its snapshots."""
-    files_below: list[Path] = []
-    layer = [folder]
-    for _ in range(_DEPTH):
-        layer = sorted(inner for outer in layer for inner in _folders(outer))[:_FOLDERS]
-        files_below += [inner / "config.json" for inner in layer if (inner / "config.json").exists()]
-    return files_below
-
-
-def _folders(folder: Path) -> list[Path]:
-    try:
-        return [inner for inner in folder.iterdir() if inner.is_dir() and not inner.is_symlink()]
-    except OSError:  # it may not be read
-        return []
+    return file
 
 
 def _norms(
