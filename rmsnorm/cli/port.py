@@ -53,7 +53,6 @@ Beam = Annotated[int | None, typer.Option(help="Hypotheses kept.", min=1, max=10
 NBest = Annotated[bool, typer.Option("--n-best", help="All hypotheses of the beam, with scores (5 digits as Nematus).")]
 _what = "Words at most, with the end; of zero, more than the source has."
 MaxLength = Annotated[int | None, typer.Option(help=_what, min=1, show_default="the model's")]
-Seed = Annotated[int | None, computed_by(help="Of the noise of zero's search.", min=0, show_default="the model's")]
 
 
 @app.command(epilog=_epilog("0 shown"))
@@ -156,7 +155,7 @@ def verify(
 @app.command(epilog=_epilog("0 written", "translate m/ --source in --beam 12 --output out"), context_settings=_MORE)
 def translate(
     context: typer.Context, model: Where, source: Source, beam: Beam = None, output: Output = None,
-    n_best: NBest = False, alpha: Alpha = None, max_length: MaxLength = None, seed: Seed = None, batch: Batch = None,
+    n_best: NBest = False, alpha: Alpha = None, max_length: MaxLength = None, batch: Batch = None,
     backend: Backend = None, dictionary: Dictionary = None, config: Options = None, source_norm: SourceNorm = None,
 ) -> None:  # fmt: skip
     """Translate a file, as Nematus or zero does: the same search, the same words; Nematus ends lines with a space.
@@ -167,7 +166,7 @@ def translate(
     from rmsnorm.nematus.translate import translate
 
     command = "rmsnorm port translate"
-    options: dict[str, Any] = {"beam_size": beam, "max_length": max_length, "seed": seed, "n_best": n_best}
+    options: dict[str, Any] = {"beam_size": beam, "max_length": max_length, "n_best": n_best}
     loaded, lines = load(model, config, source_norm, context.args), lines_of(command, source)
     array_model, words = opened(command, loaded, backend, dictionary, scoring=False)
     counted = unknown_counted(lines, words[0])

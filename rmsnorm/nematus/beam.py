@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable
 from operator import getitem
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +51,6 @@ class Plan(NamedTuple):
     beam_size: int
     lengths: Array  # the most words of each translation
     alpha: float
-    seed: tuple[int, ...]  # of the noise
 
     @property
     def steps(self) -> int:
@@ -67,23 +65,16 @@ def finite_alpha(op: str, alpha: float) -> float:
     return alpha
 
 
-def plan(
-    config: Config, ids: Any, words: Any, beam_size: int | None, max_length: int | None, alpha: float | None,
-    seed: int | None = None,
-) -> Plan:  # fmt: skip
-    """What ``translate`` does for sources of so many words, with their ends; None stands for what the config says.
-
-    The noise depends on the ids, too, so that batches with the same seed have noise of their own.
-    """
+def plan(config: Config, words: Any, beam_size: int | None, max_length: int | None, alpha: float | None) -> Plan:
+    """What ``translate`` does for sources of so many words, with their ends; None stands for what the config says."""
     beam_size = config.beam_size if beam_size is None else beam_size
     max_length = config.translation_maxlen if max_length is None else max_length
-    seed = config.beam_seed if seed is None else seed
-    for name, value, least in (("beam_size", beam_size, 1), ("max_length", max_length, 1), ("seed", seed, 0)):
-        if not isinstance(value, int | np.integer) or value < least:
-            raise errors.out_of_domain("translate", name, value, f"an integer >= {least}", "pass 12 or so")
+    for name, value in (("beam_size", beam_size), ("max_length", max_length)):
+        if not isinstance(value, int | np.integer) or value < 1:
+            raise errors.out_of_domain("translate", name, value, "an integer >= 1", "pass 12 or so")
     lengths = max_length + np.asarray(words) * config.rules.is_zero
     alpha = finite_alpha("translate", config.normalization_alpha if alpha is None else alpha)
-    return Plan(config, beam_size, lengths, alpha, (seed, crc32(np.asarray(ids, np.int64).tobytes())))
+    return Plan(config, beam_size, lengths, alpha)
 
 
 def is_first(config: Config, previous: Any) -> bool:
@@ -124,7 +115,7 @@ def search(plan: Plan, step: Step, states: States, rows: Callable[[Any, Array], 
       float32, as in zero, where impossible hypotheses become minus infinity, which decides in what order they come.
     """
     kind, end, size, batch = plan.config.search, plan.config.rules.end, plan.beam_size, len(plan.lengths)
-    dtype, rng = np.float32 if kind == "zero" else np.float64, np.random.default_rng(plan.seed)
+    dtype = np.float32 if kind == "zero" else np.float64
     alive: Array = np.zeros((batch, size, 0), np.int64)  # the words of the hypotheses that become longer
     finished = _Finished(alive, dtype(_NEVER if kind == "zero" else _LOW))
     # Before the first word the hypotheses of a sentence are equal, and all but one are impossible.
@@ -148,7 +139,7 @@ def search(plan: Plan, step: Step, states: States, rows: Callable[[Any, Array], 
         if size > log_p.shape[-1] and kind != "zero":  # the first step needs different words
             want = f"at most {log_p.shape[-1]}, the target vocabulary"
             raise errors.out_of_domain("translate", "beam_size", size, want, "pass a smaller one")
-        log_p = _tempered(plan.config, log_p.reshape(batch, size, -1).astype(dtype), rng)
+        log_p = _tempered(plan.config, log_p.reshape(batch, size, -1).astype(dtype))
         if kind == "zero":
             log_p[:, :, end] += dtype(plan.config.masked_score if time == 0 else 0)  # no end as first word
         elif last is not None:  # nothing but ends follow those that have ended
@@ -185,11 +176,9 @@ def search(plan: Plan, step: Step, states: States, rows: Callable[[Any, Array], 
     return Translations(_take(sequences, order), _take(scores, order))
 
 
-def _tempered(config: Config, log_p: Array, rng: np.random.Generator) -> Array:
-    """log softmax((log_p + noise) / temperature), with Gumbel's noise; log_p and logits differ by a constant."""
-    if config.beam_noise:
-        log_p = log_p + rng.gumbel(size=log_p.shape).astype(np.float32)
-    if config.beam_noise or config.beam_temperature != 1:
+def _tempered(config: Config, log_p: Array) -> Array:
+    """log softmax(log_p / temperature); log_p and logits differ by a constant."""
+    if config.beam_temperature != 1:
         log_p = log_p / np.float32(config.beam_temperature)
         log_p = log_p - log_p.max(axis=-1, keepdims=True)
         log_p = log_p - np.log(np.exp(log_p).sum(axis=-1, keepdims=True))

@@ -8,21 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from rmsnorm.nematus.config import Config
-from rmsnorm.nematus.names import GRU, check
-from rmsnorm.nematus.zero import recurrent_maps
+from rmsnorm.nematus.names import check, recurrent_maps
 from rmsnorm.specification import errors
-
-# The matrix whose result a norm of a cell or of the attention normalises.
-_MATRIX: Final = {row.norm: row.name for row in GRU} | {
-    "hidden_state_norm": "state_to_hidden",
-    "hidden_context_norm": "context_to_hidden",
-}
-_STACK: Final = re.compile(r"(encoder|base|high)/.*?gru(\d+)$")
 
 
 def to_rms_norm(config: Config, parameters: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
@@ -43,9 +35,8 @@ def to_rms_norm(config: Config, parameters: Mapping[str, Any]) -> tuple[Config, 
     if config.rules.is_zero:
         return config.replace(norm="rms", norm_offset=False), _centred_of_zero(config, parameters)
     centred = dict(parameters)
-    for norm in [row.name.removesuffix("/new_std") for row in rows if row.name.endswith("/new_std")]:
-        for name in _normalised(config, norm):
-            centred[name] = _centre(parameters[name]).astype(parameters[name].dtype)
+    for name in [name for row in rows for name in row.normalised]:
+        centred[name] = _centre(parameters[name]).astype(parameters[name].dtype)
     new = {name.replace("/new_std", "/scale").replace("/new_mean", "/offset"): centred[name] for name in centred}
     return config.replace(norm="rms", norm_offset=True), new
 
@@ -66,17 +57,3 @@ def _centred_of_zero(config: Config, parameters: Mapping[str, Any]) -> dict[str,
             biased = re.sub(r"fetch_state_(.+)_x$", r"cell_\1_h", scope).replace("context_att", "attention/feed_query")
             wide[f"{biased}/b_0"] = wide[f"{biased}/b_0"] + wide.pop(f"{scope}/ln_0_{i}/offset")
     return {name: array.astype(parameters[name].dtype) for name, array in wide.items()}
-
-
-def _normalised(config: Config, norm: str) -> list[str]:
-    """The names of the matrix and of the bias, if it has one, whose result this norm normalises."""
-    scope, _, last = norm.rpartition("/")
-    if last not in _MATRIX:  # a feed-forward layer: the variables of the norm are beside its own
-        return [f"{norm}/W", f"{norm}/b"]
-    gru = _STACK.search(scope)
-    has_bias = last == "hidden_context_norm"
-    if gru is not None:
-        side = "input" if "_x_" in last else "state"
-        has_bias = config.gru_bias(gru[1], int(gru[2])) == side  # type: ignore[arg-type]  # the pattern knows only these
-    bias = [f"{scope}/{last.split('_')[0]}_bias"] if has_bias else []
-    return [f"{scope}/{_MATRIX[last]}", *bias]

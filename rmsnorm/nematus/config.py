@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
-from rmsnorm.nematus import zero
-from rmsnorm.nematus.dialects import Dialect, Rules, rules_of
+from rmsnorm.nematus.dialects import ZERO, Dialect, Rules, rules_of
 from rmsnorm.specification import errors
 
 Norm = Literal["none", "layer", "rms", "prms"]
@@ -23,7 +22,7 @@ class Config:
     """The configuration of a Nematus model: its sizes, its parts, and the version whose rules it follows.
 
     ValueError if a value is out of its domain, or if two values contradict each other. Attributes that are not here are
-    options of Nematus master, under its names; ``rmsnorm.nematus.zero`` has zero's names.
+    options of Nematus master, under its names; ``rmsnorm.nematus.dialects`` has zero's names.
 
     Attributes:
         dialect: ``tensorflow`` for Nematus master and v0.4, ``tensorflow-v0.3``, ``theano``, or ``zero`` for the
@@ -37,8 +36,8 @@ class Config:
         eps: of the norms, under the root.
         masked_score: what is added to the scores of attention to padding and to later words.
         relu_attention: whether attention is zero's ReLA: relu in place of softmax, then a gated RMSNorm.
-        beam_size, normalization_alpha, beam_temperature, beam_noise, beam_seed: what ``translate`` does where nothing
-            else is asked for; the last three are of zero's search alone.
+        beam_size, normalization_alpha, beam_temperature: what ``translate`` does where nothing else is asked for; the
+            last one is of zero's search alone.
         options: the content of the JSON file.
         folder: of the model that was read. What is saved gets the dictionaries that lie there; in no file.
 
@@ -90,8 +89,6 @@ class Config:
     beam_size: int = BEAM
     normalization_alpha: float = 0.0
     beam_temperature: float = 1.0
-    beam_noise: bool = False
-    beam_seed: int = 1234
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     folder: str = field(default="", repr=False, compare=False)
 
@@ -127,8 +124,9 @@ class Config:
         want = "False but in a Transformer of the dialect zero"
         yield self.relu_attention and (is_rnn or not own.is_zero), "relu_attention", want
         yield self.search not in own.searches, "search", "zero in the dialect zero, and only there"
+        of_others = "transformer_" if is_rnn else "rnn_"
         for option in fields(self) if own.is_zero else ():
-            has = zero.has(option.name, self.model_type)
+            has = option.name in (*ZERO, *_TOLD) or option.name.startswith(of_others)
             is_other = not has and getattr(self, option.name) != option.default
             yield is_other, option.name, f"{option.default!r}, as zero has no such option"
         want = "one factor in zero, and where a Transformer ties encoder and decoder"
@@ -174,9 +172,13 @@ class Config:
 
 FIX: Final = "the options describe another model"
 _KINDS: Final = get_type_hints(Config)  # the types of the fields
+# Fields that follow from the tensors of a model of zero, or from its name.
+_TOLD: Final = (
+    *("dialect", "search", "model_type", "relu_attention", "norm", "norm_offset"),
+    *("source_vocab_sizes", "target_vocab_size", "dim_per_factor", "options", "folder"),
+)
 # Lowest values; those of other sizes are 1, of other numbers 0.
 _LEAST: Final = {
-    "beam_seed": 0,
     "rnn_dec_base_transition_depth": 2,  # one GRU before the attention, at least one after it
     "beam_temperature": 1e-9,
     "normalization_alpha": -1e9,

@@ -24,12 +24,11 @@ import numpy as np
 from safetensors.numpy import save
 
 from rmsnorm.files import reading, replacing, tensors
-from rmsnorm.nematus import zero
 from rmsnorm.nematus.backends import model_class
 from rmsnorm.nematus.config import RMS, Config
 from rmsnorm.nematus.files import OP, ZERO_OPTIONS, Form, write_options
 from rmsnorm.nematus.names import VERSIONS, check, dotted, is_of_training, slashed, variables
-from rmsnorm.nematus.options import write
+from rmsnorm.nematus.options import scope_of_zero, write
 from rmsnorm.nematus.vocabulary import copied
 from rmsnorm.specification import errors
 
@@ -167,7 +166,7 @@ def save_tensorflow(path: str | os.PathLike[str], config: Config, parameters: Ma
         raise errors.out_of_domain("save_tensorflow", "norm_offset", True, want, "save a Theano archive")
     with _writing(tf, path), replacing(path) as temporary:
         if config.rules.is_zero:
-            scope = zero.scope(write(config))
+            scope = scope_of_zero(write(config))
             _save_zero(tf, temporary, {f"{scope}/{row.name}": np.asarray(parameters[row.name]) for row in rows})
         else:
             newest = "v0.3" if config.search == "costs" else "master"

@@ -13,12 +13,12 @@ from typing import Any, Final
 import numpy as np
 
 from rmsnorm.files import check_expansion, reading
-from rmsnorm.nematus import forms, zero
+from rmsnorm.nematus import forms
 from rmsnorm.nematus.config import RMS, Config, Norm
-from rmsnorm.nematus.dialects import Dialect, Rules, rules_of
+from rmsnorm.nematus.dialects import LEGACY, Dialect, Rules, rules_of
 from rmsnorm.nematus.files import Form, finite, locate, read_options
 from rmsnorm.nematus.names import VERSIONS, is_of_training, match, unused, variables
-from rmsnorm.nematus.options import LEGACY, dialect_of, read
+from rmsnorm.nematus.options import dialect_of, read, scope_of_zero
 from rmsnorm.specification import errors
 
 _GAINS: Final = ("/new_std", "/scale", "_lns", "_ln_s")
@@ -90,7 +90,7 @@ def load(
                 raise errors.InputValueError(f"a variable has the name {name!r:.80}")
     own = rules_of(dialect_of(options))
     if own.is_zero and location.form == "tensorflow":
-        shapes, tensor = forms.renamed((shapes, tensor), partial(_without_scope, zero.scope(options)))
+        shapes, tensor = forms.renamed((shapes, tensor), partial(_without_scope, scope_of_zero(options)))
     others = [name for name in shapes if is_of_training(name) or name.endswith(own.average) or name.startswith("/")]
     of_model = shapes.keys() - set(others)
     if dialect is None and location.form == "theano" and not options.get("dialect"):

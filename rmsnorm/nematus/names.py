@@ -11,7 +11,6 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from rmsnorm.nematus.config import Bias, Config, Norm
 from rmsnorm.nematus.dialects import ZERO_BIAS
-from rmsnorm.nematus.zero import recurrent_maps
 from rmsnorm.specification import errors
 
 Use: TypeAlias = Literal["encoder", "decoder", "softmax"]
@@ -30,13 +29,17 @@ _FEED_FORWARD: Final = {"in": ("ff_layer_1", "ffn_layer/enlarge"), "out": ("ff_l
 
 
 class Variable(NamedTuple):
-    """A row of the table; ``theano`` is None if Theano Nematus has no such variable."""
+    """A row of the table; ``theano`` is None if Theano Nematus has no such variable.
+
+    Of a gain, ``normalised`` are the matrix and the bias, if it has one, whose result its norm normalises.
+    """
 
     name: str
     shape: tuple[int, ...]
     v03: str
     v01: str
     theano: str | None
+    normalised: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str | None, ...]:
@@ -169,15 +172,16 @@ def _rnn(config: Config) -> Iterator[Variable]:
     for j in range(1, config.rnn_dec_base_transition_depth):  # after the attention
         scope, size = f"decoder/base/gru{j}/", 2 * s if j == 1 else 0
         yield from _gru(config, scope, size, config.gru_bias("base", j), "decoder_", j - 1, after_attention=True)
-    for leaf, shape, theano, norm in (
-        ("state_to_hidden", (s, 2 * s), "decoder_W_comb_att", "hidden_state_norm"),
-        ("context_to_hidden", (2 * s, 2 * s), "decoder_Wc_att", "hidden_context_norm"),
-        ("hidden_bias", (2 * s,), "decoder_b_att", ""),
-        ("hidden_to_score", (2 * s, 1), "decoder_U_att", ""),
+    scope = "decoder/base/attention/"
+    for leaf, shape, theano, norm, bias in (
+        ("state_to_hidden", (s, 2 * s), "decoder_W_comb_att", "hidden_state_norm", ()),
+        ("context_to_hidden", (2 * s, 2 * s), "decoder_Wc_att", "hidden_context_norm", (f"{scope}hidden_bias",)),
+        ("hidden_bias", (2 * s,), "decoder_b_att", "", ()),
+        ("hidden_to_score", (2 * s, 1), "decoder_U_att", "", ()),
     ):
-        yield _row(f"decoder/base/attention/{leaf}", shape, theano)
+        yield _row(scope + leaf, shape, theano)
         if norm:
-            yield from _norm(config, f"decoder/base/attention/{norm}", 2 * s, f"{theano}_ln")
+            yield from _norm(config, scope + norm, 2 * s, f"{theano}_ln", (scope + leaf, *bias))
     for level in range(config.rnn_dec_depth - 1):
         for j in range(config.rnn_dec_high_transition_depth):
             size = 0 if j else s + 2 * s * config.rnn_dec_deep_context
@@ -210,7 +214,9 @@ def _gru(
         shape = row.shape(size, config.state_size)
         yield _row(scope + row.name, shape, theano)
         if row.norm:
-            yield from _norm(config, scope + row.norm, shape[-1], theano + "_ln")
+            side, _, part = row.name.partition("_to_")
+            normalised = (scope + row.name, *([f"{scope}{part}_bias"] if bias == side else []))
+            yield from _norm(config, scope + row.norm, shape[-1], theano + "_ln", normalised)
 
 
 def _feed_forward(
@@ -219,14 +225,17 @@ def _feed_forward(
     yield _row(f"{scope}/W", (size, width), theano and theano + "_W")
     yield _row(f"{scope}/b", (width,), theano and theano + "_b")
     if norm:
-        yield from _norm(config, scope, width, theano and theano + "_ln_")
+        yield from _norm(config, scope, width, theano and theano + "_ln_", (f"{scope}/W", f"{scope}/b"))
 
 
-def _norm(config: Config, scope: str, width: int, theano: str | None) -> Iterator[Variable]:
+def _norm(
+    config: Config, scope: str, width: int, theano: str | None, normalised: tuple[str, ...]
+) -> Iterator[Variable]:
     """Gain and offset of a norm; in v0.3 they have the names that LayerNorm has everywhere."""
     names = zip(leaves(config.norm), leaves("layer"), ("s", "b"), strict=True)
     for name, old, letter in list(names)[: _norm_variables(config)]:
-        yield _row(f"{scope}/{name}", (width,), theano and theano + letter, v03=f"{scope}/{old}")
+        row = _row(f"{scope}/{name}", (width,), theano and theano + letter, v03=f"{scope}/{old}")
+        yield row._replace(normalised=normalised if letter == "s" else ())
 
 
 def _norm_variables(config: Config) -> int:
@@ -241,6 +250,20 @@ def _row(name: str, shape: tuple[int, ...], theano: str | None = None, *, v03: s
             first, slash, rest = old.removeprefix(prefix).partition("/")
             oldest = f"{older}{first}{suffix}{slash}{rest}"
     return Variable(name, shape, old, oldest, theano)
+
+
+def recurrent_maps(e: int, d: int) -> Iterator[tuple[str, tuple[int, ...], int, bool]]:
+    """The linear maps of zero's RNNSearch: name, sizes of the inputs, size of the result, whether it has a bias."""
+    cells = (("encoder/forward", "gru", e), ("encoder/backward", "gru", e))
+    for scope, cell, size in (*cells, ("decoder", "gru_lower", e), ("decoder", "gru_higher", 2 * d)):
+        for part, width in (("gate", 2 * d), ("hide", d)):
+            yield f"{scope}/fetch_state_{cell}/{part}_x", (size,), width, False
+            yield f"{scope}/cell_{cell}/{part}_h", (d,), width, True
+    yield "decoder_initializer/gru_init", (2 * d,), d, True
+    yield "decoder/context_att", (2 * d,), 2 * d, False
+    yield "decoder/attention/feed_query", (d,), 2 * d, True
+    yield "decoder/attention/feed_logits", (2 * d,), 1, True
+    yield "pre_logits", (d, 2 * d, e), e, True
 
 
 def _rnn_of_zero(config: Config) -> Iterator[Variable]:

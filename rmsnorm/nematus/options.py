@@ -1,4 +1,4 @@
-"""The options of Nematus's programs as fields of Config, and back. Those of zero are in zero.py.
+"""The options of Nematus's programs and of zero as fields of Config, and back: the tables are in dialects.py.
 
 Loads no array library.
 """
@@ -9,39 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Final
 
-from rmsnorm.nematus import zero
 from rmsnorm.nematus.config import RMS, Config, together, wrong
-from rmsnorm.nematus.dialects import Dialect, rules_of
+from rmsnorm.nematus.dialects import LEGACY, PORTED, ZERO, Dialect, rules_of
 from rmsnorm.specification import errors
 
-_DROPPED: Final = ("embedding", "hidden", "source", "target")
-# Other names of the options of Nematus master: in v0.3, in Theano, and before v0.4.
-LEGACY: Final[dict[str, tuple[str, ...]]] = {
-    "embedding_size": ("dim_word",),
-    "state_size": ("dim",),
-    "target_vocab_size": ("n_words",),
-    "source_vocab_sizes": ("source_vocab_size", "n_words_src"),
-    "rnn_enc_transition_depth": ("enc_recurrence_transition_depth",),
-    "rnn_dec_base_transition_depth": ("dec_base_recurrence_transition_depth",),
-    "rnn_dec_high_transition_depth": ("dec_high_recurrence_transition_depth",),
-    "rnn_layer_normalization": ("use_layer_norm", "layer_normalisation"),
-    "transformer_enc_depth": ("transformer_encoder_layers",),
-    "transformer_dec_depth": ("transformer_decoder_layers",),
-    **{f"rnn_{name}": (name,) for name in ("enc_depth", "dec_depth", "dec_deep_context", "lexical_model")},
-    **{f"rnn_{name}": (name,) for name in ("use_dropout", *(f"dropout_{part}" for part in _DROPPED))},
-}
-
-# Options of Theano Nematus, with the values that this package supports. Other values make another model.
-_THEANO_ONLY: Final[dict[str, tuple[Any, ...]]] = {
-    "encoder": ("gru",), "decoder": ("gru_cond",), "decoder_deep": ("gru",), "weight_normalisation": (False,),
-    "deep_fusion_lm": (None, "", False), "concatenate_lm_decoder": (False,),
-}  # fmt: skip
-
 # The fields that Nematus has no option for, or whose option is not read. This package writes down what is not usual.
-_UNTOLD: Final = (
-    *("search", "eps", "masked_score"),
-    *("beam_size", "normalization_alpha", "beam_temperature", "beam_noise", "beam_seed"),
-)
+_UNTOLD: Final = ("search", "eps", "masked_score", "beam_size", "normalization_alpha", "beam_temperature")
 _OTHERS: Final = ("dialect", "norm", "norm_offset", "options", "folder", "relu_attention", *_UNTOLD)
 _OPTIONS: Final = tuple(field.name for field in fields(Config) if field.name not in _OTHERS)
 _OWN: Final = "rmsnorm"  # the option with what Nematus's options cannot say
@@ -52,10 +25,24 @@ def read(options: Mapping[str, Any], **known: Any) -> Config:
 
     known: fields of Config that are known from another source, such as ``norm`` from the variable names.
     """
-    own = rules_of(dialect_of(options))
-    if own.is_zero:
-        return _config([*zero.refused(options)], {**zero.fields(options), **known}, options)
-    refused = [*_refused_of_theano(options)]
+    dialect, refused = dialect_of(options), [*_not_ported(options)]
+    fields_of = _fields_of_zero if rules_of(dialect).is_zero else _fields_of_nematus
+    values = {"dialect": dialect} | fields_of(options, refused) | known
+    for name in ("embedding_size", "state_size", "source_vocab_sizes", "target_vocab_size"):
+        if not values.get(name):
+            missing = f"Config: {' or '.join(_spellings(name))} is missing, expected in the options of a Nematus model"
+            refused.append(errors.InputValueError(f"{missing}; add it"))
+            values[name] = (1,) if name == "source_vocab_sizes" else 1  # so that the others are read
+    try:
+        config = Config(**values, options=dict(options))
+    except errors.InputValueError as error:
+        raise together([*refused, error]) from None
+    if refused:
+        raise together(refused)
+    return config
+
+
+def _fields_of_nematus(options: Mapping[str, Any], refused: list[ValueError]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name in (*_OPTIONS, "rnn_use_dropout"):  # None is nothing
         said = [value for own_name in _spellings(name) if (value := options.get(own_name)) is not None]
@@ -69,42 +56,41 @@ def read(options: Mapping[str, Any], **known: Any) -> Config:
         refused.append(wrong("factors", factors, f"{most}, as many as dim_per_factor has sizes"))
         factors = most
     values["source_vocab_sizes"] = (sizes,) * factors if isinstance(sizes, int) else sizes
-    values["dialect"] = dialect_of(options)
     if "translation_strategy" not in options:
-        values["search"] = own.old_search
+        values["search"] = rules_of(dialect_of(options)).old_search
     untold = options.get(_OWN, {})
     if not isinstance(untold, Mapping) or not untold.keys() <= set(_UNTOLD):
         refused.append(wrong(_OWN, untold, f"an object with some of {', '.join(_UNTOLD)}"))
-        untold = {}
-    values |= {**untold, **known}
-    for name in ("embedding_size", "state_size", "source_vocab_sizes", "target_vocab_size"):
-        if not values.get(name):
-            missing = f"Config: {' or '.join(_spellings(name))} is missing, expected in the options of a Nematus model"
-            refused.append(errors.InputValueError(f"{missing}; add it"))
-            values[name] = (1,) if name == "source_vocab_sizes" else 1  # so that the others are read
-    return _config(refused, values, options)
+        return values
+    return values | dict(untold)
 
 
-def _config(refused: list[ValueError], values: Mapping[str, Any], options: Mapping[str, Any]) -> Config:
-    """The config of these values; an error that says all that is refused."""
-    try:
-        config = Config(**values, options=dict(options))
-    except errors.InputValueError as error:
-        raise together([*refused, error]) from None
-    if refused:
-        raise together(refused)
-    return config
+def _fields_of_zero(options: Mapping[str, Any], refused: list[ValueError]) -> dict[str, Any]:
+    """Those that zero's options say; sizes of vocabularies and the norm are in none of them."""
+    model = options["model_name"]
+    values = {name: options.get(option, default) for name, (option, default) in _table_of_zero(model).items()}
+    for name, value in values.items():
+        if name == "masked_score":
+            values[name] = -value if isinstance(value, int | float) else None
+        elif name.endswith("_smoothing") or "_drop" in name:  # zero smooths, averages and drops only in (0, 1)
+            is_off = value is None or (isinstance(value, int | float) and not 0 < value < 1)
+            values[name] = 0.0 if is_off else value
+    kind = "rnn" if model == "rnnsearch" else "transformer"
+    return {"search": "zero", "model_type": kind, "relu_attention": model == "transformer_rela", **values}
 
 
 def write(config: Config, *, theano: bool = False) -> dict[str, Any]:
-    """The options for the JSON file beside a model, under the names that the Nematus version of the model uses.
+    """The options for the JSON file beside a model, under the names that the program of the model uses.
 
     Options of the original file stay, unless they are another name of an option that is written here.
 
     theano: whether Theano Nematus will read the file. If the model has another dialect, the file says so.
     """
-    if rules_of(config.dialect).is_zero:
-        return zero.options(vars(config))
+    # Where neither the options of the program nor the names of the variables say so.
+    has_untold_norm = config.norm == "prms" or (config.norm == "rms" and config.norm_offset)
+    untold_norm = {"norm": config.norm} if has_untold_norm else {}
+    if config.rules.is_zero:
+        return _written_for_zero(config) | untold_norm
     version: Dialect = "theano" if theano else config.dialect
     values = {
         **vars(config),
@@ -120,23 +106,42 @@ def write(config: Config, *, theano: bool = False) -> dict[str, Any]:
         own["dialect"] = config.dialect
         if len(set(config.source_vocab_sizes)) > 1:  # Theano Nematus has no option for different sizes
             own["source_vocab_sizes"] = values["source_vocab_sizes"]
-    spellings = {"norm", *(spelling for name in LEGACY for spelling in _spellings(name))}
+    spellings = {"norm", _OWN, *(spelling for name in LEGACY for spelling in _spellings(name))}
     options = {
         "factors": len(config.dim_per_factor),
         **{name: value for name, value in config.options.items() if name not in spellings},
         **own,
         "model_version": 0.1 if version == "theano" else 0.2,
         "layer_normalization_type": "rmsnorm" if config.norm in RMS else "layernorm",
-        **zero.untold_norm(config.norm, has_offset=config.norm_offset),
+        **untold_norm,
     }
     if config.search == "sampler":
         options.setdefault("translation_strategy", "beam_search")
     else:
         options.pop("translation_strategy", None)
-    options.pop(_OWN, None)
     again = read(options, norm=config.norm)
     untold = {name: values[name] for name in _UNTOLD if getattr(again, name) != values[name]}
     return options | ({_OWN: untold} if untold else {})
+
+
+def _written_for_zero(config: Config) -> dict[str, Any]:
+    model = "transformer_rela" if config.relu_attention else config.model_type.replace("rnn", "rnnsearch")
+    own = {option: getattr(config, name) for name, (option, _) in _table_of_zero(model).items()}
+    own |= {"model_name": model, "dtype_inf": -config.masked_score, "ema_decay": own["ema_decay"] or -1.0}
+    required = {name: choices[0] for name, (choices, _) in PORTED.get(model, {}).items()}
+    kept = {name: value for name, value in config.options.items() if name != "norm"}
+    return {"scope_name": model} | required | kept | own
+
+
+def _table_of_zero(model: str) -> dict[str, tuple[str, Any]]:
+    """The rows of the options that a model of zero has."""
+    others = "transformer_" if model == "rnnsearch" else "rnn_"
+    return {name: row for name, row in ZERO.items() if not name.startswith(others)}
+
+
+def scope_of_zero(options: Mapping[str, Any]) -> str:
+    """The scope of the variables of a model of zero, which begins all of their names."""
+    return options.get("scope_name", "rnnsearch") or "model"
 
 
 def _spellings(name: str) -> tuple[str, ...]:
@@ -150,7 +155,7 @@ def _written(name: str, version: Dialect) -> str:
 
 def dialect_of(options: Mapping[str, Any]) -> Dialect:
     """The dialect that the options of a model tell."""
-    if zero.is_zero(options):
+    if "model_name" in options:
         return "zero"
     if options.get("dialect") is not None:  # written by this package where the names of the options do not show it
         return options["dialect"]
@@ -161,12 +166,17 @@ def dialect_of(options: Mapping[str, Any]) -> Dialect:
     return "tensorflow-v0.3" if old & options.keys() and not new & options.keys() else "tensorflow"
 
 
-def _refused_of_theano(options: Mapping[str, Any]) -> Iterator[ValueError]:
-    """An error for every option of a model of Theano Nematus that this package does not support."""
-    for name, values in _THEANO_ONLY.items():
-        if name in options and options[name] not in values:
-            fix = "this part of Theano Nematus is not ported"
-            yield errors.out_of_domain("Config", name, options[name], repr(values[0]), fix)
+def _not_ported(options: Mapping[str, Any]) -> Iterator[ValueError]:
+    """An error for every option whose value makes a model that this package does not support."""
+    model = options.get("model_name")
+    program = "Theano Nematus" if model is None else "zero"
+    of_model = PORTED["rnnsearch"] if model == "rnnsearch" else {}
+    for name, (choices, default) in (PORTED[program] | of_model).items():
+        if (got := options.get(name, default)) not in choices:
+            want, fix = " or ".join(map(repr, choices)), f"this part of {program} is not ported"
+            yield errors.out_of_domain("Config", name, got, want, fix)
+    if program == "zero":
+        return
     depth, both = options.get("enc_depth") or 1, options.get("enc_depth_bidirectional")
     if both is not None and both != depth:
         yield wrong("enc_depth_bidirectional", both, f"the enc_depth of {depth}")

@@ -82,7 +82,6 @@ class Model:
         max_length: int | None = None,
         *,
         normalization_alpha: float | None = None,
-        seed: int | None = None,
     ) -> beam.Translations:
         """The best translations that a beam search finds, with Nematus's rules and orders: (sequences, scores).
 
@@ -95,13 +94,12 @@ class Model:
                 word earlier. In the dialect ``zero`` its decode_length: how many words more than its source, with its
                 end, a translation may have.
             normalization_alpha: scores are divided by length^alpha, in zero by ((5 + length) / 6)^alpha.
-            seed: of the noise of zero's search, where the config has ``beam_noise``.
         """
         run, like = self.runner(training=False)
         ops, config = self.operations, self.config
         ids, mask = self._checked(bind(sentences.source, "translate"), like, x, x_mask)
         lengths = ops.to_host(mask != 0).sum(axis=0)
-        plan = beam.plan(config, ops.to_host(ids), lengths, beam_size, max_length, normalization_alpha, seed)
+        plan = beam.plan(config, lengths, beam_size, max_length, normalization_alpha)
         rows, length = len(plan.lengths) * plan.beam_size, plan.steps if ops.cached else 0
         memory, states = run(self.network.begin, ids, mask, beam_size=plan.beam_size, length=length)
         times = count()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from rmsnorm.nematus import zero
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.forms import FORMS
 from rmsnorm.nematus.model import Model
 from rmsnorm.nematus.names import is_of_training
+from rmsnorm.nematus.options import scope_of_zero
 from rmsnorm.nematus.vocabulary import dictionaries, read_vocabulary
 from rmsnorm.specification import errors
 
@@ -48,7 +48,7 @@ def _version(model: Model) -> str:
     """The version whose rules the model follows, and the version of the names in its file if that is another one."""
     version = model.config.rules.version
     if model.config.rules.is_zero:
-        return f"{version}, scope {zero.scope(model.config.options)}"
+        return f"{version}, scope {scope_of_zero(model.config.options)}"
     if version == "master" and model.config.search == "costs":
         version = "v0.4"
     names = {"v0.1": "version 0.1", "theano": "Theano"}.get(model.names)

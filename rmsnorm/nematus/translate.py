@@ -21,7 +21,7 @@ _SORTED: Final = 20  # the number of batches that are sorted by length together
 
 def translate(
     model: Any, config: Config, lines: Iterable[str], sources: Sequence[Vocabulary], target: Vocabulary, *,
-    beam_size: int | None = None, max_length: int | None = None, alpha: float | None = None, seed: int | None = None,
+    beam_size: int | None = None, max_length: int | None = None, alpha: float | None = None,
     n_best: bool = False, batch_size: int | None = None, on_progress: Progress | None = None,
 ) -> Iterator[str]:  # fmt: skip
     """The best translation of every line, or all hypotheses of the beam with their scores, as soon as they are there.
@@ -30,7 +30,7 @@ def translate(
     begins when its last line has come. batch_size is by default 80, in the dialect ``zero`` its eval_batch_size; zero
     drops empty lines, here their translations are empty. on_progress gets how many lines are done, and of how many.
     """
-    options = {"beam_size": beam_size, "max_length": max_length, "normalization_alpha": alpha, "seed": seed}
+    options = {"beam_size": beam_size, "max_length": max_length, "normalization_alpha": alpha}
 
     def answers(rows: Rows) -> Iterator[list[str]]:
         x, x_mask = batch([line for _, (line,) in rows], sources)

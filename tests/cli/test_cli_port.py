@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import rmsnorm
-from nematus_commands import run, save, saved, skip_without, with_dictionaries
+from nematus_commands import run, saved, skip_without, with_dictionaries
 from nematus_models import config_of, random_parameters, reference
 
 from rmsnorm import nematus
@@ -234,20 +234,6 @@ def test_the_beam_without_an_option_is_that_of_the_model(tmp_path: Path) -> None
     shown = run(*usual)
     assert len(shown.splitlines()) == 3 * config.beam_size == 3 * BEAM
     assert shown == run(*usual, "--beam", BEAM)
-
-
-def test_noise_has_a_seed(tmp_path: Path) -> None:
-    """Two runs write the same lines."""
-    words, source = tmp_path / "words", tmp_path / "source"
-    words.write_text("".join(f"w{index}\n" for index in range(9)))
-    source.write_text("w3 w4\n" * 8 + "w4 w3\n" * 8)
-    save(tmp_path, "zero rnn", "numpy", beam_noise=True)
-    usual = ["translate", tmp_path, "--source", source, "--dictionary", words, "--dictionary", words, "--beam", 1]
-    usual += ["--backend", "numpy"]
-    shown = run(*usual)
-    assert shown == run(*usual) == run(*usual, "--seed", 1234)
-    assert shown != run(*usual, "--seed", 0)
-    assert "--seed" in run(*usual, "--seed", -1, status=2)
 
 
 def test_dictionaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from rmsnorm import nematus
-from rmsnorm.nematus import zero
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.names import VERSIONS, variables
-from rmsnorm.nematus.options import read
+from rmsnorm.nematus.options import read, scope_of_zero
 from rmsnorm.specification import errors
 
 DATA = Path(__file__).parents[1] / "data" / "nematus"
@@ -165,12 +164,12 @@ class Reference:
     def sentences(self) -> tuple[Any, Any, Any, Any]:
         """As the models take them: lengths first, and an axis for the factors of the source, which zero has not."""
         x, *others = (self.arrays[name].astype(int) for name in ("x", "x_mask", "y", "y_mask"))
-        return (x.T[None], *(array.T for array in others)) if zero.is_zero(self.options) else (x, *others)
+        return (x.T[None], *(array.T for array in others)) if "model_name" in self.options else (x, *others)
 
     def model(self, norm: str) -> tuple[Config, dict[str, Any], dict[str, str]]:
         """The config, the parameters by the names of master, and for each of these the name in the run."""
-        if zero.is_zero(self.options):
-            scope = zero.scope(self.options)
+        if "model_name" in self.options:
+            scope = scope_of_zero(self.options)
             parameters = {name.removeprefix(f"{scope}/"): tensor for name, tensor in self.tensors.items()}
             sizes = [len(parameters[f"{side}_embedding"]) for side in ("src", "tgt")]
             config = read(self.options, norm=norm, source_vocab_sizes=(sizes[0],), target_vocab_size=sizes[1])

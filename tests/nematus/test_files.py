@@ -14,10 +14,9 @@ from nematus_models import KINDS, RELA, TRANSFORMERS, config_of, random_paramete
 from programs import finished
 
 from rmsnorm import nematus
-from rmsnorm.nematus import zero
 from rmsnorm.nematus.convert import TARGETS
 from rmsnorm.nematus.names import VERSIONS, unused, variables
-from rmsnorm.nematus.options import write
+from rmsnorm.nematus.options import scope_of_zero, write
 from rmsnorm.nematus.vocabulary import dictionaries, vocabularies
 
 ZEROS = [RELA, "zero rnn"]
@@ -196,7 +195,7 @@ def test_what_a_training_run_of_tensorflow_leaves(name: str, norm: str, decay: f
     assert loaded.config == config.replace(exponential_smoothing=decay)
     assert (loaded.names == "v0.3", loaded.smoothed, set(loaded.unused)) == (name == "B", decay > 0, set(dead))
     left_out = {*extra, *(recorded.tensors if decay else averages)}
-    scope = f"{zero.scope(recorded.options)}/" if is_zero else ""
+    scope = f"{scope_of_zero(recorded.options)}/" if is_zero else ""
     assert {key.removeprefix("/") for key in loaded.left_out} == {key.removeprefix(scope) for key in left_out}
     same(loaded.parameters, {key: (1 + (decay > 0)) * value for key, value in parameters.items()})
     assert ("the averages are taken" if decay else "its options ask for no averages") in run("info", tmp_path)

@@ -129,7 +129,7 @@ def test_batches_are_those_of_zero() -> None:
     class Recording:
         def translate(self, x: Any, x_mask: Any, **options: Any) -> tuple[Any, Any]:
             batches.append(x_mask.sum(axis=0).astype(int).tolist())
-            assert options == dict.fromkeys(("beam_size", "max_length", "normalization_alpha", "seed"))
+            assert options == dict.fromkeys(("beam_size", "max_length", "normalization_alpha"))
             return np.zeros((x.shape[2], 1, 1), int), np.zeros((x.shape[2], 1))
 
     target = Vocabulary({"<pad>": 0, "<unk>": 1, "<eos>": 2, "w": 3}, unknown=1, end=2)
