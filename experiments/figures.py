@@ -12,7 +12,7 @@ from rmsnorm.files import replacing
 
 # For colour-blind readers, too.
 _COLOURS: Final = {"none": "0.4", "batch": "#e69f00", "weight": "#cc79a7", "layer": "#009e73", "rms": "#d55e00",
-                   "prms": "#0072b2", "rms-channels": "#0072b2", "prms-12.5": "#3b9bd4", "prms-25": "#7cc0e8",
+                   "prms": "#0072b2", "prms-12.5": "#3b9bd4", "prms-25": "#7cc0e8",
                    "prms-50": "#bcdff3"}  # fmt: skip
 _FEW: Final = 25  # points, which are marked
 _FAR: Final = 3  # margins; what is further is drawn there

@@ -35,12 +35,12 @@ def has(kind: str, norm: str) -> bool:
 
 
 def norms(framework: str, kind: str) -> Norms:
-    """The functions of ``torch``, ``tf`` or ``flax``.
+    """The functions of ``torch`` or ``flax``.
 
     Raises:
         ModuleNotFoundError: the framework is not installed.
     """
-    shipped = {"torch": _torch, "tf": _keras, "flax": _flax}[framework]
+    shipped = {"torch": _torch, "flax": _flax}[framework]
     if kind == "ours":
         operations = import_module(f"rmsnorm.nematus.{framework}_operations")
         return Norms(shipped().layer_norm, operations.rms_norm)
@@ -63,14 +63,6 @@ def _separate(framework: str) -> Norms:
 
         def mean(x: Any) -> Any:
             return x.mean(-1, keepdim=True)
-
-    elif framework == "tf":
-        import tensorflow as tf
-
-        rsqrt = tf.math.rsqrt
-
-        def mean(x: Any) -> Any:
-            return tf.reduce_mean(x, -1, keepdims=True)
 
     else:
         from jax import lax
@@ -109,20 +101,6 @@ def _torch() -> Norms:
     def rms_norm(x: Any, gain: Any, offset: Any, eps: float, partial: float | None) -> Any:
         _whole(partial)
         y = functional.rms_norm(x, x.shape[-1:], gain, eps)
-        return y if offset is None else y + offset
-
-    return Norms(layer_norm, rms_norm)
-
-
-def _keras() -> Norms:
-    import keras
-
-    def layer_norm(x: Any, gain: Any, offset: Any, eps: float) -> Any:
-        return keras.ops.layer_normalization(x, gain, offset, epsilon=eps)
-
-    def rms_norm(x: Any, gain: Any, offset: Any, eps: float, partial: float | None) -> Any:
-        _whole(partial)
-        y = keras.ops.rms_normalization(x, gain, epsilon=eps)
         return y if offset is None else y + offset
 
     return Norms(layer_norm, rms_norm)

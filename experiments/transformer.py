@@ -1,4 +1,4 @@
-"""Translation by the Transformer: with norms before its blocks, as Nematus has it, or after them, as zero has it."""
+"""Translation by the Transformer, with norms before its blocks, as Nematus has it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ class TransformerOptions(TranslationOptions):
 
     steps: int = option(800, "Training steps; the paper has 300,000.", least=1)
     every: int = option(100, "Steps from one evaluation to the next.", least=1)
-    framework: str = option("torch", "Framework:", choices=("torch", "keras", "flax"))
+    framework: str = option("torch", "Framework:", choices=("torch", "flax"))
     rate: float = option(0.003, "Learning rate of Adam; Nematus has 1e-4.", least=0)
-    place: str = option("pre", "Norms before the blocks (Nematus) or after them (zero):", choices=("pre", "post"))
     state: int = option(64, "Size of the states; Nematus has 512.", least=4)
     inner: int = option(256, "Size of the inner layers; Nematus has 2048.", least=1)
     heads: int = option(4, "Heads of attention; Nematus has 8.", least=1)
@@ -26,9 +25,7 @@ class TransformerOptions(TranslationOptions):
     def model(self) -> dict[str, Any]:
         sizes = {"embedding_size": self.state, "state_size": self.state, "transformer_ffn_hidden_size": self.inner}
         depths = {"transformer_enc_depth": self.depth, "transformer_dec_depth": self.depth}
-        own = {**sizes, **depths, "model_type": "transformer", "transformer_num_heads": self.heads}
-        of_zero = {"dialect": "zero", "search": "zero", "eps": 1e-8, "masked_score": -1e8, "normalization_alpha": 0.6}
-        return own | (of_zero if self.place == "post" else {})
+        return {**sizes, **depths, "model_type": "transformer", "transformer_num_heads": self.heads}
 
 
 EXPERIMENT = Experiment(

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from experiments.experiment import NORMS, Experiment, Options, Task, option
 
-CHANNELS = "rms-channels"  # over the channels of every pixel; rms is over the pixels of every channel, as the authors'
-
 
 @dataclass(frozen=True)
 class CIFAROptions(Options):
@@ -36,7 +34,7 @@ EXPERIMENT = Experiment(
     name="cifar",
     title="images of 32 by 32 by ConvPool-CNN-C",
     quality="accuracy",
-    norms=(*NORMS[:-1], CHANNELS),
+    norms=NORMS[:-1],
     options=CIFAROptions,
     open=_open,
     level=0.95,

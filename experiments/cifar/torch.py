@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from experiments.batches import batch_of, check_batch
-from experiments.cifar import CHANNELS
 from experiments.cifar.data import whitened
 from experiments.images import CLASSES, Images
 from experiments.torch_training import TorchTrainer, norm_layer, seeded, weighted
@@ -72,25 +71,22 @@ class CIFARTrainer(TorchTrainer):
 
 
 class ChannelNorm(torch.nn.Module):
-    """RMSNorm of images, (batch, channels, height, width), with a gain and an offset for every channel.
+    """RMSNorm of images, (batch, channels, height, width), over the pixels of a channel, as in the authors' layer."""
 
-    axis: those of the statistic: (2, 3) as in the authors' layer for Lasagne, or 1.
-    """
-
-    def __init__(self, channels: int, axis: int | tuple[int, ...], operations: str) -> None:
+    def __init__(self, channels: int, operations: str) -> None:
         super().__init__()
-        self.axis, self.operations = axis, operations
+        self.operations = operations
         self.weight = torch.nn.Parameter(torch.ones(channels))
         self.bias = torch.nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.operations == "ours":
-            y: Tensor = rms_norm(x, self.weight, self.bias, variant="lasagne", axis=self.axis, feature_axis=1)
+            y: Tensor = rms_norm(x, self.weight, self.bias, variant="lasagne", axis=(2, 3), feature_axis=1)
             return y
         weight, bias = self.weight[:, None, None], self.bias[:, None, None]
-        if self.operations == "framework" and self.axis != 1:  # which has no gain along other axes than the last ones
+        if self.operations == "framework":  # which has no gain along other axes than the last ones
             return functional.rms_norm(x, x.shape[2:], eps=_EPS) * weight + bias
-        return x * (x * x).mean(self.axis, keepdim=True).add(_EPS).rsqrt() * weight + bias
+        return x * (x * x).mean((2, 3), keepdim=True).add(_EPS).rsqrt() * weight + bias
 
 
 class GroupNorm(torch.nn.Module):
@@ -123,7 +119,7 @@ def conv_pool_cnn_c(norm: str, width: int, drop: float, operations: str = "ours"
         layers += _convolution(norm, wide, wide, size, "valid", operations)
     layers += [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()]
     dense = _begun(torch.nn.Linear(wide, CLASSES), 0.1)
-    last = norm_layer("rms" if norm == CHANNELS else norm, CLASSES, operations)
+    last = norm_layer(norm, CLASSES, operations)
     return torch.nn.Sequential(*layers, weighted(norm, dense), last)
 
 
@@ -134,8 +130,7 @@ def _convolution(
     norms: dict[str, Any] = {
         "batch": lambda: torch.nn.BatchNorm2d(width),
         "layer": lambda: GroupNorm(width) if operations == "separate" else torch.nn.GroupNorm(1, width),
-        "rms": lambda: ChannelNorm(width, (2, 3), operations),
-        CHANNELS: lambda: ChannelNorm(width, 1, operations),
+        "rms": lambda: ChannelNorm(width, operations),
     }
     return [weighted(norm, convolution), norms.get(norm, torch.nn.Identity)(), torch.nn.LeakyReLU(SLOPE)]
 

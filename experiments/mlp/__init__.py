@@ -18,7 +18,6 @@ class MLPOptions(Options):
     batch_size: int = option(60, "Images in a batch; the seed experiment has 60 and 4.", least=2)
     rate: float = option(0.5, "Learning rate of SGD.", least=0)
     width: int = option(100, "Size of the hidden layers.", least=1)
-    as_published: bool = option(False, "The seed experiment's model: logits that are sigmoids, weights from N(0, 1).")
 
 
 def _open(options: MLPOptions, data: Path | None) -> Task:

@@ -40,9 +40,7 @@ class MLPTask:
 class MLPTrainer(TorchTrainer):
     """sigmoid(norm(x W + b)) three times, then an output layer. Biases begin as 0.
 
-    Weights are drawn from N(0, 16 / (rows + columns)), which suits sigmoids (Glorot & Bengio 2010). As published, they
-    are drawn from N(0, 1), and the logits are sigmoids, too: then no class can have more than 0.24 of the probability,
-    and most sigmoids begin where they have no slope.
+    Weights are drawn from N(0, 16 / (rows + columns)), which suits sigmoids (Glorot & Bengio 2010).
     """
 
     def __init__(self, options: MLPOptions, images: Images, norm: str, seed: int) -> None:
@@ -50,10 +48,10 @@ class MLPTrainer(TorchTrainer):
         sizes = [images.train.shape[1], *[options.width] * HIDDEN]
         layers: list[torch.nn.Module] = []
         for size, width in pairwise(sizes):
-            dense = weighted(norm, _linear(size, width, options))
+            dense = weighted(norm, _linear(size, width))
             layers += [dense, norm_layer(norm, width, options.operations), torch.nn.Sigmoid()]
-        layers += [weighted(norm, _linear(options.width, CLASSES, options))]
-        model = torch.nn.Sequential(*layers, *([torch.nn.Sigmoid()] if options.as_published else []))
+        layers += [weighted(norm, _linear(options.width, CLASSES))]
+        model = torch.nn.Sequential(*layers)
         super().__init__(model, torch.optim.SGD(model.parameters(), lr=options.rate), seed)
 
     def loss(self, number: int) -> Tensor:
@@ -68,8 +66,8 @@ class MLPTrainer(TorchTrainer):
         return {"accuracy": right.float().mean().item()}
 
 
-def _linear(size: int, width: int, options: MLPOptions) -> torch.nn.Linear:
+def _linear(size: int, width: int) -> torch.nn.Linear:
     layer = torch.nn.Linear(size, width)
-    torch.nn.init.normal_(layer.weight, std=1.0 if options.as_published else 4 / (size + width) ** 0.5)
+    torch.nn.init.normal_(layer.weight, std=4 / (size + width) ** 0.5)
     torch.nn.init.zeros_(layer.bias)
     return layer

@@ -1,4 +1,4 @@
-"""The attentive reader on CNN and Daily Mail: the authors' model, its archives, and the experiment."""
+"""The attentive reader on CNN and Daily Mail."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.experiment import Experiment, Options, Task, option
-from experiments.reader.config import Config, load, save
 from rmsnorm.specification import errors
-
-__all__ = ["EXPERIMENT", "Config", "load", "save"]
 
 
 @dataclass(frozen=True)

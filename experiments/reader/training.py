@@ -12,10 +12,10 @@ from torch import Tensor
 from experiments.batches import batch_of, check_batch
 from experiments.norms import used
 from experiments.reader import cloze
-from experiments.reader.config import LAYERS, Config
-from experiments.reader.model import AttentiveReader
+from experiments.reader.model import AttentiveReader, Config
 from experiments.torch_training import TorchTrainer, seeded
 from experiments.weights import initial
+from rmsnorm.nematus.config import Norm
 from rmsnorm.specification import errors
 
 if TYPE_CHECKING:
@@ -42,21 +42,17 @@ class ReaderTask:
         counts = {"training questions": sizes[0], "test questions": sizes[1], "words": self.data.words}
         self.facts = {**counts, "elements of a norm": f"{options.width} or {4 * options.width}"}
 
-    def trainer(self, norm: str, seed: int) -> ReaderTrainer:
+    def trainer(self, norm: Any, seed: int) -> ReaderTrainer:
         return ReaderTrainer(self.options, self.data, norm, seed)
 
 
 class ReaderTrainer(TorchTrainer):
-    """The paper's options: both directions, learned first states, similarities, the mean of the document; Adam."""
+    """Adam."""
 
-    def __init__(self, options: ReaderOptions, data: cloze.Cloze, norm: str, seed: int) -> None:
+    def __init__(self, options: ReaderOptions, data: cloze.Cloze, norm: Norm, seed: int) -> None:
         self.options, self.data = options, data
-        layer = next(name for name, own in LAYERS.items() if own == norm)
-        config = Config(
-            n_words_q=data.words, n_words_ans=data.words, dim=options.width, dim_word_desc=options.width,
-            dim_word_ans=options.width, encoder_desc_word=layer, encoder_q=layer, use_bidir=True, use_dq_sims=True,
-            use_desc_skip_c_g=True, learn_h0=True, use_dropout=options.keep < 1, dropout_rate=options.keep,
-        )  # fmt: skip
+        width = options.width
+        config = Config(words=data.words, width=width, embedding=width, hidden=width, norm=norm, keep=options.keep)
         model = AttentiveReader(config, initial(config.shapes(), seed)).train()
         super().__init__(model, torch.optim.Adam(model.parameters(), lr=options.rate), seed)
         self.norms = used("torch", options.operations)

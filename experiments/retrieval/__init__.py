@@ -1,4 +1,4 @@
-"""Retrieval of images and captions by order embeddings: the authors' model, its archives, and the experiment."""
+"""Retrieval of images and captions by order embeddings."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.experiment import Experiment, Options, Task, option
-from experiments.retrieval.config import Config, load, save
-
-__all__ = ["EXPERIMENT", "Config", "load", "save"]
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from experiments.batches import batch_of, check_batch, generator
 from experiments.experiment import State
 from experiments.norms import used
 from experiments.retrieval import captions
-from experiments.retrieval.config import LAYERS, Config
-from experiments.retrieval.model import OrderEmbedding
+from experiments.retrieval.model import Config, OrderEmbedding
 from experiments.retrieval.ranks import FOLDS, over_folds
 from experiments.timing import compiled_apart, of_programs
 from experiments.weights import initial
@@ -51,14 +50,11 @@ class RetrievalTask:
         self.compiled: dict[str, tuple[Any, ...]] = {}
         self.norms = used("flax", options.operations)
 
-    def trainer(self, norm: str, seed: int) -> RetrievalTrainer:
+    def trainer(self, norm: Any, seed: int) -> RetrievalTrainer:
         if norm not in self.compiled:  # once for all seeds
             options = self.options
-            layer = next(name for name, own in LAYERS.items() if own == norm)
-            config = Config(
-                n_words=self.data.words, dim=options.width, dim_word=options.embedding,
-                dim_image=self.data.train.images.shape[1], encoder=layer, margin=options.margin,
-            )  # fmt: skip
+            features = self.data.train.images.shape[1]
+            config = Config(self.data.words, options.width, options.embedding, features, norm, options.margin)
             self.compiled[norm] = config, *_functions(config, optax.adam(options.rate))
         return RetrievalTrainer(self, seed, *self.compiled[norm])
 

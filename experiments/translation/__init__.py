@@ -1,4 +1,4 @@
-"""Translation by RNNSearch, as the paper has it with Nematus, in PyTorch, Keras and Flax."""
+"""Translation by RNNSearch, as the paper has it with Nematus, in PyTorch and Flax."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TranslationOptions(Options):
 
     steps: int = option(600, "Training steps; the paper's figures have 10,000 and more.", least=1)
     every: int = option(50, "Steps from one evaluation to the next.", least=1)
-    framework: str = option("flax", "Framework:", choices=("torch", "keras", "flax"))
+    framework: str = option("flax", "Framework:", choices=("torch", "flax"))
     batch_size: int = option(32, "Sentences in a batch; Nematus has 80.", least=1)
     rate: float = option(0.004, "Learning rate of Adam; Nematus has 1e-4.", least=0)
     clip: float = option(1.0, "Largest norm of the gradient, as in Nematus.", least=1e-9)

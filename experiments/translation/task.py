@@ -13,11 +13,10 @@ import numpy as np
 from experiments.batches import batch_of, check_batch
 from experiments.experiment import State
 from experiments.translation.texts import Texts
-from rmsnorm.nematus.beam import ZERO_END
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.names import variables
 from rmsnorm.nematus.translate import translate
-from rmsnorm.nematus.vocabulary import ZERO_FIRST, Vocabulary
+from rmsnorm.nematus.vocabulary import Vocabulary
 from rmsnorm.specification import errors
 from rmsnorm.specification.frameworks import framework
 
@@ -27,9 +26,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Batch = tuple[Array, Array, Array, Array]
 
-BLOCK: Final = 8  # lengths of batches are multiples of this, as JAX and TensorFlow compile for every length
+BLOCK: Final = 8  # lengths of batches are multiples of this, as JAX compiles for every length
 _SPREAD: Final = 0.01  # standard deviation of Nematus's matrices that are not square
-_MODULES: Final = {"torch": "torch", "keras": "tf", "flax": "flax"}
 
 
 class Learner(Protocol):
@@ -60,13 +58,10 @@ class TranslationTask:
     def __init__(self, options: TranslationOptions, texts: Texts) -> None:
         self.options = options
         _sacrebleu()
-        row = framework("experiments", _MODULES[options.framework])
+        row = framework("experiments", options.framework)
         if row.missing is not None:
             raise errors.missing_framework(row.missing, row.extra)
         self.config = _config(options, [len(vocabulary.ids) for vocabulary in texts.vocabularies])
-        if self.config.dialect == "zero":
-            source, target = map(_of_zero, texts.vocabularies)
-            texts = texts._replace(vocabularies=(source, target))
         self.texts = texts
         sides = zip((texts.source, texts.target), texts.vocabularies, strict=True)
         pairs = zip(*([_ids(line, words) for line in lines] for lines, words in sides), strict=True)
@@ -102,7 +97,7 @@ class TranslationTrainer:
     def step(self, number: int) -> float:
         batch = self.task.batch(self.seed, number)
         loss, y_mask = self.learner.minimise(batch), batch[3]
-        return loss if self.config.dialect == "zero" else loss * y_mask.shape[1] / float(y_mask.sum())
+        return loss * y_mask.shape[1] / float(y_mask.sum())
 
     def seconds(self) -> dict[str, float]:
         return self.learner.seconds_of(self.task.batch(self.seed, 0))
@@ -125,12 +120,6 @@ def _config(options: TranslationOptions, sizes: Sequence[int]) -> Config:
     drops = {name: 0.0 for name in Config.__dataclass_fields__ if "_drop" in name}
     fields: dict[str, Any] = {**drops, **options.model()}
     return Config(**fields, source_vocab_sizes=(sizes[0],), target_vocab_size=sizes[1])
-
-
-def _of_zero(vocabulary: Vocabulary) -> Vocabulary:
-    """The same words, but for the first three ids, which zero has for padding, unknown words and the end."""
-    first = dict(zip(ZERO_FIRST, range(3), strict=True))
-    return Vocabulary({**first, **{word: index for word, index in vocabulary.ids.items() if index > 2}}, 1, ZERO_END)
 
 
 def begin(config: Config, seed: int, center: float) -> dict[str, Array]:

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.reader import config as reader
-from experiments.retrieval import config as retrieval
 from rmsnorm.targets.bridges import bridge
 
 DATA = Path(__file__).parents[1] / "data" / "experiments"
+SIZES = {"reader": (33, 8, 8, 10), "retrieval": (30, 16, 12, 10)}  # as in the JSON files beside the archives
 
 
 def check(results: dict[str, Any], wanted: dict[str, Any], dtype: str = "float64") -> None:
@@ -24,24 +23,21 @@ def check(results: dict[str, Any], wanted: dict[str, Any], dtype: str = "float64
         np.testing.assert_allclose(result, wanted[name], rtol=0, atol=atol, err_msg=name)
 
 
-def recorded(config: Any, name: str, inputs: tuple[str, ...]) -> tuple[Any, dict[str, Any], list[Any], dict[str, Any]]:
+def recorded(module: Any, name: str, inputs: tuple[str, ...]) -> tuple[Any, dict[str, Any], list[Any], dict[str, Any]]:
     """Configuration, parameters and a batch of a program of the authors, and what it computed for it in float64."""
-    own, parameters = config.load(DATA / f"{name}.npz")
-    with np.load(DATA / f"{name}_results.npz", allow_pickle=False) as archive:
-        results = dict(archive)
-    return own, {name: array.astype("f8") for name, array in parameters.items()}, [results[i] for i in inputs], results
+    with np.load(DATA / f"{name}.npz") as archive, np.load(DATA / f"{name}_results.npz") as computed:
+        parameters, results = {key: archive[key].astype("f8") for key in archive}, dict(computed)
+    config = module.Config(*SIZES[name], norm="rms")
+    assert config.shapes() == {key: value.shape for key, value in parameters.items()}
+    return config, parameters, [results[key] for key in inputs], results
 
 
 @pytest.mark.torch
 def test_the_attentive_reader() -> None:
     pytest.importorskip("torch")
-    from experiments.reader import golden, model
+    from experiments.reader import model
 
-    config, parameters, batch, results = recorded(reader, "reader", ("desc", "desc_mask", "q", "q_mask", "ans"))
-    plain = golden.AttentiveReader(config, parameters)
-    outputs = plain(*batch[:4])
-    check({**outputs._asdict(), "cost": plain.cost(*batch)}, results)
-    assert (outputs.probs.argmax(1) != results["ans"]).mean() == results["errors"]
+    config, parameters, batch, results = recorded(model, "reader", ("desc", "desc_mask", "q", "q_mask", "ans"))
     own = model.AttentiveReader(config, parameters)
     cost = own.cost(*batch)
     cost.backward()
@@ -55,27 +51,24 @@ def test_the_attentive_reader() -> None:
 @pytest.mark.flax
 def test_the_order_embeddings() -> None:
     nnx = pytest.importorskip("flax.nnx")
-    from experiments.retrieval import golden, model
+    from experiments.retrieval import model
 
-    config, parameters, batch, results = recorded(retrieval, "retrieval", ("x", "mask", "images"))
-
-    def outputs(model: Any) -> dict[str, Any]:
-        x, mask, features = batch
-        sentences, images = model.sentences(x, mask), model.images(features)
-        own = {"sentence_embeddings": sentences, "image_embeddings": images, "encoder_states": model.states(x, mask)}
-        return own | {"errors": model.errors(sentences, images), "contrastive_cost": model.cost(*batch)}
+    config, parameters, batch, results = recorded(model, "retrieval", ("x", "mask", "images"))
 
     @nnx.jit  # as a whole: operation by operation takes three times as long
     def both(model: Any) -> Any:
-        return outputs(model), nnx.grad(lambda model: model.cost(*batch))(model)
+        x, mask, features = batch
+        sentences, images = model.sentences(x, mask), model.images(features)
+        own = {"sentence_embeddings": sentences, "image_embeddings": images, "encoder_states": model.states(x, mask)}
+        own |= {"errors": model.errors(sentences, images), "contrastive_cost": model.cost(*batch)}
+        return own, nnx.grad(lambda model: model.cost(*batch))(model)
 
-    made = [outputs(golden.OrderEmbedding(config, parameters))]
     with bridge("flax").precision(True):
         own, moved = both(model.OrderEmbedding(config, parameters))
-        made.append({name: np.asarray(value) for name, value in own.items()})
+        values = {name: np.asarray(value) for name, value in own.items()}
         gradients = {name: np.asarray(value[...]) for (name,), value in nnx.to_flat_state(moved)}
-    for values in made:  # their program compares embeddings in float32, also where it runs in float64
-        check({"errors": values.pop("errors").astype("f4")}, results, "float32")
-        check(values, results)
+    # Their program compares embeddings in float32, also where it runs in float64.
+    check({"errors": values.pop("errors").astype("f4")}, results, "float32")
+    check(values, results)
     assert gradients.keys() == parameters.keys()
     check(gradients, {name.removeprefix("grad_"): value for name, value in results.items()})

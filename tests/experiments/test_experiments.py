@@ -7,7 +7,6 @@ import doctest
 import gzip
 import io
 import json
-import pickle
 import shutil
 import tarfile
 from collections.abc import Iterator
@@ -28,7 +27,6 @@ from experiments.cifar.data import cifar
 from experiments.experiment import NAMES, get
 from experiments.images import mnist
 from experiments.norms import KINDS
-from experiments.pickles import read_pickle
 from experiments.reader import cloze
 from experiments.report import page
 from experiments.retrieval import captions
@@ -54,8 +52,7 @@ CASES = [
     pytest.param("cifar", "torch", marks=TORCH),
     pytest.param("retrieval", "flax", marks=FLAX),
     pytest.param("translation", "torch", marks=TORCH),
-    pytest.param("translation", "flax", marks=[FLAX, pytest.mark.slow]),  # which are compiled for a minute
-    pytest.param("translation", "keras", marks=[pytest.mark.tf, pytest.mark.slow]),
+    pytest.param("translation", "flax", marks=[FLAX, pytest.mark.slow]),  # which is compiled for a minute
 ]
 
 
@@ -92,7 +89,7 @@ def test_every_experiment_has_a_case() -> None:
 
 @pytest.mark.parametrize(("name", "framework"), CASES)
 def test_an_experiment(name: str, framework: str, tmp_path: Path) -> None:
-    pytest.importorskip({"keras": "tensorflow"}.get(framework, framework))
+    pytest.importorskip(framework)
     options = "--steps 2 --every 1" + (f" --framework {framework}" if name == "translation" else "")
     end_early(name, options, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.npz"]
@@ -161,16 +158,15 @@ def test_the_folders_of_real_data(tmp_path: Path) -> None:
         (tmp_path / f"{name}-labels-idx1-ubyte").write_bytes(idx(np.arange(6, dtype=np.uint8)))
     np.testing.assert_array_equal(mnist(tmp_path).train, images.reshape(6, 4).astype("f4") / np.float32(255))
 
-    colours = draw.integers(0, 256, (2, 3072), dtype=np.uint8)
-    entries = pickle.dumps({b"data": colours, b"labels": [3, 9]}, 2)
-    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as archive:
+    records = np.concatenate([[[3], [9]], draw.integers(0, 256, (2, 3072))], axis=1).astype(np.uint8)
+    with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as archive:
         for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
-            entry = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
-            entry.size = len(entries)
-            archive.addfile(entry, io.BytesIO(entries))
+            entry = tarfile.TarInfo(f"cifar-10-batches-bin/{name}.bin")
+            entry.size = records.nbytes
+            archive.addfile(entry, io.BytesIO(records.tobytes()))
     read = cifar(tmp_path)
     assert read.train_classes.tolist() == [3, 9] * 5
-    np.testing.assert_array_equal(read.test * np.float32(255), colours.reshape(2, 3, 32, 32))
+    np.testing.assert_array_equal(read.test * np.float32(255), records[:, 1:].reshape(2, 3, 32, 32))
 
     made = texts.generated(20)
     for name, lines in zip(texts.FILES, made[:4], strict=True):
@@ -194,22 +190,7 @@ def test_the_folders_of_real_data(tmp_path: Path) -> None:
     assert (pairs.train.images.shape, len(pairs.train.captions), pairs.words) == ((2, 3), 10, 7)
 
 
-class Called:
-    """A pickle that would run a program."""
-
-    def __reduce__(self) -> Any:
-        return print, ("it ran",)
-
-
-def test_a_pickle_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "options.pkl"
-    path.write_bytes(pickle.dumps({"dim": Called()}, protocol=2))
-    with pytest.raises(ValueError, match=r"names __builtin__.print, which is not loaded"):
-        read_pickle("load", path, "options", {})
-    assert not capsys.readouterr().out
-
-
-MODULES = "archives experiment pickles verdict weights reader.config retrieval.config retrieval.ranks"
+MODULES = "experiment verdict weights retrieval.ranks"
 
 
 @pytest.mark.parametrize("name", MODULES.split())
