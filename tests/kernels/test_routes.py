@@ -12,7 +12,7 @@ from rmsnorm import cpu
 from rmsnorm.engines import _prepared, prepare, refusal
 from rmsnorm.specification.call import Spec
 from rmsnorm.specification.resolve import resolve
-from rmsnorm.specification.variants import Variant, derive
+from rmsnorm.specification.variants import derive
 
 X, G = np.ones((4, 6), "float32"), np.ones(6, "float32")
 
@@ -32,22 +32,7 @@ def test_an_equal_call_is_prepared_once() -> None:
     assert first.in_memory()[0] is plan
 
 
-def test_what_is_equal_to_python_is_no_equal_option() -> None:
-    assert prepare("rms_norm", options(1), X, G).call.axes == (1,)
-    for axis in (True, 1.0):
-        with pytest.raises(TypeError, match="axis"):
-            prepare("rms_norm", options(axis), X, G)
-
-
-def test_an_option_that_no_cache_can_look_up() -> None:
-    calls = [prepare("rms_norm", options(axis), X, np.ones((4, 6))).call for axis in ([0, 1], (0, 1))]
-    assert calls[0] == calls[1]
-    with pytest.raises(ValueError, match="scale has shape"):
-        prepare("rms_norm", options([0, 1]), X, G)
-
-
 SPEC = Spec((2, 3, 4), "float32")
-GAIN = Spec((4,), "float32")
 
 
 @pytest.mark.parametrize(("arguments", "want"), [
@@ -75,18 +60,6 @@ def test_why_no_kernel_computes_a_call(arguments: dict[str, Any], want: str | No
     assert refusal(call.in_rows, None, formats) == refusal(call.in_rows, "cpu", formats) == want
     on_gpu = refusal(call.in_rows, "cuda", formats)
     assert on_gpu == ("the kernels for GPUs count all elements of a row" if partial else want)
-
-
-def test_a_call_in_rows_has_no_gate_and_a_gain_for_each_element() -> None:
-    half = Spec((2, 3, 4), "float16")
-    before = Variant.get("standard").replace(gate_position="before")
-    rows = resolve("test", half, variant=before, axis=(-2, -1), feature_axis=-2, gate=half).in_rows
-    assert (rows.gate_dtype, rows.x_dtype, rows.result_dtype) == (None, "float32", "float16")
-    assert rows.axes == rows.feature_axes == (1, 2)
-    after = resolve("test", half, variant=Variant.get("llama"), gate=half).in_rows
-    assert (after.x_dtype, after.norm_dtype, after.result_dtype) == ("float16", "float16", "float32")
-    plain = resolve("test", SPEC, variant=Variant.get("llama"))
-    assert plain.in_rows is plain
 
 
 @pytest.mark.parametrize("framework", ["torch", "tf", "flax"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from test_rows import IMPLEMENTATIONS, bits, draw, results
 
-from rmsnorm import PRESETS, cpu
+from rmsnorm import cpu
 from rmsnorm.cpu import launch, threads
 from rmsnorm.engines import prepare
 from rmsnorm.numpy_impl import fast
@@ -20,18 +19,6 @@ from rmsnorm.specification import dtypes
 
 KERNELS = pytest.mark.skipif(not cpu.is_available(), reason="there are no kernels here")
 LARGE: dict[str, Any] = {"rows": (2100,), "width": 1025}  # so many elements are shared out
-
-
-@KERNELS
-@pytest.mark.parametrize("dtype", dtypes.FLOATS[:-1])
-def test_however_many_threads_and_however_batched(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a residual and its gradient."""
-    a, of_threads = draw(dtype, **LARGE), []
-    for count, rows in (("1", (2100,)), ("2", (7, 300)), ("7", (2100, 1)), ("50", (2, 1, 1050))):
-        monkeypatch.setenv("RMSNORM_NUM_THREADS", count)
-        batched = {name: array if array.ndim == 1 else array.reshape(*rows, 1025) for name, array in a.items()}
-        of_threads.append(bits(results(fast, batched)))
-    assert all(one == of_threads[0] for one in of_threads)
 
 
 @IMPLEMENTATIONS
@@ -58,7 +45,7 @@ def test_several_threads_at_once(implementation: Any) -> None:
 
 
 @KERNELS
-@pytest.mark.parametrize("variant", PRESETS)
+@pytest.mark.parametrize("variant", ["standard", "llama", "gemma", "zhang_torch", "x_transformers"])
 def test_a_row_does_not_feel_its_neighbours(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of zeros, or one whose squares leave the range, goes another way through a kernel: that row alone does.
 
@@ -82,32 +69,33 @@ def test_a_row_does_not_feel_its_neighbours(variant: str, monkeypatch: pytest.Mo
 
         monkeypatch.setenv("RMSNORM_NUM_THREADS", "1")
         want = call(slice(None))
-        for count in ("2", "3", "8"):
+        for count in ("2", "8"):
             monkeypatch.setenv("RMSNORM_NUM_THREADS", count)
             assert bits(call(slice(None))) == bits(want), count
-        for row in range(24):
+        for row in range(8):
             assert bits(call(slice(row, row + 1))[:-1]) == bits(part[row : row + 1] for part in want[:-1]), row
 
 
 @KERNELS
 @pytest.mark.parametrize("dtype", dtypes.FLOATS[:-1])
-@pytest.mark.parametrize(("rows", "n", "groups"), [(16, 40_001, 1), (2, 300_000, 1), (5, 30_003, 4)])
-def test_threads_share_a_few_wide_rows(
+@pytest.mark.parametrize(("rows", "n", "groups"), [(2100, 1025, 1), (16, 40_001, 1), (2, 300_000, 1), (5, 30_003, 4)])
+def test_however_many_threads_share_rows_or_columns(
     rows: int, n: int, groups: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the backward pass several threads take the rows and then the columns, without another bit."""
+    """Several threads take the rows; and in the backward pass of a few wide ones the columns: without another bit."""
     random, axes = np.random.default_rng(0), (-2, -1)
-    x, dy = random.normal(size=(2, rows, groups, n)).astype(dtype)
+    x, dy, residual, dh = random.normal(size=(4, rows, groups, n)).astype(dtype)
     dy[0], dy[1] = 0, x[1]  # rows that go another way
     gain, bias = random.normal(size=(2, groups, n)).astype(dtype)
-    prepared = prepare("test", ("standard", None, None, -1, axes, None), x, gain, bias)
-    assert prepared.in_memory()[0].is_shared
+    assert prepare("test", ("standard", None, None, -1, axes, None), x, gain, bias).in_memory()[0].is_shared
     monkeypatch.setattr(launch, "_POOL", 0)
     of_threads = []
-    for count in ("1", "2", "5"):
+    for count in ("1", "2", "7") if rows < 100 else ("1", "50"):
         monkeypatch.setenv("RMSNORM_NUM_THREADS", count)
-        of_threads.append(bits(fast.rms_norm_vjp(dy, x, gain, bias, variant="standard", feature_axis=axes)))
-    assert of_threads[0] == of_threads[1] == of_threads[2]
+        options = {"residual": residual, "feature_axis": axes}
+        y = fast.rms_norm(x, gain, bias, return_inverse_rms=True, **options)
+        of_threads.append(bits([*y, *fast.rms_norm_vjp((dy, dh), x, gain, bias, **options)]))
+    assert all(one == of_threads[0] for one in of_threads)
 
 
 @KERNELS
@@ -125,42 +113,6 @@ def test_each_listener_hears_the_kernels_of_its_own_thread() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(listen, (1, 2))) == [[name], [name] * 2]
-    with launch.noted() as outer:
-        with launch.noted() as inner:
-            fast.rms_norm(x)
-        fast.rms_norm_vjp(x, x)
-        with pytest.raises(ValueError, match="scale has shape"), launch.noted():
-            fast.rms_norm(x, np.ones(3))
-    fast.rms_norm(x)
-    assert inner == [name]
-    assert outer == [name, "backward-float32-float32"]
-
-
-@KERNELS
-@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals of POSIX")
-def test_an_interrupt_leaves_nobody_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for the end of the call, which leaves the memory of its results to nobody else before."""
-    monkeypatch.setenv("RMSNORM_NUM_THREADS", "3")
-    a = draw(**LARGE)
-
-    def call() -> list[Any]:
-        return [fast.rms_norm(a["x"], a["scale"]), *fast.rms_norm_vjp(a["dy"], a["x"], a["scale"])[:2]]
-
-    def call_often() -> None:
-        for _ in range(1000):
-            call()
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    want, caller = call(), threading.get_ident()
-    timer = threading.Timer(0.02, lambda: signal.pthread_kill(caller, signal.SIGINT))
-    try:
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            call_often()
-    finally:
-        timer.join()
-        signal.signal(signal.SIGINT, before)
-    assert bits(call()) == bits(want)
 
 
 @KERNELS
