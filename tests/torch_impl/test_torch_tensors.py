@@ -5,21 +5,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import itertools
 import warnings
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.overrides import TorchFunctionMode  # noqa: E402
-from torch.testing._internal.logging_tensor import LoggingTensor  # noqa: E402
+from torch._subclasses.fake_utils import CrossRefFakeMode  # noqa: E402
 from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from torch_arrays import are_alike, randn  # noqa: E402
 from torch_layers import randomised  # noqa: E402
 
@@ -37,11 +33,6 @@ class Subclass(torch.Tensor):
 
 class Dispatched(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return function(*args, **(kwargs or {}))
-
-
-class Overridden(TorchFunctionMode):
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return function(*args, **(kwargs or {}))
 
 
@@ -64,14 +55,6 @@ def in_inference(t: Any) -> Any:
         return t.clone()
 
 
-def zeros(t: Any) -> Any:
-    return torch._efficientzerotensor(t.shape, dtype=t.dtype)
-
-
-def functional(t: Any) -> Any:
-    return torch._to_functional_tensor(t.clone())
-
-
 VIEWS: list[Callable[[Any], Any]] = [
     lambda t: t.repeat_interleave(2, -1)[..., ::2],
     lambda t: t.mT.clone().mT if t.ndim > 1 else t.clone(),
@@ -84,29 +67,18 @@ NUMBERS = [
     imaginary,
     in_inference,
     lambda t: torch._neg_view(-t),
-    zeros,
+    lambda t: torch._efficientzerotensor(t.shape, dtype=t.dtype),
     lambda t: torch.nn.Parameter(t.clone(), requires_grad=False),
-    lambda t: torch.nn.Buffer(t.clone()),
     lambda t: t.clone().share_memory_(),
-    functional,
-]
-SUBCLASSES: list[Callable[[Any], Any]] = [
     lambda t: t.clone().as_subclass(Subclass),
-    lambda t: TwoTensor(t.clone(), t.clone()),
-    lambda t: LoggingTensor(t.clone()),
 ]
 MODES: dict[str, Callable[[], Any]] = {
     "none": contextlib.nullcontext,
     "dispatch": Dispatched,
-    "function": Overridden,
-    "flops": lambda: FlopCounterMode(display=False),
-    "saved": lambda: torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t),
     "saved on the CPU": torch.autograd.graph.save_on_cpu,
-    "mutation": torch.autograd.graph.allow_mutation_on_saved_tensors,
     "default device": lambda: torch.device("meta"),
     "autocast": lambda: torch.autocast("cpu"),
     "anomaly": torch.autograd.detect_anomaly,
-    "one thread": lambda: torch.autograd.set_multithreading_enabled(False),
     "inference": torch.inference_mode,
     "no gradients": torch.no_grad,
 }
@@ -114,8 +86,6 @@ MODES: dict[str, Callable[[], Any]] = {
 
 def plain(t: Any) -> Any:
     """Its numbers, in an ordinary tensor of its own."""
-    t = t.a if isinstance(t, TwoTensor) else t.elem if isinstance(t, LoggingTensor) else t
-    t = torch._from_functional_tensor(t) if torch._is_functional_tensor(t) else t
     with torch._C.DisableTorchFunctionSubclass():
         return torch.zeros(t.shape, dtype=t.dtype).copy_(t.detach())
 
@@ -140,21 +110,16 @@ def results(tensors: dict[str, Any], options: Any, mode: Callable[[], Any]) -> l
 def test_any_tensor_in_any_mode(mode: str) -> None:
     random = np.random.default_rng(list(MODES).index(mode))
     chosen = lambda items: items[random.integers(len(items))]  # noqa: E731
-    for _ in range(20):
+    for _ in range(15):
         dtype, axis = chosen([torch.float32, torch.bfloat16, torch.float16]), int(chosen([-1, 0]))
-        shape = chosen([(3, 8), (2, 3, 6), (1, 1), (4, 33), (5,)])
+        shape = chosen([(3, 8), (2, 3, 6), (1, 3), (4, 33), (5,)])
         options = {"variant": str(chosen(["llama", "gemma", "keras", "x_transformers"])), "axis": axis}
         shapes = {"x": shape, "gain": (shape[axis],), "dy": shape}
         if random.random() < 0.4:
             shapes |= {"residual": shape, "dh": shape}
-        subclass = chosen(SUBCLASSES)
-        # PyTorch itself has no product of a TwoTensor and zeros that are not stored, and no view in inference mode of a
-        # functional tensor that was made outside
-        without = [zeros] * (subclass is SUBCLASSES[1]) + [functional] * (mode == "inference")
-        numbers = [store for store in NUMBERS if store not in without]
         tensors = {}
         for name, sizes in shapes.items():
-            stored = chosen([lambda t: t, chosen(numbers), subclass])
+            stored = chosen([lambda t: t, chosen(NUMBERS)])
             tensors[name] = stored(torch.from_numpy(random.normal(size=sizes)).to(dtype))
         if random.random() < 0.3:
             tensors["mask"] = chosen(VIEWS)(torch.from_numpy(random.random(shape) < 0.8))
@@ -162,7 +127,7 @@ def test_any_tensor_in_any_mode(mode: str) -> None:
         got, want = results(tensors, options, MODES[mode]), results(before, options, contextlib.nullcontext)
         assert len(got) >= len(shapes) - ("residual" in shapes)
         for tensor, expected in zip(got, want, strict=False):  # some modes have no gradients by autograd
-            largest = max(float(expected.abs().max()), 1.0)  # where all terms cancel, they are about 1
+            largest = max(float(expected.abs().max()), 1.0)  # terms of this size cancel
             ends = torch.tensor([largest], dtype=expected.dtype)
             alike = are_alike(torch.cat([tensor.flatten(), ends]), torch.cat([expected.flatten(), ends]))
             assert alike, (options, dtype, shape, tensors)
@@ -180,17 +145,6 @@ def test_memory_that_was_freed() -> None:
         rms_norm_vjp(freed, torch.ones(4, 8))
 
 
-class Named(torch.Tensor):
-    """A subclass that sees what is done to it."""
-
-    seen: ClassVar[set[str]] = set()
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        cls.seen.add(getattr(function, "__name__", str(function)))
-        return super().__torch_function__(function, types, args, kwargs or {})
-
-
 class Watch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
@@ -202,49 +156,39 @@ class Watch(TorchDispatchMode):
 
 
 def test_a_subclass_and_a_mode_see_the_operators() -> None:
+    """Also those of the backward pass of a forward pass by kernels; with their numbers."""
     x, scale, dy = randn(4, 32).requires_grad_(), randn(32).requires_grad_(), randn(4, 32, seed=1)
     y = rms_norm(x, scale)
-    want = (y.detach(), *torch.autograd.grad(y, (x, scale), dy))
-    named = x.detach().as_subclass(Named).requires_grad_()
-    got = rms_norm(named, scale)
-    assert type(got) is Named
-    assert "mul" in Named.seen or "__mul__" in Named.seen
-    results = (got.detach(), *torch.autograd.grad(got, (named, scale), dy))
-    assert all(map(are_alike, (tensor.as_subclass(torch.Tensor) for tensor in results), want))
+    want = torch.autograd.grad(y, (x, scale), dy, retain_graph=True)
+    two = rms_norm(TwoTensor(x.detach(), 2 * x.detach()), scale)
+    assert type(two) is TwoTensor
+    assert are_alike(two.a, y)
     with Watch() as watch:
-        got = rms_norm(x, scale)
-        forward = len(watch.seen)
-        results = (got.detach(), *torch.autograd.grad(got, (x, scale), dy))
-    assert all(map(are_alike, results, want))
-    assert "aten.sqrt.default" in watch.seen[:forward]
-    assert "aten.mul.Tensor" in watch.seen[forward:]
-    y = rms_norm(x, scale)
-    with Watch() as watch:  # the backward pass of a forward pass by kernels
-        assert all(map(are_alike, torch.autograd.grad(y, (x, scale), dy), want[1:]))
+        assert are_alike(rms_norm(x, scale), y)
+    assert "aten.sqrt.default" in watch.seen
+    with Watch() as watch:
+        assert all(map(are_alike, torch.autograd.grad(y, (x, scale), dy), want))
     assert "aten.mul.Tensor" in watch.seen
 
 
-def test_fake_and_meta_tensors() -> None:
-    with FakeTensorMode():
-        x, scale = torch.empty(4, 32, dtype=torch.bfloat16, requires_grad=True), torch.empty(32, requires_grad=True)
-        y, h = rms_norm(x, scale, residual=x, variant="llama")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # the mode's own
+def test_fake_tensors_foretell_the_real_ones() -> None:
+    """Shape, dtype and strides of every operator inside, forward and backward; and tensors on meta."""
+    for dtype in (torch.bfloat16, torch.float64):
+        x, scale = randn(4, 8, dtype=dtype).requires_grad_(), randn(8).requires_grad_()
+        with CrossRefFakeMode():
+            y, h = rms_norm(x, scale, residual=x, mask=torch.ones(4, 8) > 0, partial=0.3, variant="llama")
+            (y.sum() + h.sum()).backward()
+        x, scale = (torch.empty(sizes, device="meta", dtype=dtype, requires_grad=True) for sizes in ((4, 8), 8))
+        y, inverse_rms = rms_norm(x, scale, partial=0.3, return_inverse_rms=True)
+        assert (y.device.type, y.shape, inverse_rms.shape) == ("meta", (4, 8), (4, 1))
         y.sum().backward()
-    shapes = [(tensor.shape, tensor.dtype) for tensor in (y, h, x.grad, scale.grad)]
-    assert shapes == [((4, 32), torch.float32), *[((4, 32), torch.bfloat16)] * 2, ((32,), torch.float32)]
-    for dtype, masked in itertools.product((torch.float64, torch.bfloat16), (False, True)):
-        x = torch.empty(LARGE, device="meta", dtype=dtype, requires_grad=True)
-        scale = torch.empty(LARGE[1], device="meta", requires_grad=True)
-        mask = torch.empty((LARGE[0], 1), device="meta", dtype=torch.bool) if masked else None
-        y, inverse_rms = rms_norm(x, scale, mask=mask, partial=0.3, variant="llama", return_inverse_rms=True)
-        assert (y.device.type, y.shape, inverse_rms.shape) == ("meta", LARGE, (LARGE[0], 1))
-        y.sum().backward()
-        assert (x.grad.shape, x.grad.dtype, scale.grad.dtype) == (LARGE, dtype, torch.float32)
+        assert (x.grad.shape, x.grad.dtype, scale.grad.dtype) == ((4, 8), dtype, dtype)
 
 
 STORED = {
     "sparse_coo": lambda t: t.to_sparse(),
     "sparse_csr": lambda t: t.to_sparse_csr(),
-    "_mkldnn": lambda t: t.to_mkldnn(),
     "meta": lambda t: t.to("meta"),
 }
 
@@ -253,8 +197,6 @@ STORED = {
 @pytest.mark.parametrize("kind", STORED)
 def test_what_has_no_memory_of_that_kind_is_refused_by_name(kind: str) -> None:
     """Every argument of every function, and x of a layer that has made such a call before."""
-    if kind == "_mkldnn" and not torch.backends.mkldnn.is_available():
-        pytest.skip("no mkldnn here")
     x, scale = randn(4, 32), randn(4, 32, seed=1)
     layer, options = RMSNorm(32), {"axis": -1, "feature_axis": (0, 1)}
     layer(layer(x))
@@ -270,62 +212,41 @@ def test_what_has_no_memory_of_that_kind_is_refused_by_name(kind: str) -> None:
                 sentence = sentence if name != "x" else r"scale is on the device cpu, expected meta, where x is"
             with pytest.raises((TypeError, ValueError), match=f"^{op}: {sentence}"):
                 function(**{**arguments, name: STORED[kind](arguments[name])}, **options)
-    sentence = "scale is on the device cpu" if kind == "meta" else rf"x f32\[4, 32\] is {kind}"
-    with pytest.raises((TypeError, ValueError), match=f"^rms_norm: {sentence}"):
+    with pytest.raises((TypeError, ValueError), match=r"^rms_norm: (scale is on the device cpu|x f32\[4, 32\] is )"):
         layer(STORED[kind](x))
 
 
-@pytest.mark.parametrize("differentiated", [False, True])
-def test_results_are_ordinary_tensors(differentiated: bool) -> None:
+def test_results_are_ordinary_tensors() -> None:
     """They can grow, be shared, saved and copied, also if rmsnorm asked for their memory."""
-    x, residual, scale = randn(*LARGE), randn(*LARGE, seed=1), randn(LARGE[1])
-    if differentiated:
-        for tensor in (x, residual, scale):
-            tensor.requires_grad_()
+    x, residual, scale = (t.requires_grad_() for t in (randn(*LARGE), randn(*LARGE, seed=1), randn(LARGE[1])))
     y, h, inverse_rms = rms_norm(x, scale, residual=residual, return_inverse_rms=True)
-    results = [y, h, inverse_rms]
-    if differentiated:
-        results += torch.autograd.grad(y.sum(), (x, residual, scale))
-    for tensor in [result.detach() for result in results]:
+    for tensor in (y, h, inverse_rms, *torch.autograd.grad(y.sum(), (x, residual, scale))):
+        tensor = tensor.detach()
         want = tensor.clone()
         assert torch.equal(copy.deepcopy(tensor), want)
         file = io.BytesIO()
         torch.save(tensor, file)
         file.seek(0)
         assert torch.equal(torch.load(file, weights_only=True), want)
-        tensor.add_(1).sub_(1)  # it can be written to
         assert tensor.untyped_storage().resizable()
         tensor.resize_(tensor.numel() + 2**20)
-        assert torch.equal(tensor[: want.numel()], want.add(1).sub(1).reshape(-1))
-        assert torch.equal(want.share_memory_(), want)
-    assert torch.equal(rms_norm(x.detach(), scale.detach()).share_memory_(), rms_norm(x.detach(), scale.detach()))
-
-
-@pytest.mark.filterwarnings(OF_NESTED)
-def test_nested_tensors_without_gaps() -> None:
-    """Of the strided layout, which PyTorch's stack of encoders makes; tests of transforms have the jagged one."""
-    layer, parts = randomised(RMSNorm(8)), [randn(3, 8), randn(5, 8, seed=1)]
-    layer(parts[0])
-    nested = torch.nested.nested_tensor(parts, requires_grad=True)
-    y = layer(nested)
-    torch.nested.to_padded_tensor(y, 0.0).square().sum().backward()
-    for got, slope, part in zip(y.unbind(), nested.grad.unbind(), parts, strict=True):
-        leaf = part.clone().requires_grad_()
-        layer(leaf).square().sum().backward()
-        assert torch.equal(got, layer(part))
-        assert torch.equal(slope, leaf.grad)
+        assert torch.equal(tensor[: want.numel()], want.reshape(-1))
 
 
 @pytest.mark.needs("torch>=2.6", "jagged tensors have no rms_norm in 2.5, the built-in one either")
-def test_jagged_rows() -> None:
-    """A nested tensor: sequences of different lengths, no padding."""
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+def test_nested_tensors(layout: Any) -> None:
+    """Sequences of different lengths, no padding. PyTorch's stack of encoders makes the strided layout."""
     layer, parts = randomised(RMSNorm(8)), [randn(2, 8), randn(5, 8, seed=1), randn(1, 8, seed=2)]
-    nested = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+    nested = torch.nested.nested_tensor(parts, layout=layout, requires_grad=True)
     y = layer(nested)
-    assert all(are_alike(got, layer(part)) for got, part in zip(y.unbind(), parts, strict=True))
-    whole = torch.cat(parts).requires_grad_()
-    y.values().square().sum().backward()
+    (y.values() if layout is torch.jagged else torch.nested.to_padded_tensor(y, 0.0)).square().sum().backward()
     gain, layer.weight.grad = layer.weight.grad, None
-    layer(whole).square().sum().backward()
-    assert are_alike(nested.grad.values(), whole.grad)
+    for got, slope, part in zip(y.unbind(), nested.grad.unbind(), parts, strict=True):
+        leaf = part.clone().requires_grad_()
+        want = layer(leaf)
+        want.square().sum().backward()
+        assert are_alike(got, want)
+        assert are_alike(slope, leaf.grad)
     assert are_alike(gain, layer.weight.grad)
