@@ -333,9 +333,9 @@ def rows(random):
     return square * size, size, eps
 
 
-def launch(inputs, position):
+def launch(inputs):
     results = torch.empty(ROOTS, dtype=torch.float64), torch.empty(ROOTS, dtype=torch.int8)
-    roots[(1,)](*map(tensor, inputs), *results, POSITION=position, COUNT=ROOTS)
+    roots[(1,)](*map(tensor, inputs), *results, POSITION="inside", COUNT=ROOTS)
     return [result.numpy() for result in results]
 
 
@@ -351,16 +351,11 @@ def is_single(number):
     return mpmath.mpf(float(np.float32(float(number)))) == number
 
 
-def inverses_by_mpmath(inputs, position):
-    """1 / rho rounded to odd, and whether it or rho is a float32; of eps that is not inside, of the rho of float64."""
+def inverses_by_mpmath(inputs):
+    """1 / rho rounded to odd, and whether it or rho is a float32."""
     total, size, eps = inputs
-    mean = total / size
     with mpmath.workprec(1300):  # which have the sum of eps and the least square
-        if position == "inside":
-            rhos = [mpmath.sqrt(mpmath.mpf(q) + mpmath.mpf(e)) for q, e in zip(mean, eps, strict=True)]
-        else:
-            root = np.sqrt(mean)
-            rhos = [*map(mpmath.mpf, root + eps if position == "outside" else np.maximum(root, eps / np.sqrt(size)))]
+        rhos = [mpmath.sqrt(mpmath.mpf(q) + mpmath.mpf(e)) for q, e in zip(total / size, eps, strict=True)]
         odd_ones = [rounded_to_odd(1 / rho) for rho in rhos]
         short = [is_single(rho) or is_single(one) for rho, one in zip(rhos, odd_ones, strict=True)]
     return np.array(odd_ones), np.array(short, np.int8)
@@ -377,16 +372,10 @@ def assert_equal_roots(got, want, inputs, where=True, exact=True):
     assert not len(differ), (len(differ), [c[differ[:3]].tolist() for c in (*inputs, *got, *want)])
 
 
-@pytest.mark.parametrize("position", ["outside", "clamp"])
-def test_an_inverse_of_rho_is_rounded_to_odd(position):
-    inputs = rows(np.random.default_rng(7))
-    assert_equal_roots(launch(inputs, position), inverses_by_mpmath(inputs, position), inputs)
-
-
 def test_an_inverse_root_is_rounded_to_odd_where_float32_has_the_rough_root():
     """With which the interpreter begins; and on the right side of short numbers."""
     inputs = rows(np.random.default_rng(7))
-    want, got = inverses_by_mpmath(inputs, "inside"), launch(inputs, "inside")
+    want, got = inverses_by_mpmath(inputs), launch(inputs)
     where = (want[0] > 2.0**-120) & (want[0] < 2.0**120)
     assert where.mean() > 0.8
     assert_equal_roots(got, want, inputs, where)
@@ -396,9 +385,9 @@ def test_an_inverse_root_is_rounded_to_odd_where_float32_has_the_rough_root():
 def test_on_a_card_it_is_on_the_right_side_whatever_the_error_of_the_rough_root(error, as_on_a_card):
     """Which is up to one unit of its last place, 2^-20, beside the nearest. Without eps it is rounded to odd."""
     inputs = rows(np.random.default_rng(8))
-    want = inverses_by_mpmath(inputs, "inside")
+    want = inverses_by_mpmath(inputs)
     as_on_a_card(triton_pairs, error=error)
-    got = launch(inputs, "inside")
+    got = launch(inputs)
     assert_equal_roots(got, want, inputs, inputs[2] == 0)
     assert_equal_roots(got, want, inputs, exact=False)
     assert len(executed) == 1

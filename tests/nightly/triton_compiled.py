@@ -1,7 +1,4 @@
-"""The Triton kernels, compiled for cards that need not be there. Triton brings an assembler; no GPU is needed.
-
-``python tests/nightly/triton_compiled.py`` prints what triton_machine_code.py compares, as Python.
-"""
+"""The Triton kernels, compiled for cards that need not be there. Triton brings an assembler; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import triton
-from sass import instructions, registers, usual_path
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -22,7 +18,6 @@ from rmsnorm.specification.variants import Variant
 
 POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64"}
 REGISTERS = 128  # of a thread of backward, so that a program of 16 warps fits
-CAPABILITIES = (80, 90, 100, 120)  # whose machine code is held to limits
 
 # What a compiler may contract, or what flushes, approximates or rounds in another way than to nearest; and those of
 # these instructions that the kernels write on purpose: quotients cut off, and 20 bits from which Newton's steps start.
@@ -34,55 +29,21 @@ ON_PURPOSE = {
     "fma.rz.f32", "mul.rz.f32", "mul.rz.f64", "cvt.rz.f32.f64", "rsqrt.approx.ftz.f64", "rsqrt.approx.ftz.f32",
 }  # fmt: skip
 
-# What the test of the machine code compares: kernel, format, width, arguments of the kernel.
-CASES: dict[str, tuple[str, str, int, dict[str, Any]]] = {
-    "forward bf16 8192": ("forward", "bfloat16", 8192, {}),
-    "forward bf16 4096": ("forward", "bfloat16", 4096, {}),
-    "forward bf16 128": ("forward", "bfloat16", 128, {}),
-    "forward bf16 8192 LLaMA": ("forward", "bfloat16", 8192, {"NORM": "bfloat16"}),
-    "forward bf16 8192 Gemma": ("forward", "bfloat16", 8192, {"OFFSET": 1.0}),
-    "forward bf16 256": ("forward", "bfloat16", 256, {}),
-    "forward bf16 72": ("forward", "bfloat16", 72, {}),
-    "forward bf16 127": ("forward", "bfloat16", 127, {}),
-    "forward bf16 65536": ("forward", "bfloat16", 65536, {}),
-    "forward f16 8192": ("forward", "float16", 8192, {}),
-    "forward f32 8192": ("forward", "float32", 8192, {}),
-    "backward bf16 8192": ("backward", "bfloat16", 8192, {}),
-    "backward bf16 256": ("backward", "bfloat16", 256, {}),
-    "backward bf16 72": ("backward", "bfloat16", 72, {}),
-    "backward bf16 127": ("backward", "bfloat16", 127, {}),
-    "backward bf16 16384": ("backward", "bfloat16", 16384, {}),
-    "backward bf16 1024": ("backward", "bfloat16", 1024, {}),
-    "backward f32 8192": ("backward", "float32", 8192, {}),
-}
-
 
 class Compiled(NamedTuple):
-    registers: int
-    spills: int  # loads from and stores to the stack, as they stand in the usual path
-    access: int  # the widest, in bytes
-    issue: float  # issue slots of an element, those of predicated instructions, too
-    fp64: float  # those in float64
+    access: int  # the widest of global memory, in bytes
     loose: tuple[str, ...]  # instructions that the assembler may contract, or that flush or approximate
 
 
 def compiled(kernel: str, dtype: str, n: int, capability: int = 90, rows: int = 4096, **options: Any) -> Compiled:
     """A kernel (forward or backward) of rows of n elements, with a gain, compiled; options are arguments of it."""
-    tile = tiles(kernel, rows, n)
     function = getattr({"forward": triton_forward, "backward": triton_backward}[kernel], kernel)
-    made = _compile(function, dtype, n, capability, rows, tile, options)
-    cubin, ptx = made.asm["cubin"], made.asm["ptx"]
-    has_loop = kernel == "backward" and rows > tile.rows  # over rows; else there is one turn at most
-    path = usual_path(instructions(cubin), has_loop)
-    elements = tile.rows * n // tile.chunks
-    words = re.findall(r"[ls][dt]\.global(?:\.v(\d))?\.b(\d+)", ptx)
-    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global .*?\], (0x\w+|\d+)", ptx)
+    made = _compile(function, dtype, n, capability, rows, tiles(kernel, rows, n), options)
+    assert made.asm["cubin"]
+    words = re.findall(r"[ls][dt]\.global(?:\.v(\d))?\.b(\d+)", made.asm["ptx"])
+    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global .*?\], (0x\w+|\d+)", made.asm["ptx"])
     access = max([int(vector or 1) * int(bits) // 8 for vector, bits in words] + [int(size, 0) for size in copies])
-    scale = 32 * tile.warps / elements
-    spills, wide = (
-        sum(test(one) for one in path) for test in (lambda one: one.name in ("LDL", "STL"), lambda one: one.is_float64)
-    )
-    return Compiled(registers(cubin), spills, access, scale * len(path), scale * wide, loose(ptx))
+    return Compiled(access, loose(made.asm["ptx"]))
 
 
 def compiled_sums(dtype: str, n: int, capability: int = 90, rows: int = 4096, **options: Any) -> list[Any]:
@@ -148,12 +109,3 @@ def _compile(
     if "maxnreg" in options and options["maxnreg"] is None:
         options = options | {"maxnreg": REGISTERS}
     return triton.compile(source, target=target, options=options)
-
-
-if __name__ == "__main__":
-    print(f'    "{".".join(triton.__version__.split(".")[:2])}": {{')
-    for name, (kernel, dtype, n, options) in CASES.items():
-        made = {each: compiled(kernel, dtype, n, each, FLOAT64=True, **options) for each in CAPABILITIES}
-        numbers = (f"{each}: ({one.issue:.1f}, {one.registers}, {one.spills})" for each, one in made.items())
-        print(f'        "{name}": {{{", ".join(numbers)}}},', flush=True)
-    print("    },")
