@@ -61,7 +61,6 @@ def check(
     batch_invariant: Annotated[
         bool, _more("--batch-invariant", help="A row has the same bits in calls of any number of rows.")
     ] = False,
-    large: Annotated[bool, _more("--large", help="y of 2^31 elements: 16 GB or more, and minutes.")] = False,
     all_: Annotated[
         bool, _more("--all", help="Every triple of circumstances, and very many rows; minutes, in JAX an hour.")
     ] = False,
@@ -114,7 +113,7 @@ def check(
         "max_rows": max_rows,
     }  # fmt: skip
     of_norm: dict[str, Any] = {
-        "group_size": group_size, "compiled": compiled, "extremes": extremes, "exact": exact, "large": large,
+        "group_size": group_size, "compiled": compiled, "extremes": extremes, "exact": exact,
         "batch_invariant": batch_invariant, "strength": 3 if all_ else None, "call": call,
         "quantities": ",".join(quantity or ()) or None, "limits": {k: v for k, v in limits.items() if v} or None,
     }  # fmt: skip

@@ -25,7 +25,6 @@ _COMMAND: Final = "rmsnorm selftest"
 EPILOG: Final = (
     "Examples:\n\n"
     "    rmsnorm selftest\n\n"
-    "    rmsnorm selftest --all\n\n"
     "    rmsnorm selftest --backend torch --variant llama --dtype bfloat16\n\n"
     "    rmsnorm selftest --backend flax --device cuda --json parity.json\n\n"
     "Exit status: 0 everything agrees, 1 a backend differs, crashed or hung, 2 wrong usage, "
@@ -42,17 +41,13 @@ def selftest(
     ] = None,
     dtype: Dtypes = None,
     device: Annotated[str, typer.Option(help=f"Device: {' or '.join(DEVICES)} (NumPy always runs on cpu).")] = "cpu",
-    all_: Annotated[
-        bool, typer.Option("--all", help="Compare every case in every variant and dtype that it has.")
-    ] = False,
     json: Json = None,
 ) -> None:
     """Compare every backend of this package with the golden: values, gradients and derivatives.
 
-    Every variant is compared in every dtype, and each case in one variant and dtype; with --all, --variant or --dtype
-    a case is compared in each variant and dtype that it has. `rmsnorm check TARGET` compares your own function or
-    layer, and says what the golden and the parity ratio are. The NumPy backend checks the golden itself, against the
-    paper's R matrix.
+    Every variant is compared in every dtype, and a call of each option in one variant and dtype; with --variant or
+    --dtype, in all of these. `rmsnorm check TARGET` compares your own function or layer, and says what the golden and
+    the parity ratio are. The NumPy backend checks the golden itself, against the equations in float64.
     """
     from rmsnorm.parity import report
 
@@ -60,10 +55,9 @@ def selftest(
     variants = choices("variant", variant, tuple(PRESETS), _COMMAND) if variant else ()
     types = choices("dtype", dtype, dtypes.FLOATS, _COMMAND) if dtype else ()
     choices("device", [device], DEVICES, _COMMAND)
-    brief = not (all_ or variants or types)
     run = _run_apart if apart.is_parent() else _run
     devices = {name: device if name != "numpy" or backend else "cpu" for name in chosen}
-    runs = [run(name, own, variants, types, brief) for name, own in devices.items()]
+    runs = [run(name, own, variants, types) for name, own in devices.items()]
     if apart.is_child():
         typer.echo(json_.dumps([asdict(run) for run in runs]))
         return
@@ -73,13 +67,12 @@ def selftest(
     end_of_check(runs, requested=bool(backend))
 
 
-def _run_apart(name: str, device: str, variants: Sequence[str], types: Sequence[str], brief: bool) -> Run:
+def _run_apart(name: str, device: str, variants: Sequence[str], types: Sequence[str]) -> Run:
     """The run of a backend in a process of its own."""
     from rmsnorm.parity.comparison import Comparison, Run
 
     chosen = [*(f"--variant={variant}" for variant in variants), *(f"--dtype={dtype}" for dtype in types)]
-    every = [] if brief else ["--all"]
-    end = ended(["selftest", "--backend", name, "--device", device, *chosen, *every], printed=True)
+    end = ended(["selftest", "--backend", name, "--device", device, *chosen], printed=True)
     if end.status:
         return Run(name, end.status, end.message)
     if not end.printed:  # what was wrong is on standard error
@@ -88,13 +81,13 @@ def _run_apart(name: str, device: str, variants: Sequence[str], types: Sequence[
     return Run(**{**fields, "records": [Comparison(**record) for record in fields["records"]]})
 
 
-def _run(name: str, device: str, variants: Sequence[str], types: Sequence[str], brief: bool) -> Run:
+def _run(name: str, device: str, variants: Sequence[str], types: Sequence[str]) -> Run:
     """The run of a backend in this process."""
     from rmsnorm.parity.selftest import compare
 
     with progress() as bars, contextlib.redirect_stdout(sys.stderr):
         task = bars.add_task(name, total=None)
         return compare(
-            name, variants=variants, dtypes=types, device=device, brief=brief,
+            name, variants=variants, dtypes=types, device=device,
             on_progress=lambda done, total: bars.update(task, completed=done, total=total),
         )  # fmt: skip

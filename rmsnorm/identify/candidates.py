@@ -13,7 +13,7 @@ from rmsnorm.accuracy.bounds import error_of
 from rmsnorm.accuracy.rounding import cast
 from rmsnorm.identify.asking import Answer, Probe
 from rmsnorm.identify.mistakes import Mistake
-from rmsnorm.parity.cases import CASES, Data
+from rmsnorm.parity.cases import Case, Data
 from rmsnorm.parity.equations import Change, Steps
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Spec
@@ -178,7 +178,7 @@ def data_of(
     assert x is not None  # noqa: S101  (every call has one)
     still = None if scale is None else np.zeros_like(scale), None if bias is None else np.zeros_like(bias)
     return Data(
-        CASES[0], variant, call, x, scale, bias, np.zeros_like(x) if dy is None else dy, None,
+        Case("identify", x.shape), variant, call, x, scale, bias, np.zeros_like(x) if dy is None else dy, None,
         (np.zeros_like(x), *still), arrays.get("mask"),
         arrays.get("residual"), arrays.get("gate"), tuple(axes), tuple(features), None,
     )  # fmt: skip

@@ -51,7 +51,7 @@ class Arrays:
         x, variant = part["x"], self.call.variant
         zeros = np.broadcast_to(np.zeros((), self.call.result_dtype), x.shape)
         return Data(
-            Case("arrays", x.shape, (variant.name,), ""), variant, _resolved(variant, part, self.options), x,
+            Case("arrays", x.shape), variant, _resolved(variant, part, self.options), x,
             part.get("scale"), part.get("bias"), part.get("dy", zeros), part.get("dh"), (None, None, None),  # type: ignore[arg-type]
             part.get("mask"), part.get("residual"), part.get("gate"), **self.options,
         )  # fmt: skip

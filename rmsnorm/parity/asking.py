@@ -85,7 +85,7 @@ def questions(
 
 
 def _requires_gate(target: Target, variant: Variant, dtype: str) -> bool:
-    sized, case = adapted(target, Case("gate", (4, 64), (variant.name,), ""), None)
+    sized, case = adapted(target, Case("gate", (4, 64)), None)
     return requires_gate(sized, make(case, variant, dtype))
 
 

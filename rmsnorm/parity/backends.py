@@ -7,21 +7,16 @@ derivatives along tangents come by its forward mode.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
-from fractions import Fraction
-from functools import cache, partial
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.numpy_impl.arithmetic import Rows
-from rmsnorm.numpy_impl.paper.derivation import Row
 from rmsnorm.parity.cases import Array, Data
-from rmsnorm.parity.equations import Steps, candidate
+from rmsnorm.parity.equations import candidate
 from rmsnorm.parity.judge import Implementation, Outcome, named_gradients
 from rmsnorm.specification import errors
 from rmsnorm.specification.frameworks import FRAMEWORKS
-from rmsnorm.specification.variants import Variant
 from rmsnorm.targets.bridges import bridge
 
 _INPUTS: Final = ("x", "scale", "bias", "residual", "gate")
@@ -43,62 +38,10 @@ def open_backend(key: str, device: str) -> tuple[str, Implementation]:
 
 
 def _numpy(device: str) -> Implementation:
-    """The equations, with what normalises from the derivation: row by row, with the R matrix."""
+    """The equations in float64, which are the golden in other words."""
     if device != "cpu":
         raise errors.not_a_choice("numpy", "device", device, ["cpu"])
-
-    def run(data: Data) -> Outcome:
-        norm = cache(_by_matrices)
-        return candidate(data, {
-            "inverse": lambda s, _: norm(s).inverse,
-            "normalised": lambda s, _: norm(s).quotient,
-            "transposed": lambda s, _: norm(s).products(s.u, transposed=True),
-            "product": lambda s, _: norm(s).products(s.t, transposed=False),
-        })  # fmt: skip
-
-    return run
-
-
-class _Normalised(NamedTuple):
-    """1 / rho and h / rho, and the products R^T u and R t of its derivative."""
-
-    inverse: Array
-    quotient: Array
-    products: Callable[..., Array]
-
-
-def _by_matrices(s: Steps) -> _Normalised:
-    data, rows, variant = s.data, Rows(s.call), s.variant
-    h, counted, unmasked = map(rows.of, (s.h, s.counted, s.mask))
-    inverse, quotient = np.zeros((rows.count, 1)), np.zeros(h.shape)
-    matrices: dict[int, Callable[[], Array]] = {}
-    for i in map(int, np.flatnonzero(counted.any(axis=1))):
-        order = np.argsort(~counted[i], kind="stable")  # a mask is a partial statistic of the row reordered
-        largest = np.abs(h[i][counted[i]]).max()
-        extreme = largest > 1e100 or (data.call.eps == 0 and largest > 0)
-        power = 2.0 ** np.floor(np.log2(largest)) if extreme and largest < np.inf else 1.0
-        same = variant.replace(
-            eps=data.call.eps / power / (power if variant.eps_position == "inside" else 1.0),
-            partial=Fraction(int(counted[i].sum()), rows.n),
-            partial_rounding="ceil",
-        )
-        row = np.where(unmasked[i], h[i], 0.0)[order] / power
-        rho = Row(row, variant=same).rho
-        inverse[i], quotient[i] = 1 / rho / power, h[i] / power / rho
-        matrices[i] = partial(_matrix, row, same, np.argsort(order, kind="stable"), unmasked[i], power)
-
-    def products(vectors: Array, *, transposed: bool) -> Array:
-        vectors, results = rows.of(vectors), np.zeros(h.shape)
-        for i, matrix in matrices.items():
-            results[i] = (matrix().T if transposed else matrix()) @ vectors[i]
-        return rows.back(results)
-
-    return _Normalised(rows.back(inverse), rows.back(quotient), products)
-
-
-def _matrix(row: Array, variant: Variant, back: Array, unmasked: Array, power: float) -> Array:
-    matrix = Row(row, variant=variant).r_matrix[np.ix_(back, back)] / power
-    return np.where(unmasked[:, None] & unmasked, matrix, 0.0)
+    return candidate
 
 
 def _framework(key: str, device: str) -> Implementation:

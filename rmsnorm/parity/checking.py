@@ -42,7 +42,6 @@ def check(
     exact: bool = False,
     strength: int | None = None,
     batch_invariant: bool = False,
-    large: bool = False,
 ) -> Report:
     """Compare a function or layer with the golden: values, and gradients by its framework's automatic differentiation.
 
@@ -80,8 +79,6 @@ def check(
             JAX, and for 2 elsewhere.
         batch_invariant: whether a row must have the same bits, in y and dx, alone and in calls of 2 to 4,096 rows, at
             every place, and dscale the same bits in equal calls.
-        large: whether y of more than 2^31 elements counts, in the first dtype: 16 GB or more, and minutes. For kernels
-            whose offsets have 32 bits, as those of Liger-Kernel (its issue 1483) and vLLM (its issue 43390).
 
     Raises:
         ValueError: there is no such function, variant or dtype, its width is not a multiple of ``group_size``, or no
@@ -120,7 +117,7 @@ def check(
         target, chosen, types, run, group_size, gradients=gradients, compiled=compiled, extremes=extremes,
         strength=strength or (1 if target.bridge.compiles else 2),
     )  # fmt: skip
-    judging.ask(batch_invariant=batch_invariant, large=large)
+    judging.ask(batch_invariant=batch_invariant)
     judging.conclude(counted, exact, time.monotonic() - began)
     return Report(target.name, chosen, run, tuple(name for name in OPTIONS if name in target.arguments))
 

@@ -1,7 +1,6 @@
 """RMSNorm in plain NumPy and float64, from the equations: the golden in other words, one line for each step.
 
-It is written apart from the golden because most mistakes lie between two steps, which the golden does not open. NumPy's
-row of ``rmsnorm selftest`` is the same but for 1 / rho, h / rho and its derivative, which it takes from the derivation.
+It is written apart from the golden because most mistakes lie between two steps, which the golden does not open.
 """
 
 from __future__ import annotations

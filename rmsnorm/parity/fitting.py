@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rmsnorm.parity.cases import Array, Case, Data, make, recast
-from rmsnorm.parity.judge import Expected, expect
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import Target, TargetError
 from rmsnorm.targets.target import WrongResult
@@ -40,9 +38,6 @@ def adapted(target: Target, case: Case, group_size: int | None) -> tuple[Target,
         case = replace(case, shape=(*case.shape[:-1], target.limits.width_near(case.shape[-1])))
     if group_size is not None:  # at least two groups in each row
         case = replace(case, shape=(*case.shape[:-1], group_size * max(2, case.shape[-1] // group_size)))
-    if target.sizes:
-        declared_sizes = zip(target.sizes[1:], case.shape[1:], strict=True)
-        case = replace(case, shape=(case.shape[0], *(own or size for own, size in declared_sizes)))
     if target.width is None:
         return target, case
     if target.resized is not None:
@@ -76,13 +71,6 @@ def in_groups(data: Data, size: int) -> Data:
     tangents = tuple(map(split, data.tangents))
     case = replace(data.case, shape=arrays["x"].shape, options={"axis": -1, "feature_axis": (-2, -1)})
     return recast(replace(data, case=case, axis=-1, feature_axis=(-2, -1), tangents=tangents, **arrays), data.variant)
-
-
-def expect_in_groups(data: Data, quantities: Sequence[str], group_size: int | None) -> dict[str, Expected]:
-    """What is expected of another program that normalises groups of this size, None for whole rows."""
-    asked = data if group_size is None else in_groups(data, group_size)
-    expected = expect(asked, quantities, automatic=True)
-    return {name: want.changed(lambda array: without_groups(array, group_size)) for name, want in expected.items()}
 
 
 def without_groups(array: Array, group_size: int | None) -> Array:

@@ -110,9 +110,6 @@ def expect(
     whether that program may add one term after the other. ``values``: those that somebody has computed already, in
     place of the golden's.
     """
-    if data.once is not None:
-        once = expect(data.once, quantities, automatic=automatic, in_sequence=in_sequence)
-        return {name: _repeated(name, want, data, automatic=automatic) for name, want in once.items()}
     sizes = term_sizes(
         data.x, data.scale, data.bias, dy=data.dy, dh=data.dh, tangents=data.tangents, automatic=automatic,
         **data.options, **data.arrays,
@@ -120,7 +117,8 @@ def expect(
     of_sum = further_error(data, automatic=automatic, in_sequence=in_sequence)
     expected = {}
     for name, value in (golden(data, quantities) if values is None else values).items():
-        dtype, limit = value.dtype.name, _bound(name, data, value.dtype.name, automatic=automatic)
+        dtype = value.dtype.name
+        limit = bound(name, data.call, dtype, residual=data.residual is not None, automatic=automatic)
         further = (of_sum if name not in ("dscale", "dbias") else of_sum.max(initial=0.0)) * USES_OF_INVERSE[name]
         unit = sizes[name] * (dtypes.unit_roundoff(dtype) + further / limit)
         unit = np.maximum(np.broadcast_to(unit, value.shape), dtypes.smallest_subnormal(dtype) / 2)
@@ -169,23 +167,6 @@ def _of_y(value: Array, unit: Array, limit: float, data: Data, error: Array, siz
     low, high = (end.astype(np.float64) for end in ends(data, value, error, 0 * size))
     apart = np.where(np.isfinite(high - low), high - low, 0.0)
     return Expected.around(value, unit + apart / limit, limit)
-
-
-def _bound(name: str, data: Data, dtype: str, *, automatic: bool) -> float:
-    return bound(name, data.call, dtype, residual=data.residual is not None, automatic=automatic)
-
-
-def _repeated(name: str, once: Expected, data: Data, *, automatic: bool) -> Expected:
-    """What is expected where the rows are repeated: repeated rows, and sums that are as many times as large.
-
-    That many is a power of two, so that rounding the sum is the same before and after.
-    """
-    if name in ("dscale", "dbias"):
-        limit = _bound(name, data, once.value.dtype.name, automatic=automatic)
-        many = math.prod(data.case.repeats)
-        value = (once.value.astype(np.float64) * many).astype(once.value.dtype)
-        return Expected.around(value, once.unit * many, limit)
-    return once.changed(lambda array: np.tile(array, data.case.repeats))
 
 
 def named_gradients(data: Data, gradients: Sequence[Any]) -> dict[str, Any]:

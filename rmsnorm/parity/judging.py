@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rmsnorm.identify import identify
-from rmsnorm.parity import asking, beyond
+from rmsnorm.parity import asking
+from rmsnorm.parity.batches import BATCHES, batches
 from rmsnorm.parity.circumstances import EDGES, OPTIONS, Circumstance
 from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled
 from rmsnorm.parity.first import ASKED, first_parameters
@@ -18,7 +19,7 @@ from rmsnorm.parity.refusals import Refusals
 from rmsnorm.parity.report import sentences
 from rmsnorm.specification import errors
 from rmsnorm.specification.variants import Variant
-from rmsnorm.targets import Target
+from rmsnorm.targets import Target, TargetError
 from rmsnorm.targets.target import TO_RETURN
 
 _QUICK: Final = 1  # the strength with which fewer levels are asked
@@ -46,7 +47,7 @@ class Judging:
     refusals: Refusals = field(default_factory=Refusals)
     elements: int = 0
 
-    def ask(self, *, batch_invariant: bool, large: bool) -> None:
+    def ask(self, *, batch_invariant: bool) -> None:
         """Everything: the circumstances, those of the compiled target, the first parameters, and what was asked for."""
         self._say_what_is_left_out()
         if not self._circumstances(self.target):
@@ -60,13 +61,19 @@ class Judging:
             return
         if self.target.is_new and all(comparison.passed for comparison in self.run.records):
             self._add(first_parameters(self.target, self.variant), ASKED, "first parameters")
-        for target in (self.target, *((self.target.compiled,) if self.compiled else ())):
-            differentiated = self.gradients and target.differentiable
-            more = beyond.Beyond(target, self.variant, self.group_size, self.run, differentiated)
-            if batch_invariant:
-                self._add(more.batches(self.types), self.types[0], beyond.BATCHES)
-            if large:
-                self._add(more.elements(self.types[0]), self.types[0], beyond.LARGE.name)
+        if batch_invariant:
+            self._batches(self.target)
+            if self.compiled:
+                self._batches(self.target.compiled)
+
+    def _batches(self, target: Target) -> None:
+        differentiated = self.gradients and target.differentiable
+        try:
+            answers = batches(target, self.variant, self.types, self.group_size, gradients=differentiated)
+        except TargetError as error:
+            self.run.skipped.append(Skip(BATCHES, "", str(error)))
+        else:
+            self._add(answers, self.types[0], BATCHES)
 
     def _add(self, comparisons: Sequence[Comparison], dtype: str, name: str) -> None:
         self.run.records += labelled(comparisons, self.variant.name, dtype, name)

@@ -145,7 +145,7 @@ def case_of(circumstance: Circumstance, variant: Variant) -> Case:
     kind = _KINDS.get(level["values"], "alike")
     width = {"gain float32": "float32", "gain bfloat16": "bfloat16"}.get(level["gain"])
     return Case(
-        level.name, (*lead_of(level.levels), int(level["width"])), (variant.name,), "circumstances of a call", kind,
+        level.name, (*lead_of(level.levels), int(level["width"])), data=kind,
         scale=level["gain"] != "no gain", bias=level["bias"] == "bias", parameters=width,
         residual=level["residual"] == "residual",
         gate=(variant.gate_function, variant.gate_position) if level["gate"] == "gate" else None, options=options,

@@ -154,7 +154,7 @@ def data_of(test: Test, number: int, variant: Variant, dtype: str) -> Data:
         arrays[name] = hashed(16 * number + i, math.prod(sizes), kind, own).reshape(sizes)
     if test.change is not None:
         test.change(arrays, chosen.scale_offset)
-    case = Case(test.comment, shape, (chosen.name,), "", residual=test.residual)
+    case = Case(test.comment, shape, residual=test.residual)
     return Data(
         case=case, variant=chosen, call=call, x=arrays["x"], scale=arrays["scale"], bias=None, dy=arrays["dy"],
         dh=arrays.get("dh"), tangents=(arrays["x"], arrays["scale"], None), mask=None,

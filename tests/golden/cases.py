@@ -46,8 +46,8 @@ CASES = (
          dtypes=("float16", "float32")),
     case("out f32", (12, 40), "standard", "llama", dtypes=dtypes.HALF, options={"out_dtype": "float32"}),
     case("out bf16", (12, 40), "standard", "apex", dtypes=("float32", "float64"), options={"out_dtype": "bfloat16"}),
-    case("wide", (3, 1500), "standard", "llama"),
-    case("five axes", (3, 7, 5, 11, 8), "standard", "torch"),
+    case("wide", (3, 700), "standard", "llama"),
+    case("five axes", (2, 3, 5, 7, 8), "standard", "torch"),
     case("one row", (1, 40), "lasagne"),
     case("width 1", (7, 1), "standard", "gemma"),  # the gradient cancels but for eps
     case("vector", (64,), "standard", "llama"),
@@ -58,7 +58,7 @@ CASES = (
     case("at the clamp", (12, 5), "x_transformers", data="at_clamp", options={"eps": 5.0}),
     case("zero rows", (3, 2, 20), "standard", "torch", "zhang_torch", data="zero_rows"),
     case("constant", (2, 3, 5, 16), "standard", "paper", "llama", "gemma", data="constant"),
-    case("one sign", (500, 8), "standard", "llama", data="one_sign"),  # a sum of gradients that grows with every row
+    case("one sign", (200, 8), "standard", "llama", data="one_sign"),  # a sum of gradients that grows with every row
     case("bias", (12, 40), "standard", "llama", "gemma", bias=True),
     case("no gain", (12, 40), "standard", "llama", "gemma", "onnx", scale=False),
     case("bias alone", (12, 40), "standard", "apex", scale=False, bias=True),

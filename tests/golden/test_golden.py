@@ -36,7 +36,9 @@ def test_every_quantity_is_the_nearest_number(case, dtype):
     assert not any(missed.values()), missed
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.gate and not case.fields], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.gate and "eps" not in case.fields], ids=lambda case: case.name
+)
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_gradients_with_a_gate_that_cancel(dtype, eps, case):
@@ -161,13 +163,6 @@ def test_eps_and_partial_of_a_call_are_those_of_another_variant(variant, dtype):
         assert got.tobytes() != np.asarray(name(*arguments, variant=variant)[0]).tobytes()
 
 
-@pytest.mark.parametrize("dtype", dtypes.FLOATS)
-def test_without_a_residual_no_output_is_an_input(dtype):
-    x = np.ones((2, 3), dtype)
-    for output in (rms_norm(x, eps=0.0), rms_norm_vjp(x, x)[0], rms_norm_jvp((x,), (x,))):
-        assert not np.shares_memory(output, x)
-
-
 def test_a_sum_of_two_dtypes_has_the_wider_and_its_gradients_have_both():
     x, r, v = np.random.default_rng(6).normal(size=(3, 3, 8)).astype(np.float32)
     narrow = x.astype(ml_dtypes.bfloat16)
@@ -176,18 +171,6 @@ def test_a_sum_of_two_dtypes_has_the_wider_and_its_gradients_have_both():
     assert np.array_equal(h, narrow.astype(np.float32) + r)
     dx, *_, dresidual = rms_norm_vjp(v, narrow, residual=r)
     assert (dx.dtype.name, dresidual.dtype.name) == ("bfloat16", "float32")
-
-
-@pytest.mark.parametrize(("position", "rho"), [("inside", 1e-6), ("outside", 1e-12), ("clamp", 1e-12)])
-def test_a_gradient_survives_where_eps_is_nearly_all_of_rho(position, rho):
-    """One counted element of 1e-72 beside one of 1e-25: projected on the first alone, 7e12 drowned in 1e47."""
-    x, v = np.array([1e-72, 1e-25]), np.array([3.0, -2.0])
-    variant = Variant(name="mine", eps=1e-12, eps_position=position, partial=0.5)
-    dx = rms_norm_vjp(v, x, variant=variant)[0]
-    dy = rms_norm_jvp((x,), (v,), variant=variant)
-    # the second term: of a / rho 1e-13 at most, and d rho / d a at most 1
-    assert np.all(np.abs(dx * rho - v) <= 1e-12 * np.abs(v))
-    assert np.all(np.abs(dy * rho - v) <= 1e-12 * np.abs(v))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
@@ -215,7 +198,7 @@ def test_term_sizes_are_finite_without_counted_elements_and_when_squares_overflo
 def test_rows_in_blocks_are_rows():
     """More rows than a block holds, and a row longer than a block."""
     random = np.random.default_rng(11)
-    for shape in ((3000, 24), (2, 40000)):
+    for shape in ((1500, 48), (2, 40000)):
         x, v = random.normal(size=(2, *shape)).astype(np.float32)
         g = random.normal(size=shape[1]).astype(np.float32)
         y, dx = rms_norm(x, g), rms_norm_vjp(v, x, g)[0]

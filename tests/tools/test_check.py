@@ -1,4 +1,4 @@
-"""What `check` asks beside the zoo: presets, layers and widths of models, groups, batches, sizes, compiled code."""
+"""What `check` asks beside the zoo: presets, layers and widths of models, groups, batches, compiled code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import zoo
 from rmsnorm import Quantisation, Variant, numpy_impl
 from rmsnorm.identify import identify
 from rmsnorm.numpy_impl import fast
-from rmsnorm.parity import beyond, check, check_quantised
+from rmsnorm.parity import check, check_quantised
+from rmsnorm.parity.batches import BATCHES
 from rmsnorm.parity.circumstances import levels_of, options_of
 from rmsnorm.targets import open_target
 
@@ -180,7 +181,7 @@ def test_on_a_device() -> None:
     assert result.passed, result.text
 
 
-# Batches, sizes, and what is compiled.
+# Batches, and what is compiled.
 
 
 @few
@@ -191,10 +192,10 @@ def test_rows_that_depend_on_their_number_and_calls_that_differ() -> None:
     asked: dict[str, Any] = {"dtypes": "float32", "batch_invariant": True}
     right = check(zoo.standard, framework="torch", **asked)
     assert right.passed, right.text
-    assert quantities(r for r in right.run.records if r.case == beyond.BATCHES) == ALL
+    assert quantities(r for r in right.run.records if r.case == BATCHES) == ALL
     assert identify(layers.blocks_by_rows).recognised
     report = check(layers.blocks_by_rows, **asked)
-    assert {record.case for record in report.run.failures} == {beyond.BATCHES}
+    assert {record.case for record in report.run.failures} == {BATCHES}
     assert "'batches' f32 y: y of a row depends on how many rows there are: from 256 rows on, " in report.text
     calls = iter(range(10**6))
 
@@ -208,30 +209,17 @@ def test_rows_that_depend_on_their_number_and_calls_that_differ() -> None:
             return dw * (1 + next(calls) % 2 * 2.0**-23)
 
     report = check(lambda x, weight: zoo.standard(x, Unsteady.apply(weight)), framework="torch", **asked)
-    (sentence,) = [record.detail for record in report.run.failures if record.case == beyond.BATCHES]
+    (sentence,) = [record.detail for record in report.run.failures if record.case == BATCHES]
     assert sentence.startswith("dscale is not the same in two equal calls: ")
 
 
 @few
 @pytest.mark.torch
-def test_more_elements_than_an_index_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 2^16 in the place of 2^31; also of groups with a gate, each of which has a gain of its own."""
+def test_batches_of_groups_with_a_gate() -> None:
     layers = pytest.importorskip("zoo_torch")
-    monkeypatch.setattr(beyond, "ELEMENTS", 2**16)
-
-    def wrong(x: Any, weight: Any) -> Any:
-        y = zoo.standard(x, weight)
-        late = layers.torch.arange(y.numel() // max(1, x.shape[-1])).reshape(*x.shape[:-1], 1) >= 1000
-        return y + (late & (late.numel() < 3000)) if x.numel() else y
-
-    options: dict[str, Any] = {"dtypes": "float32", "gradients": False, "large": True, "framework": "torch"}
-    assert check(zoo.standard, **options).passed
-    failures = check(wrong, **options).run.failures
-    (detail,) = [record.detail for record in failures if record.case == beyond.LARGE.name]
-    assert detail.startswith("after ")
-    report = check(layers.mamba2, BEFORE, dtypes="bfloat16", group_size=4, batch_invariant=True, large=True)
+    report = check(layers.mamba2, BEFORE, dtypes="bfloat16", group_size=4, batch_invariant=True)
     assert report.passed, report.text
-    assert {beyond.BATCHES, beyond.LARGE.name} <= {record.case for record in report.run.records}
+    assert BATCHES in {record.case for record in report.run.records}
 
 
 @few
@@ -249,6 +237,6 @@ def test_what_is_compiled_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"dtypes": "float32", "gradients": False, "batch_invariant": True}
     assert check(target, **options).passed
     failures = check(target, **options, compiled=True).run.failures
-    assert {record.case == beyond.BATCHES or "3 axes" in levels_of(record.case) for record in failures} == {True}
+    assert {record.case == BATCHES or "3 axes" in levels_of(record.case) for record in failures} == {True}
     assert len({record.case for record in failures}) > 1
-    assert all(record.detail.startswith("compiled: ") for record in failures if record.case != beyond.BATCHES)
+    assert all(record.detail.startswith("compiled: ") for record in failures if record.case != BATCHES)

@@ -55,7 +55,7 @@ def target_of(call: str, changes: Any) -> tuple[Variant, Target]:
         return dataclasses.replace(
             plain, call=resolve("candidate", variant=variant, **specs), **named, mask=arrays.get("mask"),
             dy=np.zeros_like(named["x"]) if dy is None else dy, dh=None, tangents=(None, None, None), axis=-1,
-            feature_axis=None, once=None,
+            feature_axis=None,
         )  # fmt: skip
 
     def function(arrays: Any) -> Any:

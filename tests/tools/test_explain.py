@@ -35,8 +35,8 @@ TITLES = {"numpy": "NumPy", "torch": "PyTorch", "tf": "TensorFlow", "flax": "JAX
 def test_what_it_says_is_what_decides() -> None:
     """Beside kernels the reason is that of the call alone, and None for others."""
     seen = set()
-    empty = Case("empty", (0, 16), (), "")
-    formats = Case("two formats", (4, 8), (), "", options={"out_dtype": "bfloat16"}, dtypes=("float16",))
+    empty = Case("empty", (0, 16))
+    formats = Case("two formats", (4, 8), options={"out_dtype": "bfloat16"}, dtypes=("float16",))
     for case in (*CASES.values(), empty, formats):
         for dtype in case.dtypes:
             rows = make(case, "standard", dtype).call.in_rows
