@@ -20,11 +20,10 @@ export PYTHONPATH=$PWD:$PWD/benchmarks${PYTHONPATH:+:$PYTHONPATH}
 device=cuda seconds=1 longer=1 first=(512x4096 4096x4096 16384x8192) others=(64x262144 32x768 4096x128)
 some=() first_variant=torch other_variants=(--variant llama --variant gemma)
 if [ $rehearsal = 1 ]; then
-    export PYTHONPATH=$PWD/tests/kernels/interpreter:$PYTHONPATH
     export RMSNORM_GPU_KERNELS=interpret RMSNORM_CPU_KERNELS=0 TRITON_INTERPRET=1 TORCHDYNAMO_DISABLE=1
     export PYTHONWARNINGS=ignore
     device=cpu seconds=0 longer=5 first=(2x16) others=(3x40)
-    some=(-k "middle or step") first_variant=mlx other_variants=(--variant torch)
+    some=(-k "middle or groups") first_variant=mlx other_variants=(--variant torch)
 fi
 failed=()
 # step NAME SECONDS COMMAND: at the end of its time Ctrl-C, after which `rmsnorm` writes what is finished.

@@ -10,7 +10,6 @@ a product with R by the same product with that matrix and absolute values.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 import mpmath  # type: ignore[import-untyped]
@@ -29,17 +28,13 @@ N, M = 7, 4
 U = 2.0**-53
 TAU = (2 * N + 10) * U / (1 - (2 * N + 10) * U)
 
-# The variant, and k counted by hand: 7 * 0.4 = 2.8 and 7 * 0.1 = 0.7.
+# The variant, and k counted by hand: 7 * 0.4 = 2.8.
 FORMS = {
     "paper": (PAPER, 7),
     "inside": (PAPER.replace(eps=0.5), 7),
-    "machine epsilon": (Variant.get("torch"), 7),
     "outside": (PAPER.replace(eps=0.3, eps_position="outside"), 7),
     "clamp": (PAPER.replace(eps=0.75, eps_position="clamp"), 7),
     "ceil": (PAPER.replace(partial=0.4), 3),
-    "floor": (PAPER.replace(partial=0.4, partial_rounding="floor"), 2),
-    "at least one": (PAPER.replace(partial=0.1, partial_rounding="floor", eps=0.5), 1),
-    "partial outside": (Variant.get("zhang_torch").replace(partial=0.4, eps=0.3), 2),
     "partial clamp": (PAPER.replace(partial=0.4, eps=0.75, eps_position="clamp"), 3),
     "offset": (Variant.get("gemma").replace(eps=0.5), 7),
     "offset partial outside": (PAPER.replace(scale_offset=1.0, partial=0.4, eps=0.3, eps_position="outside"), 3),
@@ -115,33 +110,11 @@ def exact_jacobian(case: Case) -> Array:
     return np.array(columns).T
 
 
-def exact_weight_gradient(case: Case) -> Array:
-    """Each element of dL/dW from L = <v, y> itself, through a = W x."""
-    h = mpmath.mpf(10) ** -20
-    x, w = [mpmath.mpf(e) for e in case.x], [[mpmath.mpf(e) for e in row] for row in case.w]
-
-    def loss(i: int, j: int, step: Any) -> Any:
-        a = [sum(e * f for e, f in zip(row, x, strict=True)) + step * x[j] * (row is w[i]) for row in w]
-        return sum(v * y for v, y in zip(case.v, exact_row(a, case), strict=True))
-
-    return np.array([[float((loss(i, j, h) - loss(i, j, -h)) / (2 * h)) for j in range(M)] for i in range(N)])
-
-
 def within(got: Array, want: Array, error: Array) -> None:
     assert got.shape == np.shape(want) == error.shape
     assert got.dtype == np.float64
     # Where a row is not counted R is exactly diagonal, and so is the bound: no quotient here.
     assert np.all(np.abs(got - want) <= error), f"got {got}\nwant {want}\nbound {error}"
-
-
-def test_the_bound_is_of_the_order_of_rounding(case: Case) -> None:
-    # 3 tau (1 + X S) rho / rho with X, S and kappa of a few units each: a bound beyond 10^-11 would prove little.
-    assert np.max(case.r_error()) * case.row.rho < 1e-11
-
-
-def test_clamp_acts_at_small_rows_only() -> None:
-    acts = [draw("clamp", size).row.rho == 0.75 / np.sqrt(N) for size in (2.0**-10, 1, 2**10)]
-    assert acts == [True, False, False]
 
 
 def test_a_row_is_that_of_sixty_digits_and_the_golden(case: Case) -> None:
@@ -173,22 +146,15 @@ def test_the_jacobian_gives_the_golden_products(case: Case) -> None:
 
 
 def test_the_gradients_are_transposed_and_kronecker_products(case: Case) -> None:
-    """By the golden, by the O(n) product of the derivation, and dL/dW also by differences in sixty digits."""
+    """By the golden, and by the O(n) product of the derivation; W enters through a = W x alone."""
     u, arguments = case.gain * case.v, (case.v, case.x, case.w, case.g)
     of_input = case.r_error().T @ np.abs(u)
     dx = rms_norm_vjp(case.v, case.a, case.g, case.b, variant=case.variant)[0]
     for want in (case.row.r_matrix.T @ u, dx):
         within(case.row.input_gradient(case.v, case.g), want, of_input)
     kronecker = weight_gradient_kronecker(*arguments, variant=case.variant)
-    for want in (weight_gradient(*arguments, variant=case.variant), np.outer(dx, case.x), exact_weight_gradient(case)):
+    for want in (weight_gradient(*arguments, variant=case.variant), np.outer(dx, case.x)):
         within(kronecker, want, np.outer(of_input, np.abs(case.x)))
-
-
-def test_a_counted_fraction_is_exact() -> None:
-    """100 * 0.07 is 7.000000000000001 in floating point, and k is 7."""
-    a = np.where(np.arange(100) < 7, 1.0, 3.0)
-    assert Row(a, partial=0.07).rho == Row(a, partial=Fraction(7, 100)).rho == 1.0
-    assert Row(a, partial=0.08).rho == np.sqrt((7 + 9) / 8)
 
 
 @pytest.mark.parametrize("position", ["inside", "outside", "clamp"])
@@ -205,27 +171,12 @@ def test_a_row_of_zeros(position: str) -> None:
     assert np.array_equal(rms_norm_vjp(v, zeros, variant=variant, eps=0.25)[0], v / rho)
 
 
-def test_narrow_formats_are_widened_and_nothing_is_written() -> None:
-    a, g = np.array([1.0, 7.0], np.float32), np.array([1.0, 2.0], np.float16)
-    a.flags.writeable = g.flags.writeable = False
-    assert Row(a).y(g).dtype == np.float64
-    assert np.array_equal(Row(a).jacobian(g), Row([1.0, 7.0]).jacobian([1.0, 2.0]))
-
-
 WRONG: list[tuple[type[Exception], Callable[[], Any], str]] = [
     (TypeError, lambda: Row([1, 7]), r"Row: a has dtype int64, expected float16, .* or float64; cast it first"),
     (ValueError, lambda: Row([[1.0]]), r"Row: shape of a is \(1, 1\), expected \[n\], n >= 1; pass one row"),
-    (ValueError, lambda: Row([]), r"Row: shape of a is \(0,\), expected \[n\], n >= 1; pass one row"),
     (ValueError, lambda: Row([1.0]).y([1.0, 2.0]), r"y: g has shape \(2,\), expected \(1,\) to match a f64\[1\]"),
-    (ValueError, lambda: Row([1.0]).y(None, [1.0, 2.0]), r"y: b has shape \(2,\), expected \(1,\) to match a f64\[1\]"),
-    (ValueError, lambda: Row([1.0]).input_gradient([1.0, 2.0]),
-     r"input_gradient: v has shape \(2,\), expected \(1,\) to match a"),
     (ValueError, lambda: weight_gradient([1.0], [1.0, 2.0], [[1.0]]),
      r"weight_gradient: w has shape \(1, 1\), expected \(1, 2\) to match x f64\[2\]"),
-    (ValueError, lambda: weight_gradient_kronecker([1.0], [1.0], [1.0]),
-     r"weight_gradient_kronecker: shape of w is \(1,\), expected \[n, m\], n, m >= 1; pass a matrix"),
-    (ValueError, lambda: Row([1.0], eps=-1.0), r"Row: eps is -1\.0, expected a finite number >= 0; "),
-    (ValueError, lambda: Row([1.0], partial=2.0), r"Row: partial is 2\.0, expected a fraction in \(0, 1\]; "),
     (ValueError, lambda: Row([1.0], variant="papers"), r"Row: variant is 'papers', .* mean 'paper'\?"),
 ]  # fmt: skip
 

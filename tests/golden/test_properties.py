@@ -1,4 +1,4 @@
-"""The golden in numbers of very different sizes; in every framework: powers of two, ends of the range, subnormals."""
+"""The golden in numbers of very different sizes; in every framework: ends of the range, and subnormal numbers."""
 
 from __future__ import annotations
 
@@ -54,21 +54,6 @@ def test_the_golden_is_the_nearest_number(dtype):
         )  # fmt: skip
         with mp.workprec(2500):
             check(data, slack=2.0**-98)
-
-
-@pytest.mark.parametrize("dtype", dtypes.FLOATS)
-def test_without_eps_a_power_of_two_changes_nothing_in_any_framework(framework, dtype):
-    random = np.random.default_rng(0)
-    x, v = (random.normal(size=(3, 7)).astype(dtype) for _ in range(2))
-    g = random.normal(size=7).astype(dtype)
-    want = [framework.rms_norm(x, g, variant="paper"), *framework.rms_norm_vjp(v, x, g, variant="paper")[:2]]
-    for power in (-5, 4):
-        factor = x.dtype.type(2.0**power)
-        y = framework.rms_norm(factor * x, g, variant="paper")
-        dx, dscale, _ = framework.rms_norm_vjp(v, factor * x, g, variant="paper")
-        for got, expected in zip((y, (dx * factor).astype(dtype), dscale), want, strict=True):
-            assert dtype == "float16" or got.tobytes() == expected.tobytes()
-            assert np.allclose(got.astype(np.float64), expected.astype(np.float64), rtol=0, atol=2.0**-10)
 
 
 @pytest.mark.parametrize(("variant", "dtype", "size"), [

@@ -7,11 +7,10 @@ import pickle
 
 import pytest
 import torch
-import triton
 from gpu_kernels import DEVICE, WIDTH, array, choose, new_plans, same_bits, used  # noqa: F401  (fixtures)
 
 from rmsnorm.engines import prepare
-from rmsnorm.torch_impl import RMSNorm, gpu, kernels, private, rms_norm, rms_norm_vjp
+from rmsnorm.torch_impl import RMSNorm, gpu, kernels, rms_norm, rms_norm_vjp
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of infinite numbers in the interpreter
 
@@ -83,15 +82,6 @@ def test_a_call_unlike_the_kept_one_is_computed_as_it_is():
         layer(x.to("meta"))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_autocast_reaches_a_kept_call(dtype):
-    layer, built_in = (norm(32, device=DEVICE, dtype=dtype) for norm in (RMSNorm, torch.nn.RMSNorm))
-    x = torch.randn(6, 32, device=DEVICE, dtype=dtype)
-    for is_on in (False, True, False, True):
-        with torch.autocast(DEVICE, enabled=is_on, dtype=torch.bfloat16):
-            assert layer(x).dtype == layer(x).dtype == built_in(x).dtype
-
-
 FORWARD, SUMS = ["forward", "backward"], ["forward", "backward", "add_up"]
 
 
@@ -117,21 +107,6 @@ def test_gradients_that_are_not_needed_are_not_computed(variant, frozen, launche
             assert got.grad is None if name in frozen else torch.equal(got.grad, wanted)
 
 
-def test_second_derivatives_and_hooks_of_a_kept_call():
-    layer = RMSNorm(16, device=DEVICE)
-    x = torch.randn(3, 16, device=DEVICE, requires_grad=True)
-    layer(x)
-    (dx,) = torch.autograd.grad(kept(layer, x).square().sum(), x, create_graph=True)
-    (got,) = torch.autograd.grad(dx.sum(), x)
-    y = torch.nn.functional.rms_norm(x, (16,), layer.weight)
-    (dx,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-    torch.testing.assert_close(got, torch.autograd.grad(dx.sum(), x)[0], rtol=1e-4, atol=1e-4)
-    with torch.autograd.graph.save_on_cpu():
-        y = kept(layer, x)
-    (dx,) = torch.autograd.grad(y.sum(), x)
-    assert torch.equal(dx, torch.autograd.grad(kept(layer, x).sum(), x)[0])
-
-
 def test_a_copy_of_a_layer_has_no_kept_call():
     layer = RMSNorm(16, device=DEVICE)
     x = torch.randn(3, 16, device=DEVICE)
@@ -140,34 +115,6 @@ def test_a_copy_of_a_layer_has_no_kept_call():
         assert copied._kept == ()
         assert len(layer._kept) == 1
         assert torch.equal(copied(x), y)
-
-
-def test_a_launch_calls_the_hooks_of_a_profiler(monkeypatch):
-    """And without hooks the launcher alone."""
-
-    class Compiled:
-        function, packed_metadata, calls = "function", "packed", []
-
-        def __getitem__(self, grid):
-            return lambda *arguments: self.calls.append(("public", grid, arguments))
-
-        def run(self, *arguments):
-            self.calls.append(("launcher", arguments))
-
-    monkeypatch.setattr(private, "current_gpu", lambda: 3)
-    monkeypatch.setattr(private, "stream_of", lambda index: ("stream of", index))
-    compiled = Compiled()
-    start = private.starter(compiled, (4, 5, 1), ["constant"])
-    start(16, None)
-    fast = 4, 5, 1, ("stream of", 3), "function", "packed", None, None, None, 16, None, "constant"
-    for name in ("launch_enter_hook", "launch_exit_hook"):
-        with monkeypatch.context() as patches:
-            patches.setattr(triton.knobs.runtime, name, lambda metadata: None)
-            start(16, None)
-    start(16, None)
-    public = "public", (4, 5, 1), (16, None, "constant")
-    assert compiled.calls == [("launcher", fast), public, public, ("launcher", fast)]
-    assert private.starter(object(), (1, 1, 1), []) is None
 
 
 def test_each_card_starts_its_own_function(monkeypatch):

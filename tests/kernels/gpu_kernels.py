@@ -17,7 +17,7 @@ import triton
 import rmsnorm.gpu
 from rmsnorm import engines, numpy_impl
 from rmsnorm.gpu import plan, triton_cancelled
-from rmsnorm.torch_impl import RMSNorm, gpu, kernels, rms_norm, rms_norm_vjp
+from rmsnorm.torch_impl import RMSNorm, gpu, rms_norm, rms_norm_vjp
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of infinite numbers in the interpreter
 
@@ -187,18 +187,8 @@ def adversarial_cotangents(random, x):
         near = v * (1 + 2.0**-7 * random.integers(-1, 2, WIDTH))
         orthogonal = row - v * (row @ v) / (v @ v or 1)
         short = random.integers(-4, 5, WIDTH) / 4
-        kinds = [
-            0.0 * row,
-            v,
-            near,
-            orthogonal,
-            row * 2.0 ** random.integers(-120, -20),
-            short,
-            few,
-            row,
-            row * 2.0**-9,
-        ]
-        row[:] = kinds[random.integers(len(kinds))]
+        tiny = row * 2.0 ** random.integers(-120, -20)
+        row[:] = (0.0 * row, v, near, orthogonal, tiny, short, few, row, row * 2.0**-9)[random.integers(9)]
     return dy.astype(x.dtype)
 
 
@@ -305,15 +295,6 @@ def test_parameters_at_the_ends_of_the_range(variant, dtype):
         assert_bits(x, scale, bias, variant=variant)
 
 
-def test_rows_with_a_step_are_read_where_they_are(used):
-    x = torch.randn(4, 6, 96, device=DEVICE)[:, ::2, :80]
-    y = rms_norm(x, variant="paper")
-    assert torch.equal(y, rms_norm(x.contiguous(), variant="paper"))
-    across = torch.randn(80, 10, device=DEVICE).T
-    assert torch.equal(rms_norm(across), rms_norm(across.contiguous()))
-    assert used == ["forward"] * 4
-
-
 def test_groups_in_rows_with_a_step(used):
     """Group i of a row reads the gains from n i on; rows of groups may have a step."""
     whole = torch.randn(6, 5, 24, device=DEVICE)
@@ -345,15 +326,6 @@ def test_what_no_kernel_computes_is_computed(used):
     assert used == ["forward"]
 
 
-def test_the_saved_tensors_are_x_the_gain_and_a_number_a_row(used):
-    x = torch.randn(64, 128, device=DEVICE, requires_grad=True)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.nbytes), t)[1], lambda t: t):
-        rms_norm(x, torch.ones(128, device=DEVICE))
-    assert sorted(kept) == [128 * 4, 64 * 8, x.nbytes]
-    assert used == ["forward"]
-
-
 def test_sums_have_one_order():
     """The gain's gradient has the same bits in every run."""
     runs = 100 if DEVICE == "cuda" else 2
@@ -362,11 +334,3 @@ def test_sums_have_one_order():
     for _ in range(runs):
         for got, want in zip(rms_norm_vjp(dy, x, torch.ones(64, device=DEVICE))[:2], first[:2], strict=True):
             assert torch.equal(got, want)
-
-
-def test_tensors_that_are_no_memory_do_not_reach_the_kernels(used):
-    x = torch.randn(4, 32, dtype=torch.complex64, device=DEVICE).conj().imag
-    assert x.is_neg()
-    torch.testing.assert_close(rms_norm(x), rms_norm(x.resolve_neg()), rtol=2.0**-20, atol=0)
-    assert not kernels.are_readable(x)
-    assert used == ["forward"]

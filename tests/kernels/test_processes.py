@@ -41,14 +41,15 @@ def test_as_many_threads_as_asked_for() -> None:
     assert [int(run(COUNT_THREADS, RMSNORM_NUM_THREADS=count)) for count in ("1", "2")] == [0, 1]
 
 
-def test_pytorch_computes_with_its_own_threads() -> None:
+@pytest.mark.parametrize("openmp_is_on", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_pytorch_computes_with_its_own_threads(openmp_is_on: bool) -> None:
     """After its first parallel operation, a large call of ours starts none, unless OpenMP is switched off."""
     pytest.importorskip("torch")
     code = COUNT_THREADS.replace("fast.rms_norm(x[:9])", "import torch; torch.set_num_threads(2)\n"
         "from rmsnorm.torch_impl import rms_norm; x = torch.from_numpy(x); x.exp(); rms_norm(x[:9])"
     ).replace("fast.rms_norm(x)", "rms_norm(x)")  # fmt: skip
-    assert int(run(code)) == (0 if sys.platform == "linux" else 1)
-    assert int(run(code, RMSNORM_OPENMP="0")) == 1
+    environment = {} if openmp_is_on else {"RMSNORM_OPENMP": "0"}
+    assert int(run(code, **environment)) == (0 if openmp_is_on and sys.platform == "linux" else 1)
 
 
 FORKED = """
@@ -152,7 +153,9 @@ print(is_advised(x), is_advised(y), is_advised(dx), is_advised(rms_norm(x.detach
 """
 
 
-@pytest.mark.parametrize(("switch", "expected"), [("1", "False True True False"), ("0", "False False False False")])
+@pytest.mark.parametrize(("switch", "expected"), [
+    ("1", "False True True False"), pytest.param("0", "False False False False", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_large_results_of_pytorch_have_huge_pages(switch: str, expected: str) -> None:
     """Where the system leaves that to programs; small ones have none."""
     pytest.importorskip("torch")

@@ -112,7 +112,7 @@ def test_what_is_no_array_of_numbers(implementation: Any) -> None:
 
 @IMPLEMENTATIONS
 def test_no_call_keeps_an_array(implementation: Any) -> None:
-    arrays = draw("float32", rows=(3000,), width=24)
+    arrays = draw("float32", rows=(1500,), width=24)
     alive = [weakref.ref(array) for array in (*arrays.values(), *results(implementation, arrays))]
     assert alive[0]() is not None
     arrays.clear()
