@@ -1,17 +1,18 @@
-"""What test_flax_devices.py asks of eight virtual devices: a process of its own, which prints its findings as JSON."""
+"""Arrays over eight virtual devices: the numbers of one device, and nothing of x's size goes between them.
+
+test_flax_devices runs it in a process of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-import flax.linen
 import jax
 import numpy as np
 from flax import nnx
@@ -23,11 +24,11 @@ from jax.sharding import PartitionSpec as P
 from rmsnorm import cpu
 from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.flax_impl import RMSNorm, linen, rms_norm, rms_norm_vjp
+from rmsnorm.specification import dtypes
 
 ROWS, WIDTH = 16, 64  # on a device at least 8 rows or 16 columns: no part of x is as small as a row or a column of it
 SPECS = {"batch": P("batch", None), "features": P(None, "features"), "both": P("batch", "features")}
 COLLECTIVE = re.compile(r"= (\S.*?) ((?:ragged-)?all-[a-z-]+|collective-[a-z-]+|reduce-scatter|send|recv)\(")
-FOUND: dict[str, Any] = {"shape": [ROWS, WIDTH]}
 
 
 @functools.cache
@@ -45,8 +46,20 @@ def without_kernels() -> Iterator[None]:
         yield
 
 
-def kernels(compiled: Any) -> int:
-    return compiled.as_text().count('custom_call_target="rmsnorm"')
+def custom_calls(compiled: Any) -> str:
+    return " ".join(re.findall(r'custom_call_target="(\w+)"', compiled.as_text()))
+
+
+def arrays(dtype: str) -> tuple[Any, ...]:
+    """x, scale, bias and dy."""
+    shapes = {0: (ROWS, WIDTH), 4: (WIDTH,), 5: (WIDTH,), 1: (ROWS, WIDTH)}
+    return tuple(normal(seed, *shape, dtype=dtype) for seed, shape in shapes.items())
+
+
+def few(dtype: str) -> float:
+    """Roundings of two programs of the same formula: of sums of a row, and over rows, in two orders, and of results."""
+    u = dtypes.unit_roundoff(dtype)
+    return 2 * (WIDTH + ROWS) * min(u, 2.0**-24) + 2 * u
 
 
 def collectives(compiled: Any) -> list[tuple[str, int]]:
@@ -94,72 +107,63 @@ def spread(mesh: Any, spec: Any, *arrays: Any) -> list[Any]:
     return [None if array is None else jax.device_put(array, NamedSharding(mesh, each)) for array, each in pairs]
 
 
-def partitioned(dtype: str, masked: bool, mesh: str) -> None:
+def partitioned(dtype: str, masked: bool, kind: str) -> None:
     """By the compiler, from the shardings of the arguments alone; beside the recipe of one device."""
     mask = jnp.asarray(np.random.default_rng(3).uniform(size=(ROWS, WIDTH)) < 0.6).at[2].set(False) if masked else None
-    x, dy = (normal(seed, ROWS, WIDTH, dtype=dtype) for seed in (0, 1))
-    scale, bias = (normal(seed, WIDTH, dtype=dtype) for seed in (4, 5))
-    args = x, scale, bias, mask, dy
+    args = *arrays(dtype)[:3], mask, arrays(dtype)[3]
     derive = masked_gradients(lambda x, scale, bias, mask: rms_norm(x, scale, bias, mask=mask, variant="flax"))
-
     with without_kernels():
         want = jax.jit(lambda *args: derive(*args))(*args)
     for name, spec in SPECS.items():
-        given = spread(mesh_of(mesh), spec, *args)
+        given = spread(mesh_of(kind), spec, *args)
         compiled = jax.jit(lambda *args: derive(*args)).lower(*given).compile()
         got = compiled(*given)
-        FOUND[f"{mesh} {name} {dtype}{' masked' * masked}"] = {
-            "collectives": collectives(compiled),
-            "kernels": kernels(compiled),
-            "apart": [distance(*each) for each in zip(got, want, units(*args), strict=True)],
-            "kept": [each.sharding.is_equivalent_to(NamedSharding(mesh_of(mesh), to), each.ndim)
-                     for each, to in zip(got, (spec, spec, P(spec[1]), P(spec[1])), strict=True)],
-        }  # fmt: skip
+        assert max(distance(*each) for each in zip(got, want, units(*args), strict=True)) <= few(dtype), name
+        assert "rmsnorm" not in custom_calls(compiled)
+        for each, to in zip(got, (spec, spec, P(spec[1]), P(spec[1])), strict=True):  # as x and the parameters lie
+            assert each.sharding.is_equivalent_to(NamedSharding(mesh_of(kind), to), each.ndim), name
+        moved = collectives(compiled)
+        assert {what for what, _ in moved} == {"all-reduce"}
+        assert max(size for _, size in moved) <= (WIDTH if name == "batch" else ROWS)
 
 
 def whole_rows() -> None:
-    """In a shard_map and a pmap, in the formula of the gradients and in slices: as the recipe of one device."""
-    x, dy, scale = normal(0, ROWS, WIDTH), normal(1, ROWS, WIDTH), normal(4, WIDTH)
+    """In a shard_map and a pmap, and in the formula of the gradients: as the recipe of one device, without kernels."""
+    x, scale, _, dy = arrays("float32")
     mesh, rows, whole = mesh_of("Row"), P("devices"), P()
     in_shard_map = jax.shard_map(rms_norm, mesh=mesh, in_specs=(rows, whole), out_specs=rows)
     in_pmap = lambda *args: jax.pmap(rms_norm, in_axes=(0, None))(*args)  # noqa: E731
-
-    def derivatives(norm: Any) -> Callable[..., Any]:
-        return functools.partial(gradients, norm)
-
-    def record(name: str, function: Any, want: Any, *args: Any) -> None:
-        given = [jax.device_put(each, NamedSharding(mesh, rows if each.ndim > 1 else whole)) for each in args]
+    derivatives = lambda norm: lambda *args: gradients(norm, *args)[:2]  # noqa: E731  dscale is rounded on each device
+    formula = lambda x, scale, dy: rms_norm_vjp(dy, x, scale)[:2]  # noqa: E731
+    parts = x.reshape(8, -1, WIDTH), scale, dy.reshape(8, -1, WIDTH)
+    for function, plain, own in (
+        (derivatives(in_shard_map), derivatives(rms_norm), (x, scale, dy)),
+        (derivatives(in_pmap), derivatives(rms_norm), parts),
+        (formula, lambda *args: formula(*args), (x, scale, dy)),
+    ):
+        given = [jax.device_put(each, NamedSharding(mesh, rows if each.ndim > 1 else whole)) for each in own]
         compiled = jax.jit(function).lower(*given).compile()
         with without_kernels():
-            plain = jax.jit(lambda *args: want(*args))(*args)
-        apart = [distance(*each) for each in zip(compiled(*given), plain, strict=True)]
-        FOUND[name] = {"apart": apart, "kernels": kernels(compiled)}
-
-    record("shard_map", derivatives(in_shard_map), derivatives(rms_norm), x, scale, dy)
-    parts = x.reshape(8, -1, WIDTH), scale, dy.reshape(8, -1, WIDTH)
-    of_x = lambda norm: lambda *args: derivatives(norm)(*args)[:2]  # noqa: E731  dscale is rounded on each device
-    record("pmap", of_x(in_pmap), of_x(rms_norm), *parts)
-    formula = lambda *args: rms_norm_vjp(*args)[:2]  # noqa: E731
-    record("formula", formula, formula, dy, x, scale)
-    some = lambda x, scale: jnp.concatenate([rms_norm(x[:-3], scale), x[-3:]])  # noqa: E731
-    record("slice", derivatives(some), derivatives(some), x, scale, dy)
+            want = jax.jit(lambda *args: plain(*args))(*own)  # noqa: B023
+        assert max(distance(*each) for each in zip(compiled(*given), want, strict=True)) <= few("float32")
+        assert "rmsnorm" not in custom_calls(compiled)
 
 
 def controls() -> None:
     """Programs that gather x, and that send it about: the inspection finds both."""
-    x, scale = spread(mesh_of("Auto"), SPECS["features"], normal(0, ROWS, WIDTH), normal(4, WIDTH))
-    for name, spec in {"gathered": P(), "sent about": P("features", None)}.items():
-        to = NamedSharding(mesh_of("Auto"), spec)
+    x, scale = spread(mesh_of("Auto"), SPECS["features"], *arrays("float32")[:2])
+    for to, found in ((P(), ("all-gather", ROWS * WIDTH)), (P("features", None), None)):
+        to = NamedSharding(mesh_of("Auto"), to)
         moved = jax.jit(lambda x, scale, to=to: rms_norm(jax.lax.with_sharding_constraint(x, to), scale))
-        FOUND[name] = collectives(moved.lower(x, scale).compile())
+        kinds = collectives(moved.lower(x, scale).compile())
+        assert found in kinds or (found is None and "all-to-all" in {kind for kind, _ in kinds}), kinds
 
 
 def over_shard_map(function: Callable[..., Any], *args: Any) -> Any:
     column, own = P(None, "devices"), P("devices")
     specs = column, own, own, column, column
-    return jax.jit(jax.shard_map(function, mesh=mesh_of("Row"), in_specs=specs, out_specs=(column, column, own, own)))(
-        *args
-    )
+    out = column, column, own, own
+    return jax.jit(jax.shard_map(function, mesh=mesh_of("Row"), in_specs=specs, out_specs=out))(*args)
 
 
 def over_pmap(function: Callable[..., Any], *args: Any) -> Any:
@@ -168,12 +172,13 @@ def over_pmap(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def over_a_named_axis(dtype: str) -> None:
-    """Rows in eight parts, of which the mask counts more and less, and of one nothing."""
+    """Rows in eight parts, of which the mask counts more and less, and of one nothing.
+
+    The built-in layer averages the means of the devices, as if each counted as many elements.
+    """
     share = np.repeat([0.9, 0.2, 0.5, 0.0, 1.0, 0.1, 0.7, 0.3], WIDTH // 8)
     mask = jnp.asarray(np.random.default_rng(3).uniform(size=(ROWS, WIDTH)) < share).at[2].set(False)
-    somewhere = mask.at[:, :: WIDTH // 8].set(True)  # the built-in one needs some elements on every device
-    x, dy = (normal(seed, ROWS, WIDTH, dtype=dtype) for seed in (0, 1))
-    scale, bias = normal(4, WIDTH, dtype=dtype), jnp.zeros(WIDTH, dtype)
+    x, scale, bias, dy = arrays(dtype)
     options = {"axis_name": "devices", "param_dtype": dtype}
 
     def of_nnx(made: Any, **more: Any) -> Callable[..., Any]:
@@ -184,13 +189,9 @@ def over_a_named_axis(dtype: str) -> None:
 
         return call
 
-    def of_linen(made: Any) -> Callable[..., Any]:
-        module = made(**options)
-        return lambda x, scale, bias, mask: module.apply({"params": {"scale": scale}}, x, mask=mask) + bias
-
-    def on_one(x: Any, scale: Any, bias: Any, mask: Any) -> Any:
-        return rms_norm(x, scale, mask=mask, variant="flax") + bias
-
+    module = linen.RMSNorm(**options)
+    of_linen = lambda x, scale, bias, mask: module.apply({"params": {"scale": scale}}, x, mask=mask) + bias  # noqa: E731
+    on_one = lambda x, scale, bias, mask: rms_norm(x, scale, mask=mask, variant="flax") + bias  # noqa: E731
     args = x, scale, bias, mask, dy
     whole = jax.jit(lambda *args: masked_gradients(on_one)(*args))
     halves = [[each[..., half] for each in args] for half in (slice(WIDTH // 2), slice(WIDTH // 2, WIDTH))]
@@ -199,13 +200,13 @@ def over_a_named_axis(dtype: str) -> None:
         want = whole(*args)
         want_of_halves = [np.concatenate(parts, -1) for parts in zip(*(whole(*half) for half in halves), strict=True)]
     unit_of_halves = [np.concatenate(parts, -1) for parts in zip(*(units(*half) for half in halves), strict=True)]
-    for name, over, ours, wanted, unit in (
-        ("nnx, shard_map", over_shard_map, of_nnx(RMSNorm), want, units(*args)),
-        ("linen, pmap", over_pmap, of_linen(linen.RMSNorm), want, units(*args)),
-        ("nnx in groups, pmap", over_pmap, of_nnx(RMSNorm, **groups), want_of_halves, unit_of_halves),
+    for over, ours, wanted, unit in (
+        (over_shard_map, of_nnx(RMSNorm), want, units(*args)),
+        (over_pmap, of_linen, want, units(*args)),
+        (over_pmap, of_nnx(RMSNorm, **groups), want_of_halves, unit_of_halves),
     ):
         results = over(masked_gradients(ours), *args)
-        FOUND[f"{name} {dtype}"] = [distance(*each) for each in zip(results, wanted, unit, strict=True)]
+        assert max(distance(*each) for each in zip(results, wanted, unit, strict=True)) <= few(dtype)
     if dtype == "float64":
         specs = P(None, "devices"), P("devices"), P("devices"), P(None, "devices")
         spread_out = jax.shard_map(of_nnx(RMSNorm), mesh=mesh_of("Row"), in_specs=specs, out_specs=specs[0])
@@ -213,32 +214,24 @@ def over_a_named_axis(dtype: str) -> None:
             jax.jit(second(lambda x, scale, norm=norm: norm(x, scale, bias, mask)))(x, scale, dy)
             for norm in (spread_out, on_one)
         )
-        FOUND["second over a named axis"] = [distance(*each) for each in zip(found, wanted, strict=True)]
-    for name, over, built_in in (
-        ("nnx, shard_map", over_shard_map, of_nnx(nnx.RMSNorm)),
-        ("linen, pmap", over_pmap, of_linen(flax.linen.RMSNorm)),
-    ):
-        if dtype == "float32":
-            with jax.numpy_dtype_promotion("standard"):
-                theirs = over(masked_gradients(built_in), x, scale, bias, somewhere, dy)[0]
-            wanted = np.asarray(whole(x, scale, bias, somewhere, dy)[0], np.float64)
-            FOUND[f"{name}, built-in"] = float(np.max(abs(np.asarray(theirs, np.float64) - wanted)))
-
-
-def main(only: list[str]) -> None:
-    """All, or layers over a named axis in these dtypes only."""
-    jax.config.update("jax_enable_x64", True)
-    jax.config.update("jax_numpy_dtype_promotion", "strict")
-    assert jax.device_count() == 8
-    for dtype in only or ("float32", "float64"):
-        over_a_named_axis(dtype)
-    if not only:
-        partitioned("bfloat16", False, "Explicit")
-        partitioned("float32", True, "Auto")
-        for check in (whole_rows, controls):
-            check()
-    print(json.dumps(FOUND))
+        # sums of 64 elements and of 16 rows in another order
+        assert max(distance(*each) for each in zip(found, wanted, strict=True)) <= 1e-13
+    else:
+        somewhere = mask.at[:, :: WIDTH // 8].set(True)  # the built-in one needs some elements on every device
+        with jax.numpy_dtype_promotion("standard"):
+            theirs = over_shard_map(masked_gradients(of_nnx(nnx.RMSNorm)), x, scale, bias, somewhere, dy)[0]
+        assert float(jnp.max(jnp.abs(theirs - whole(x, scale, bias, somewhere, dy)[0]))) > 0.1
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    assert jax.device_count() == 8
+    over_a_named_axis("float64")
+    if sys.argv[1:] == ["all"]:
+        over_a_named_axis("float32")
+        partitioned("bfloat16", False, "Explicit")
+        partitioned("float32", True, "Auto")
+        whole_rows()
+        controls()
+    print("done")

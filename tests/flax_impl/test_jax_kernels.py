@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
@@ -18,20 +16,17 @@ from flax_arrays import gradients  # noqa: E402
 from jax import export  # noqa: E402
 from jax import numpy as jnp  # noqa: E402
 from jax._src.ad_checkpoint import saved_residuals  # noqa: E402
-from jax.sharding import AxisType, Mesh, NamedSharding  # noqa: E402
+from jax.sharding import Mesh, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
 from rmsnorm import Variant, cpu  # noqa: E402
 from rmsnorm import numpy_impl as golden  # noqa: E402
-from rmsnorm.engines import prepare  # noqa: E402
 from rmsnorm.flax_impl import kernels, rms_norm, rms_norm_vjp  # noqa: E402
-from rmsnorm.flax_impl.functional import why_not  # noqa: E402
 from rmsnorm.flax_impl.private import enable_x64  # noqa: E402
 from rmsnorm.flax_impl.space import rounded  # noqa: E402
 from rmsnorm.specification.call import Spec  # noqa: E402
 from rmsnorm.specification.resolve import resolve  # noqa: E402
 
-GAINS = [("float32", "float32"), ("bfloat16", "float32")]
 if not cpu.is_available() or jax.default_backend() != "cpu":
     pytest.skip("no kernels for this device", allow_module_level=True)
 
@@ -72,30 +67,17 @@ def test_a_loss_of_some_arguments() -> None:
 
 
 def test_the_formula_of_the_gradients_is_a_kernel() -> None:
-    """Also with a residual. JAX transforms it as it transforms the gradients that it derives itself."""
+    """Also with a residual; not with a mask, and not if the gradients are rounded to several dtypes."""
     x, dy, residual, dh = (normal(seed, 8, 16) for seed in range(4))
     scale, bias, mask = normal(4, 16), normal(5, 16), normal(6, 8, 16) > -0.5
-    for options in ({}, {"mask": mask}, {"partial": 0.3}, {"variant": "llama"}, {"residual": residual}):
+    for options in ({}, {"partial": 0.3}, {"residual": residual}):
         upstream = (dy, dh) if "residual" in options else dy
         formula = functools.partial(rms_norm_vjp, **options)
-        has_kernel = "mask" not in options
-        assert calls(formula, upstream, x, scale, bias) == has_kernel
+        assert calls(formula, upstream, x, scale, bias) == 1
         wanted = golden.rms_norm_vjp(upstream, x, scale, bias, **options)
-        (assert_bits if has_kernel else assert_near)(jax.jit(formula)(upstream, x, scale, bias), wanted)
+        assert_bits(jax.jit(formula)(upstream, x, scale, bias), wanted)
+    assert calls(functools.partial(rms_norm_vjp, mask=mask), dy, x, scale) == 0
     assert calls(lambda dy, x: rms_norm_vjp(dy, x, residual=residual), dy, x.astype("bfloat16")) == 0
-    with enable_x64(True):
-        arrays = [normal(seed, *shape, dtype="float64") for seed, shape in enumerate([(3, 8), (3, 8), (8,)])]
-        formula = lambda *arrays: rms_norm_vjp(*arrays)[:2]  # noqa: E731
-        derived = lambda dy, *primals: jax.vjp(rms_norm, *primals)[1](dy)  # noqa: E731
-        for transform in (
-            lambda f: lambda *x: jax.jvp(f, x, x),
-            lambda f: lambda *x: jax.vjp(f, *x)[1](f(*x)),
-            lambda f: jax.vmap(f, (0, 0, None)),
-            lambda f: jax.jit(jax.jacobian(f, (0, 1, 2))),
-        ):
-            results, wanted = (jax.tree.leaves(transform(f)(*arrays)) for f in (formula, derived))
-            for one, other in zip(results, wanted, strict=True):
-                np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-13)
 
 
 def test_where_xla_compiles_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,20 +98,6 @@ def test_where_xla_compiles_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls(functools.partial(rms_norm), x, scale) == 0
 
 
-def test_the_reason_why_there_is_no_kernel() -> None:
-    def reason(x: Any, scale: Any = None, options: Any = ("standard", None, None, -1, None, None)) -> str | None:
-        return why_not(prepare("rms_norm", options, x, scale), (x, scale))
-
-    x = jnp.asarray(normal(0, 8, 16))
-    assert reason(x) is None
-    assert reason(x, options=("standard", None, None, 0, None, None)) == "the normalised axes are not the last ones"
-    mesh = jax.make_mesh((1,), ("rows",), axis_types=(AxisType.Explicit,))
-    assert reason(jax.device_put(x, NamedSharding(mesh, P("rows")))) == "each device has a part of an array"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "missing", lambda *_: "there are none")
-        assert reason(x) == "there are none"
-
-
 def test_many_calls_at_once() -> None:
     """From Python threads, and within one program: more calls than XLA has threads."""
     x, dy, scale = normal(0, 260, 1025), normal(1, 260, 1025), normal(2, 1025)
@@ -138,8 +106,8 @@ def test_many_calls_at_once() -> None:
     with ThreadPoolExecutor(16) as pool:
         for results in pool.map(lambda _: compiled(x, scale, dy), range(64)):
             assert_bits(results, wanted)
-    many = jax.jit(lambda x, scale: [rms_norm(x + i, scale) for i in range(12)])(x, scale)
-    assert_bits(many, [golden.rms_norm(x + np.float32(i), scale) for i in range(12)])
+    many = jax.jit(lambda x, scale: [rms_norm(x + i, scale) for i in range(12)])(x[:40], scale)
+    assert_bits(many, [golden.rms_norm(x[:40] + np.float32(i), scale) for i in range(12)])
 
 
 def test_errors_of_a_handler() -> None:
@@ -162,14 +130,6 @@ def test_errors_of_a_handler() -> None:
             jax.block_until_ready(jax.ffi.ffi_call("rmsnorm", types)(x, attribute=attribute))
 
 
-def test_the_functions_of_xla_are_where_the_handler_calls_them() -> None:
-    """The places in the table of xla.h, in jaxlib's own header. The handler runs with every version from 0.7.2 on."""
-    header = Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h").read_text(encoding="utf-8")
-    table = re.findall(r"_XLA_FFI_API_STRUCT_FIELD\(XLA_FFI_(\w+)\);", header)
-    wanted = {"Error_Create": 0, "Error_Destroy": 2, "ThreadPool_Schedule": 11, "ThreadPool_NumThreads": 12}
-    assert {name: table.index(name) for name in wanted} == wanted
-
-
 def test_a_jaxlib_that_does_not_take_them(monkeypatch: pytest.MonkeyPatch, forget: Any) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: the handler's API version (0.3) is incompatible")
@@ -180,69 +140,55 @@ def test_a_jaxlib_that_does_not_take_them(monkeypatch: pytest.MonkeyPatch, forge
         assert calls(lambda x: rms_norm(x), jnp.ones((2, 3))) == 0
 
 
-@pytest.mark.parametrize("function", [rms_norm, jax.grad(lambda x: rms_norm(x).sum())])
-def test_checkify_finds_a_nan_that_a_kernel_returns(function: Any) -> None:
+def test_checkify_finds_a_nan_that_a_kernel_returns() -> None:
     from jax.experimental import checkify
 
-    checked = jax.jit(checkify.checkify(function, errors=checkify.nan_checks))
+    checked = jax.jit(checkify.checkify(rms_norm, errors=checkify.nan_checks))
     x = jnp.asarray(normal(0, 2, 8))
     assert checked(x)[0].get() is None
     assert "nan generated by primitive: rms_norm" in checked(x.at[0, 1].set(jnp.nan))[0].get()
 
 
-def wide(seed: int, *shape: int, dtype: str = "float64") -> Any:
-    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
-
-
 @pytest.fixture
 def _recipe(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """No kernels, x64, and strict promotion."""
+    """No kernels, and x64."""
     monkeypatch.setattr(cpu, "missing", lambda *_: "there are none")
     jax.clear_caches()
-    with enable_x64(True), jax.numpy_dtype_promotion("strict"):
+    with enable_x64(True):
         yield
     jax.clear_caches()
 
 
-def arguments(*shape: int, dtype: str = "float64") -> tuple[Any, ...]:
-    sizes = [shape, shape[-1:], shape[-1:]]
-    return tuple(jnp.asarray(wide(seed, *size, dtype=dtype)) for seed, size in enumerate(sizes))
-
-
 @pytest.mark.usefixtures("_recipe")
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("dtype", "masked"), [("bfloat16", False), ("float64", True)])
 def test_what_is_kept(dtype: str, masked: bool) -> None:
-    x, scale, bias = arguments(8, 64, dtype=dtype)
+    """x, the parameters and the mask."""
+    x, scale, bias = (
+        jnp.asarray(normal(seed, *size, dtype=dtype)) for seed, size in enumerate([(8, 64), (64,), (64,)])
+    )
     mask = jnp.asarray(np.random.default_rng(3).uniform(size=x.shape) < 0.6) if masked else None
     want = [(dtype, array.shape) for array in (x, scale, bias)] + [("bool", x.shape)] * masked
     kept = [aval for aval, _ in saved_residuals(functools.partial(rms_norm, mask=mask), x, scale, bias)]
-    _, pull = jax.vjp(functools.partial(rms_norm, mask=mask), x, scale, bias)
-    for found in (kept, jax.tree.leaves(pull)):
-        assert sorted((leaf.dtype.name, leaf.shape) for leaf in found) == sorted(want)
+    assert sorted((leaf.dtype.name, leaf.shape) for leaf in kept) == sorted(want)
 
 
 @pytest.mark.usefixtures("_recipe")
 def test_without_x64() -> None:
-    args = arguments(3, 8, dtype="bfloat16")
+    """The numbers are those with it."""
+    x, scale = jnp.asarray(normal(0, 3, 8, dtype="bfloat16")), jnp.asarray(normal(1, 8, dtype="bfloat16"))
 
     def everything() -> Any:
         value = lambda *args: jnp.sum(jnp.sin(rms_norm(*args, variant="llama").astype(jnp.float32)))  # noqa: E731
-        y, inverse = rms_norm(*args, return_inverse_rms=True)
-        gradients = jax.grad(value, (0, 1, 2))(*args), jax.grad(jax.jit(value))(*args)
-        mapped = jax.vmap(jax.jvp, (None, 0, 0))(lambda x: rms_norm(x), (args[0],), (args[0],))
-        second = jax.jit(jax.jacrev(jax.grad(jax.jit(value), 1), 0))(*args)
-        return y, inverse, gradients, mapped, second, rms_norm_vjp(y, *args)
+        y, inverse = rms_norm(x, scale, return_inverse_rms=True)
+        second = jax.jit(jax.jacrev(jax.grad(value, 1), 0))(x, scale)
+        return y, inverse, jax.jit(jax.grad(value, (0, 1)))(x, scale), second, rms_norm_vjp(y, x, scale)
 
     wide = everything()
     with enable_x64(False):
         narrow = everything()
-        assert rms_norm(np.ones(3)).dtype == jnp.float32
         with pytest.raises(ValueError, match=r"out_dtype is 'float64', expected at most 32 bits while x64 is off"):
-            rms_norm(args[0], out_dtype="float64")
-    for one, other in zip(jax.tree.leaves(narrow), jax.tree.leaves(wide), strict=True):
-        assert one.dtype == other.dtype
-        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+            rms_norm(x, out_dtype="float64")
+    assert_bits(jax.tree.leaves(narrow), jax.tree.leaves(wide))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -259,38 +205,22 @@ def test_rounded(dtype: str) -> None:
     np.testing.assert_array_equal(got.view(np.int32), want.view(np.int32))
 
 
-@pytest.mark.parametrize("function", [rms_norm, functools.partial(rms_norm_vjp, jnp.ones((3, 8)))])
-def test_an_eager_call_with_a_residual_runs_one_compiled_function(function: Any) -> None:
-    """Each operation by itself would pass over memory once more."""
-    x = jnp.ones((3, 8))
-    equations = jax.make_jaxpr(lambda x: function(x, residual=x))(x).eqns
-    assert [equation.primitive.name for equation in equations] == ["jit"]
-
-
 def temporaries(function: Any, *arrays: Any) -> int:
     size: int = jax.jit(function).lower(*arrays).compile().memory_analysis().temp_size_in_bytes
     return size
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"variant": "llama"}, {"partial": 0.9}],
-    ids=str,
-)
-@pytest.mark.parametrize(("dtype", "gain"), GAINS)
-@pytest.mark.parametrize("shape", [(8192, 1024)], ids=str)
-def test_beside_kernels_nothing(shape: tuple[int, int], dtype: str, gain: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"variant": "llama"}, {"partial": 0.9}], ids=str)
+def test_beside_kernels_nothing(options: dict[str, Any]) -> None:
     """Compiled, not run. A row needs 8 bytes for its 1 / rho, which is 0.4 % of a row of 1024 in 16 bits."""
-    x, scale = jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct(shape[1:], gain)
+    x, scale = jax.ShapeDtypeStruct((8192, 1024), "bfloat16"), jax.ShapeDtypeStruct((1024,), "float32")
     norm = functools.partial(rms_norm, **options)
-    dy = jax.eval_shape(norm, x, scale)
-    size = np.prod(shape) * x.dtype.itemsize
+    size = np.prod(x.shape) * x.dtype.itemsize
     assert temporaries(norm, x, scale) < size / 100
-    assert temporaries(functools.partial(gradients, norm), x, scale, dy) < size / 100
+    assert temporaries(functools.partial(gradients, norm), x, scale, jax.eval_shape(norm, x, scale)) < size / 100
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("dtype", "gain"), GAINS)
+@pytest.mark.parametrize(("dtype", "gain", "masked"), [("float32", "float32", True), ("bfloat16", "float32", False)])
 def test_the_recipe_stores_no_more_than_the_layer_of_flax(
     dtype: str, gain: str, masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,19 +113,11 @@ def _derived(framework: Any, norm: Any, tensors: Any, dy: Any) -> Any:
 
 
 @pytest.mark.parametrize("framework", DIFFERENTIABLE, indirect=True)
-def test_the_inverse_rms_is_a_constant_and_the_sum_is_not(framework: Any) -> None:
-    x = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
-    inputs = {"x": framework.send(x), "residual": framework.send(x[::-1].copy())}
-
-    def results(tensors: Any) -> Any:
-        _, h, inverse_rms = framework.functional.rms_norm(**tensors, return_inverse_rms=True)
-        return [inverse_rms + 0 * h[..., :1], h]
-
-    gradients = framework.bridge.pull(results, inputs, [framework.send(np.ones((3, 1), np.float32))])[1]
-    assert not any(framework.fetch(g).any() for g in gradients.values())
-    ones = [framework.send(np.zeros((3, 1), np.float32)), framework.send(np.ones_like(x))]
-    gradients = framework.bridge.pull(results, inputs, ones)[1]
-    assert all((framework.fetch(g) == 1).all() for g in gradients.values())
+def test_the_inverse_rms_is_a_constant(framework: Any) -> None:
+    inputs = {"x": framework.send(np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32))}
+    results = lambda tensors: [framework.functional.rms_norm(**tensors, return_inverse_rms=True)[1] + 0 * tensors["x"]]  # noqa: E731
+    gradients = framework.bridge.pull(results, inputs, [framework.send(np.ones((3, 8), np.float32))])[1]
+    assert not framework.fetch(gradients["x"]).any()
 
 
 @pytest.mark.parametrize("framework", DIFFERENTIABLE, indirect=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rmsnorm import PRESETS, Variant, numpy_impl
-from rmsnorm.specification import errors, frameworks
+from rmsnorm.specification import frameworks
 
 X = np.ones((4, 16), np.float32)
 G = np.ones(16, np.float32)
@@ -110,15 +110,6 @@ def test_tangents_that_do_not_fit():
         _raised(ValueError, sentence, jvp, primals, tangents)
 
 
-def test_primals_are_three_and_tangents_five():
-    jvp, fix = numpy_impl.rms_norm_jvp, "leave trailing ones out or None"
-    for values in ((), (None,) * 6, 3):
-        given = f"{values!r} ({type(values).__name__})"
-        _raised(TypeError, f"rms_norm_jvp: primals is {given}, expected (x, scale, bias); {fix}", jvp, values, (X,))
-        names = "(dx, dscale, dbias, dresidual, dgate)"
-        _raised(TypeError, f"rms_norm_jvp: tangents is {given}, expected {names}; {fix}", jvp, (X,), values)
-
-
 ARGUMENTS = [
     ("epsilon", 1e-6, "eps"), ("weight", G, "scale"), ("gamma", G, "scale"), ("dim", -1, "axis"),
     ("varient", "llama", "variant"), ("Eps", 1e-6, "eps"),
@@ -157,13 +148,6 @@ def test_layers_say_which_argument_is_meant():
             layer(hidden_size=8, **options)
         with pytest.raises(ValueError, match=r"variant is 'LLaMA', expected .*; did you mean 'llama'"):
             layer(*first, variant="LLaMA", **options)
-
-        class Derived(layer):
-            def __init__(self, hidden_size, first=first, **others):
-                super().__init__(*first, **others)
-
-        if layer.__module__ != "rmsnorm.flax_impl.linen":  # whose modules are dataclasses
-            Derived(hidden_size=8, **options)
 
 
 def test_layers_say_what_is_wrong():
@@ -218,16 +202,11 @@ def test_layers_refuse_options_when_they_are_built():
 def test_what_a_layer_shows():
     """The eps that counts, and what is not the preset's."""
     for name, (layer, options, eps, _, _, width) in _layers().items():
-        first = () if width is None else (width,)
-        for changes in ({}, {"eps": 1e-5}, {"rounding": "after_scale"}):
-            made = layer(*first, variant=Variant.get("llama").replace(**changes), **options)
-            shown = repr(made)
-            assert re.search(rf"{eps} ?= ?{changes.get('eps', 1e-6)}\b", shown), (name, shown)
-            assert not changes or str(next(iter(changes.values()))) in shown, (name, shown)
+        shown = repr(layer(*([width] if width else []), variant=Variant.get("llama").replace(eps=1e-5), **options))
+        assert re.search(rf"{eps} ?= ?1e-05\b", shown), (name, shown)
     torch_layer = _layers()["torch"][0]
     assert torch_layer(8, variant="llama").eps == 1e-6
     assert torch_layer(8).eps is None, "the machine epsilon of x, as in torch.nn.RMSNorm"
-    assert repr(torch_layer(8, eps=1e-5)) == "RMSNorm((8,), eps=1e-05, elementwise_affine=True)"
 
 
 def test_an_array_is_named_by_dtype_and_shape(framework):
@@ -304,32 +283,15 @@ def test_a_variant_names_its_fields():
         Variant()
 
 
-def test_what_is_missing_is_named_with_what_installs_it():
-    error = errors.missing_framework("tensorflow", "tf")
-    assert isinstance(error, ModuleNotFoundError)
-    assert str(error) == (
-        "rmsnorm: tensorflow is not installed, expected for this backend; from a checkout: pip install '.[tf]'"
-    )
-
-
-def test_unknown_sizes_are_written_as_question_marks():
-    assert errors.describe((None, 3), "bfloat16") == "bf16[?, 3]"
-    assert "expected a known one; call set_shape on it first" in str(errors.unknown_rank("rms_norm", "x"))
-    assert "give it in the input shape" in str(errors.unknown_size("build", "input", -1))
-
-
-@pytest.mark.parametrize(
-    ("installed", "words"),
-    [
-        ({"keras", "jax"}, "; layers of Keras also run without it, if KERAS_BACKEND=jax is set before Python starts"),
+def test_keras_without_tensorflow_has_other_backends(monkeypatch):
+    for installed, words in (
         ({"keras", "jax", "torch"}, "if KERAS_BACKEND=jax or torch is set before Python starts"),
-        ({"keras"}, "pip install '.[tf]'"),
         ({"jax", "torch"}, "pip install '.[tf]'"),
-    ],
-)
-def test_keras_without_tensorflow_has_other_backends(installed, words, monkeypatch):
-    monkeypatch.setattr(frameworks, "find_spec", lambda name: name if name in installed else None)
-    said = r"tensorflow is not installed, expected .*pip install '.\[tf\]'"
-    with pytest.raises(ModuleNotFoundError, match=said) as no, frameworks.imported("tf"):
-        raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
-    assert str(no.value).endswith(words)
+    ):
+        monkeypatch.setattr(
+            frameworks, "find_spec", lambda name, installed=installed: name if name in installed else None
+        )
+        said = r"tensorflow is not installed, expected .*pip install '.\[tf\]'"
+        with pytest.raises(ModuleNotFoundError, match=said) as no, frameworks.imported("tf"):
+            raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
+        assert str(no.value).endswith(words)

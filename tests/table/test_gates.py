@@ -5,15 +5,11 @@ from __future__ import annotations
 import itertools
 
 import ml_dtypes
-import mpmath
 import numpy as np
 import pytest
 
 from rmsnorm import cpu, explain, numpy_impl
 from rmsnorm.numpy_impl import fast
-from rmsnorm.numpy_impl.gate import factor, slope
-from rmsnorm.specification.call import Spec
-from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Variant
 
 FUNCTIONS, POSITIONS = ("silu", "sigmoid"), ("after", "before")
@@ -22,25 +18,6 @@ GATES = list(itertools.product(FUNCTIONS, POSITIONS))
 
 def gated(variant, function, position):
     return Variant.get(variant).replace(gate_function=function, gate_position=position)
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_the_factor_and_its_slope_have_90_bits(function):
-    """2^-94 + 2^-104 |z| of the exponential, five operations of 2^-104; 1 + z s(-z) is at least 0.2 of its terms."""
-    z = np.concatenate([np.linspace(-600, 600, 41), [0.0, 1e-300, -1e-20, 1.5, -1.25, -720, -1e3, 3e4, -65504]])
-    call = resolve("test", Spec(z.shape, "float64"), variant=gated("standard", function, "after"),
-                   gate=Spec(z.shape, "float64"))  # fmt: skip
-    with mpmath.workprec(400):
-        silu = function == "silu"
-        for (got, exponent), equation in (
-            (factor(call, z), lambda t, s, _: t * s if silu else s),
-            (slope(call, z), lambda t, s, rest: s * (1 + t * rest) if silu else s * rest),
-        ):
-            for number, hi, lo, e in zip(z, got.hi, got.lo, exponent, strict=True):
-                t = mpmath.mpf(float(number))
-                want = equation(t, 1 / (1 + mpmath.exp(-t)), 1 / (1 + mpmath.exp(t)))
-                error = mpmath.ldexp(mpmath.mpf(float(hi)) + mpmath.mpf(float(lo)), int(e)) - want
-                assert abs(error) <= abs(want) * (mpmath.mpf(2) ** -90 + abs(t) * mpmath.mpf(2) ** -102)
 
 
 @pytest.mark.parametrize(("function", "position"), GATES)
@@ -82,8 +59,7 @@ def test_a_gate_is_multiplied_by_the_y_of_a_kernel(framework, function, position
 
 
 @pytest.mark.parametrize("place", [numpy_impl, fast])
-@pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("partial", [None, 0.5])
+@pytest.mark.parametrize(("position", "partial"), [("before", 0.5), ("after", None)])
 def test_a_row_without_counted_elements_gives_0_also_where_all_is_nan(place, position, partial):
     """Of the partial statistic the mask shows elements, but none of those that count."""
     x, z, dy = (np.ones((2, 4), "float32") for _ in range(3))
@@ -100,11 +76,10 @@ def test_a_row_without_counted_elements_gives_0_also_where_all_is_nan(place, pos
 
 
 @pytest.mark.parametrize(("function", "position"), GATES)
-@pytest.mark.parametrize("rounding", ["before", "after"])
-def test_the_tangents_of_residual_and_gate_are_the_transpose_of_their_gradients(function, position, rounding):
+def test_the_tangents_of_residual_and_gate_are_the_transpose_of_their_gradients(function, position):
     """<dy, J t> = <J^T dy, t> in float64, for each argument alone and for all together, with a mask."""
     random = np.random.default_rng(0)
-    variant = gated("gemma", function, position).replace(residual_rounding=rounding)
+    variant = gated("gemma", function, position).replace(residual_rounding="after")
     x, residual, z, dy, *along = random.normal(size=(7, 5, 12))
     gain, bias, dgain, dbias = random.normal(size=(4, 12))
     arrays = {"variant": variant, "residual": residual, "gate": z, "mask": random.random((5, 12)) < 0.7}
@@ -120,13 +95,3 @@ def test_the_tangents_of_residual_and_gate_are_the_transpose_of_their_gradients(
     assert np.isclose(whole, np.sum(parts), rtol=1e-12, atol=1e-12)
     with pytest.raises(ValueError, match="dgate is given without gate"):
         numpy_impl.rms_norm_jvp((x,), (None, None, None, None, z))
-
-
-def test_what_is_no_gate_is_refused():
-    x, z = np.ones((2, 2, 5, 24), np.float32)
-    for wrong, sentence in (
-        ({"gate": z[:1]}, r"gate has shape \(1, 5, 24\), expected \(2, 5, 24\)"),
-        ({"gate": z > 0}, "gate has dtype bool"),
-    ):
-        with pytest.raises((TypeError, ValueError), match=f"rms_norm: {sentence}"):
-            numpy_impl.rms_norm(x, **wrong)

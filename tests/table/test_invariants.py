@@ -13,11 +13,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import rmsnorm
 from rmsnorm import PRESETS, Variant, cpu, numpy_impl
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.interface import dy_and_dh
 
 needs_kernels = pytest.mark.skipif(not cpu.is_available(), reason="of the kernels")
 
@@ -175,8 +173,9 @@ def test_empty(framework: Any, shape: tuple[int, ...]) -> None:
         same(*(f.rms_norm_vjp(x, x, g, g, **options) for f in (framework, numpy_impl)))
 
 
-@pytest.mark.parametrize("eps", [None, 0.0])
-@pytest.mark.parametrize("variant", ["standard", "llama", "zhang_torch", "x_transformers"])
+@pytest.mark.parametrize(
+    ("variant", "eps"), [("standard", 0.0), ("llama", None), ("zhang_torch", 0.0), ("x_transformers", None)]
+)
 def test_what_is_under_a_mask_reaches_no_derivative(framework: Any, variant: str, eps: float | None) -> None:
     """By the formulas and by automatic differentiation; a row counts nothing, and one zeros: for no eps 1 / 0."""
     chosen = PRESETS[variant] if eps is None else PRESETS[variant].replace(eps=eps)
@@ -211,22 +210,16 @@ def test_memory_of_the_arguments(framework: Any) -> None:
         same(framework.rms_norm_vjp(dy, x, g, mask=mask), framework.rms_norm_vjp(dy, x, g, mask=whole.copy()))
 
 
-@pytest.mark.parametrize(("valid", "wrong"), [({"axis": 1}, {"axis": True}), ({"axis": 1}, {"axis": 1.0}),
-    ({"eps": 1}, {"eps": True}), ({"partial": 1}, {"partial": True})])  # fmt: skip
-def test_what_is_kept_of_a_call_changes_no_later_one(framework: Any, valid: Any, wrong: Any) -> None:
-    """An option of another type is refused after an equal one, and a list is a tuple."""
-    x = drawn(3, 4)
+@pytest.mark.parametrize("name", ["axis", "eps", "partial"])
+def test_what_is_kept_of_a_call_changes_no_later_one(framework: Any, name: str) -> None:
+    """An option of another type is refused after an equal one."""
     for _ in range(2):
-        framework.rms_norm(x, **valid)
-        with pytest.raises(TypeError, match=r"is (True \(bool\)|1\.0 \(float\)), expected"):
-            framework.rms_norm(x, **wrong)
-    said = [rmsnorm.explain(framework.send(x), axis=kind((0, 1))) for kind in (tuple, list)]
-    assert said[0] == said[1]
+        framework.rms_norm(drawn(3, 4), **{name: 1})
+        with pytest.raises(TypeError, match=r"is True \(bool\), expected"):
+            framework.rms_norm(drawn(3, 4), **{name: True})
 
 
-def test_dy_is_an_array_or_a_pair_with_dh() -> None:
-    assert dy_and_dh(1, None) == dy_and_dh(1, 2) == (1, None)
-    assert dy_and_dh((1, 3), 2) == (1, 3)
+def test_dy_is_an_array_or_a_pair() -> None:
     with pytest.raises(TypeError, match=r"dy is .* expected an array or a pair"):
         numpy_impl.rms_norm_vjp((np.ones(2),) * 3, np.ones(2), residual=np.ones(2))
 

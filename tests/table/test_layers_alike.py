@@ -72,17 +72,6 @@ def test_every_variant_starts_with_a_factor_of_one(layers: Any) -> None:
             same(layer(x, **more), golden.rms_norm(x, **layer.values, variant=variant, **more), by_recipe=True)
 
 
-@pytest.mark.parametrize("dtype", dtypes.HALF)
-def test_a_gain_that_is_cast_first(layers: Any, dtype: str) -> None:
-    """To the dtype of x, as T5X does; its gradient has its own."""
-    x, dy = normal(4, 8, dtype=dtype), normal(4, 8, seed=3, dtype=dtype)
-    layer = layers(x.shape, variant="t5x").filled()
-    y, gradients = layer.gradients(dy, x=x)
-    same(y, golden.rms_norm(x, **layer.values, variant="t5x"))
-    dx, dscale, _ = golden.rms_norm_vjp(dy, x, **layer.values, variant="t5x")
-    same((gradients["x"], gradients["scale"]), (dx, dscale))
-
-
 def test_options(layers: Any) -> None:
     """Of the layer, each by itself: those that are not named are the variant's."""
     x, default = normal(4, 8), layers.VARIANT

@@ -6,7 +6,6 @@ import itertools
 import math
 from fractions import Fraction
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -20,8 +19,7 @@ STANDARD, LLAMA = PRESETS["standard"], PRESETS["llama"]
 
 
 @pytest.mark.parametrize("axis", [-1, 0])
-@pytest.mark.parametrize("dtype", dtypes.FLOATS)
-@pytest.mark.parametrize("variant", ["standard", "llama", "gemma", "theano"])
+@pytest.mark.parametrize(("variant", "dtype"), [("llama", "bfloat16"), ("gemma", "float32"), ("theano", "float64")])
 def test_a_zero_has_the_sign_of_its_product(framework, variant, dtype, axis):
     x = np.array([[0.0, -0.0, 0.0, -0.0, 1.0, -1.0], [-0.0, -0.0, 3.0, -0.0, 0.0, 1.0]]).astype(dtype)
     scale = np.array([2.0, 2.0, -2.0, -2.0, 0.0, -0.0]).astype(dtype)
@@ -34,25 +32,6 @@ def test_a_zero_has_the_sign_of_its_product(framework, variant, dtype, axis):
         y = (y if axis else y.T).astype(np.float64)
         assert np.array_equal(np.signbit(y), want)
         assert np.array_equal(y == 0, x.astype(np.float64) * gain == 0)
-
-
-@needs_kernels
-@pytest.mark.parametrize("dtype", dtypes.HALF)
-def test_a_gain_that_is_cast_to_the_dtype_of_x_first(framework, dtype):
-    """Its gradient is that of float32. An element is infinite in float16, and x + residual is normalised, too."""
-    random = np.random.default_rng(0)
-    dy, x, residual = (random.normal(size=(5, 77)).astype(dtype) for _ in range(3))
-    scale = random.normal(size=77).astype(np.float32)
-    scale[-1] = 7e4
-    for more in ({}, {"residual": residual}):
-        y = framework.rms_norm(x, scale, variant="t5x", **more)
-        want = numpy_impl.rms_norm(x, scale, variant="t5x", **more)
-        gradients = framework.rms_norm_vjp(dy, x, scale, variant="t5x", **more)
-        wanted = numpy_impl.rms_norm_vjp(dy, x, scale, variant="t5x", **more)
-        pairs = [*zip(y if more else [y], want if more else [want], strict=True)]
-        for got, golden in pairs + [(g, w) for g, w in zip(gradients, wanted, strict=True) if w is not None]:
-            assert got.dtype == golden.dtype
-            assert np.array_equal(got.astype(np.float64), golden.astype(np.float64), equal_nan=True)
 
 
 @needs_kernels
@@ -73,34 +52,12 @@ def test_special_numbers_in_kernels_and_golden(eps, position, partial):
         assert np.array_equal(np.signbit(golden)[~np.isnan(golden)], np.signbit(ours)[~np.isnan(golden)])
 
 
-@needs_kernels
-@pytest.mark.parametrize("out_dtype", ["bfloat16", "float32", "float64"])
-def test_a_product_with_a_gain_of_float64_is_rounded_once(out_dtype):
-    """A former kernel rounded such a gain to float32 where h / rho is of bfloat16."""
-    random = np.random.default_rng(0)
-    x, gain = random.normal(size=(9, 77)).astype(ml_dtypes.bfloat16), random.normal(size=77)
-    options = {"variant": LLAMA, "out_dtype": out_dtype}
-    assert np.array_equal(numpy_impl.rms_norm(x, gain, **options), fast.rms_norm(x, gain, **options))
-
-
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_what_is_not_counted_does_not_feel_an_infinite_sum(framework, axis):
     arrays = np.array([[[np.inf, 1.0, 2.0, 3.0]], [[1.0, 2.0, 3.0, 4.0]]], np.float32)
     dy, x = arrays if axis else arrays.swapaxes(1, 2).copy()
     dx = framework.rms_norm_vjp(dy, x, partial=0.5, axis=axis)[0]
     assert np.allclose(dx.ravel()[2:], dy.ravel()[2:] / np.sqrt(2.5 + 1e-6), rtol=1e-6)
-
-
-@pytest.mark.parametrize("axis", [-1, 0])
-def test_masked_elements_beside_a_nan_have_no_gradient(framework, axis):
-    x, mask = np.ones((2, 3), np.float32), np.array([[True] * 3, [True, False, True]])
-    x[1, 0] = np.nan
-    x, mask = (x, mask) if axis else (x.T.copy(), mask.T.copy())
-    dx, dscale, _ = framework.rms_norm_vjp(np.ones_like(x), x, np.ones(3, np.float32), mask=mask, eps=0.0, axis=axis)
-    dx = dx if axis else dx.T
-    assert np.isnan(dx).tolist() == [[False] * 3, [True, False, True]]
-    assert np.isnan(dscale).tolist() == [True, False, True]
-    assert (dx[1, 1], dscale[1]) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -140,26 +97,6 @@ def test_float64_of_very_different_sizes_is_within_four_ulp(framework, axis):
 
 
 @needs_kernels
-@pytest.mark.parametrize("n", [1, 16, 4096])
-def test_float64_with_a_bias_that_cancels(n):
-    """Within four units of the terms."""
-    random = np.random.default_rng(n)
-    x, scale = random.normal(size=(20, n)) * 10.0 ** random.integers(-5, 5, (20, 1)), random.normal(size=n)
-    for row in x:
-        product = fast.rms_norm(row, scale)
-        want, y = (function(row, scale, -product) for function in (numpy_impl.rms_norm, fast.rms_norm))
-        assert (np.abs(y - want) <= 4 * np.spacing(np.abs(product))).all()
-
-
-def test_a_sum_over_rows_that_leaves_the_range_on_the_way():
-    """The golden's comes back, and beyond the range it is infinite in every format."""
-    dy = np.array([[1.5e308, 1.5e308], [1.5e308, 1.5e308], [-1.5e308, 1.5e308]])
-    for dtype in (np.float64, ml_dtypes.bfloat16):
-        dbias = numpy_impl.rms_norm_vjp(dy, np.ones((3, 2)), None, np.zeros(2, dtype))[2]
-        assert dbias.tolist() == [1.5e308 if dtype is np.float64 else np.inf, np.inf]
-
-
-@needs_kernels
 def test_a_gain_of_float64_beyond_the_range_of_its_products():
     random = np.random.default_rng(0)
     x, dy = (random.normal(size=(8, 4)).astype(np.float32) for _ in range(2))
@@ -196,18 +133,6 @@ def test_a_gradient_that_cancels_has_the_bits_of_the_golden(dtype, eps, with_mas
             assert not golden.any()
 
 
-@needs_kernels
-@pytest.mark.parametrize("result", ["x", "promote"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_a_gradient_has_the_exact_gain_where_y_rounds_it(dtype, result):
-    random = np.random.default_rng(0)
-    x, dy = (random.normal(size=(16, 48)).astype(dtype) for _ in range(2))
-    scale = (0.1 * random.normal(size=48)).astype(dtype)
-    variant = LLAMA.replace(name="llama with an offset", scale_offset=1.0, result_dtype=result)
-    golden, ours = (f(dy, x, scale, variant=variant)[0] for f in (numpy_impl.rms_norm_vjp, fast.rms_norm_vjp))
-    assert np.array_equal(golden, ours)
-
-
 def test_a_projection_on_x_is_0(framework):
     x, dy = np.array([[0.0, 2.0]], np.float32), np.array([[0.3, -0.7]], np.float32)
     dx = framework.rms_norm_vjp(dy, x, eps=0.0)[0]
@@ -225,7 +150,7 @@ def _at_the_clamp(dtype):
     return random.normal(size=x.shape).astype(dtype), x, random.normal(size=7).astype(dtype)
 
 
-@pytest.mark.parametrize("options", [{}, {"partial": 0.6}, {"mask": np.arange(7) != 6}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"partial": 0.6}], ids=str)
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
 def test_a_row_whose_norm_is_the_clamp_has_the_slope_of_its_root(framework, dtype, options):
     """Also where rounding puts it beside the clamp: a row that was normalised before is one."""
@@ -235,19 +160,14 @@ def test_a_row_whose_norm_is_the_clamp_has_the_slope_of_its_root(framework, dtyp
     assert np.allclose(got, want, rtol=4 * dtypes.unit_roundoff(dtype), atol=8 * dtypes.unit_roundoff(dtype))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("magnitude", [1e20, 1e-30])
-def test_squares_that_leave_float32_do_no_harm(framework, magnitude, dtype):
+def test_squares_that_leave_float32_do_no_harm(framework, magnitude):
     """x = 1e20 gives 0 and 1e-30 with a small eps infinity where the statistic is kept in float32."""
     variant = "paper" if magnitude < 1 else "standard"
-    x, g = np.full((2, 6), magnitude).astype(dtype), np.linspace(0.5, 2.0, 6).astype(dtype)
+    x, g = np.full((2, 6), magnitude, np.float32), np.linspace(0.5, 2.0, 6).astype(np.float32)
     x[1, ::2] *= -2
     y = framework.rms_norm(x, g, variant=variant)
     assert y.tobytes() == numpy_impl.rms_norm(x, g, variant=variant).tobytes()
     assert np.array_equal(y[0], g)
-    exact = np.array([-2, 1] * 3) / np.sqrt(2.5) * g.astype(np.float64)
-    assert np.all(np.abs(y[1].astype(np.float64) - exact) <= dtypes.epsilon(dtype) * np.abs(exact))
     got, want = (f.rms_norm_vjp(g * np.ones_like(x), x, g, variant=variant) for f in (framework, numpy_impl))
-    for one, other in zip(got[:2], want[:2], strict=True):
-        assert np.isfinite(one.astype(np.float64)).all()
-        assert ulps(one, other).max() <= 1
+    assert all(ulps(one, other).max() <= 1 for one, other in zip(got[:2], want[:2], strict=True))
