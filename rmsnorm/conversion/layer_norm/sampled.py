@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -20,14 +19,19 @@ Norms = Mapping[str, Norm]  # layers by their names, and what they become
 Values = Mapping[str, Array]  # parameters by their places: one that is tied has several
 
 
-class Sampled(ABC):
+class Sampled:
     """A model, a sample of its arguments, and a copy in float64, in evaluation: what a framework does in its own way.
 
     Attributes:
         backend, bridge: what the framework knows of its layers, and its arrays.
         tree_map, is_float: its functions of containers and of arrays.
         separator: between the name of a layer and that of its parameter.
-        copy, values: the copy and its parameters, after ``widen``.
+        own: what the framework's own LayerNorm computes, without the mean; None for other layers.
+        widen: makes ``copy`` and ``values``, which are its parameters.
+        run: all arrays that the copy returns with these parameters, in the framework.
+        outputs: of a model with the dtypes of the original, in evaluation, on the sample.
+        become: turns a LayerNorm into an RMSNorm, in place.
+        changed: a copy of the model in its own dtypes with these parameters and norms, and notes.
     """
 
     backend: ClassVar[Backend]
@@ -37,33 +41,15 @@ class Sampled(ABC):
     separator: ClassVar[str] = "/"
     copy: Any
     values: Values
+    own: Callable[[Any], Norm | None]
+    widen: Callable[[], None]
+    run: Callable[[Mapping[str, Any], Any], list[Any]]
+    outputs: Callable[[Any], list[Array]]
+    become: Callable[[Any, Norm], None]
+    changed: Callable[[Values, Norms], tuple[Any, list[str]]]
 
     def __init__(self, model: Any, inputs: Any, options: Any) -> None:
         self.model, self.sample = model, (inputs, options)
-
-    @abstractmethod
-    def own(self, layer: Any) -> Norm | None:
-        """What the framework's own LayerNorm computes, without the mean; None for other layers."""
-
-    @abstractmethod
-    def widen(self) -> None:
-        """Makes ``copy`` and ``values``."""
-
-    @abstractmethod
-    def run(self, tensors: Mapping[str, Any], sample: Any) -> list[Any]:
-        """All arrays that the copy returns with these parameters, in the framework."""
-
-    @abstractmethod
-    def outputs(self, model: Any) -> list[Array]:
-        """Of a model with the dtypes of the original, in evaluation, on the sample."""
-
-    @abstractmethod
-    def become(self, layer: Any, norm: Norm) -> None:
-        """Turns a LayerNorm into an RMSNorm, in place."""
-
-    @abstractmethod
-    def changed(self, centred: Values, norms: Norms) -> tuple[Any, list[str]]:
-        """A copy of the model in its own dtypes with these parameters and norms, and notes."""
 
     def layers(self, model: Any) -> Iterable[tuple[str, Any]]:
         return self.backend.modules(model)

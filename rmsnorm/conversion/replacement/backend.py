@@ -3,58 +3,44 @@
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.proof import Proof
 
 
-class Backend(ABC):
+class Backend:
     """The modules of a framework.
 
     Attributes:
         package: how the names of the framework's own files begin.
         call: the method that a call of a module runs.
         passed: arguments of it that the framework passes; they were tried.
+        modules: each module of a model once, with its name.
+        is_replaced: whether a module is one of rmsnorm.
+        tensors: the names of its parameters and buffers.
+        has_inner: whether there are modules inside.
+        prove: what a module computes; raises Unproven if it must stay as it is.
+        key_of: a key that is equal for modules that differ only in the values of their parameters.
+        become: turns a module into one of rmsnorm; it stays the same object, with the same parameters and attributes.
     """
 
     package: ClassVar[str]
     call: ClassVar[str]
     passed: ClassVar[tuple[str, ...]] = ()
+    modules: Callable[[Any], Iterable[tuple[str, Any]]]
+    is_replaced: Callable[[Any], bool]
+    tensors: Callable[[Any], list[str]]
+    has_inner: Callable[[Any], bool]
+    prove: Callable[[Any], Proof]
+    key_of: Callable[[Any], Any]
+    become: Callable[[Any, Norm], None]
 
-    @abstractmethod
-    def modules(self, model: Any) -> Iterable[tuple[str, Any]]:
-        """Each module once, with its name."""
-
-    @abstractmethod
-    def is_replaced(self, module: Any) -> bool: ...
-
-    @abstractmethod
-    def tensors(self, module: Any) -> list[str]:
-        """The names of its parameters and buffers."""
-
-    @abstractmethod
-    def has_inner(self, module: Any) -> bool:
-        """Whether there are modules inside."""
-
-    @abstractmethod
-    def prove(self, module: Any) -> Proof:
-        """What a module computes. Raises Unproven if it must stay as it is."""
-
-    @abstractmethod
-    def key_of(self, module: Any) -> Any:
-        """A key that is equal for modules that differ only in the values of their parameters."""
-
-    @abstractmethod
-    def become(self, module: Any, norm: Norm) -> None:
-        """Turns a module into one of rmsnorm. It stays the same object, with the same parameters and attributes."""
-
-    def require_as_proven(self, module: Any, norm: Norm) -> None:  # noqa: B027
+    def require_as_proven(self, module: Any, norm: Norm) -> None:
         """Raises Unproven if a module computes something else than the one with its key; a copy never does."""
 
-    def finish(self, model: Any) -> None:  # noqa: B027
+    def finish(self, model: Any) -> None:
         """What is left to do in a model when its modules have changed."""
 
     def is_candidate(self, module: Any) -> bool:
