@@ -78,27 +78,15 @@ def test_the_dtype_of_y_is_that_of_the_built_in_ones(dtype: Any, x64: bool) -> N
                 assert ours == dtypes_of((nnx.RMSNorm, flax.linen.RMSNorm), x, **options)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_the_statistic_is_not_in_dtype(dtype: str) -> None:
+def test_the_statistic_is_not_in_dtype() -> None:
     """Nor is a gradient: 1e5 is infinite in float16, and so in the built-in layer of NNX."""
     x = jnp.full((2, WIDTH), 1e5)
-    module = functools.partial(linen.RMSNorm(dtype=dtype).apply, {"params": {"scale": jnp.ones(WIDTH)}})
-    for function in (RMSNorm(WIDTH, dtype=dtype, rngs=nnx.Rngs(0)), module):
+    module = functools.partial(linen.RMSNorm(dtype="float16").apply, {"params": {"scale": jnp.ones(WIDTH)}})
+    for function in (RMSNorm(WIDTH, dtype="float16", rngs=nnx.Rngs(0)), module):
         np.testing.assert_array_equal(np.asarray(function(x), np.float32), 1)
         # with one of eight elements changed by e: e (1 - 1/8) / 1e5 there, - e / 8e5 elsewhere
         slope = jax.jacrev(lambda x: function(x)[0].astype(jnp.float32))(x)[:, 0]  # noqa: B023
         np.testing.assert_allclose(slope, (np.eye(WIDTH) - 1 / WIDTH) / 1e5, rtol=2.0**-6)
-
-
-def test_one_module_system_in_the_other() -> None:
-    x = normal(0, 3, WIDTH)
-    within_nnx = nnx.bridge.ToNNX(linen.RMSNorm(variant="gemma"), rngs=nnx.Rngs(0))
-    nnx.bridge.lazy_init(within_nnx, x)
-    within_linen = nnx.bridge.ToLinen(RMSNorm, args=(WIDTH,), kwargs={"variant": "gemma"})
-    params = within_linen.init(jax.random.key(0), x)
-    want = rms_norm(x, jnp.zeros(WIDTH), variant="gemma")
-    np.testing.assert_array_equal(within_nnx(x), want)
-    np.testing.assert_array_equal(within_linen.apply(params, x), want)
 
 
 def exported(function: Any, *shapes: Any) -> Any:

@@ -288,9 +288,7 @@ def test_keras_without_tensorflow_has_other_backends(monkeypatch):
         ({"keras", "jax", "torch"}, "if KERAS_BACKEND=jax or torch is set before Python starts"),
         ({"jax", "torch"}, "pip install '.[tf]'"),
     ):
-        monkeypatch.setattr(
-            frameworks, "find_spec", lambda name, installed=installed: name if name in installed else None
-        )
+        monkeypatch.setattr(frameworks, "find_spec", {name: name for name in installed}.get)
         said = r"tensorflow is not installed, expected .*pip install '.\[tf\]'"
         with pytest.raises(ModuleNotFoundError, match=said) as no, frameworks.imported("tf"):
             raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")

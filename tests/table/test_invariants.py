@@ -173,9 +173,8 @@ def test_empty(framework: Any, shape: tuple[int, ...]) -> None:
         same(*(f.rms_norm_vjp(x, x, g, g, **options) for f in (framework, numpy_impl)))
 
 
-@pytest.mark.parametrize(
-    ("variant", "eps"), [("standard", 0.0), ("llama", None), ("zhang_torch", 0.0), ("x_transformers", None)]
-)
+@pytest.mark.parametrize("eps", [None, 0.0])
+@pytest.mark.parametrize("variant", ["standard", "zhang_torch", "x_transformers"])
 def test_what_is_under_a_mask_reaches_no_derivative(framework: Any, variant: str, eps: float | None) -> None:
     """By the formulas and by automatic differentiation; a row counts nothing, and one zeros: for no eps 1 / 0."""
     chosen = PRESETS[variant] if eps is None else PRESETS[variant].replace(eps=eps)

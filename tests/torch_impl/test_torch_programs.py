@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator
-from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -89,22 +88,6 @@ def test_a_compiled_call_has_few_conditions() -> None:
     assert ours <= theirs * 1.25
 
 
-@pytest.mark.needs("torch>=2.9", "whose compiled autograd takes the compiler as a context")
-def test_the_backward_pass_alone_is_compiled_in_one_piece() -> None:
-    """By torch's compiled autograd, of calls that were not compiled; the second one is kept by the layer."""
-    layer = randomised(RMSNorm(6, variant="gemma", bias=True))
-    compiler = torch.compile(backend="aot_eager", fullgraph=True)
-    for rows in (2, 2, 5):
-        results = []
-        for compiled in (False, True):
-            x = randn(rows, 6).requires_grad_()
-            with torch._dynamo.compiled_autograd._enable(compiler) if compiled else nullcontext():
-                layer(x).square().sum().backward()
-            results.append((x.grad, layer.weight.grad.clone()))
-            layer.zero_grad()
-        assert all(map(are_alike, *results))
-
-
 def test_an_exported_program_needs_no_rmsnorm(tmp_path: Path) -> None:
     """Any backend takes it, and a process without this package. It may be trained."""
     dtype = torch.bfloat16
@@ -176,33 +159,26 @@ def test_a_trace_has_operations_of_pytorch_alone(variant: str, dtype: str) -> No
 def test_a_symbolic_trace_has_one_node() -> None:
     """torch.fx takes the layer as a leaf, as it takes the built-in, with a mask and a residual if there are any."""
 
-    class Block(nn.Module):
-        def __init__(self, cls: Any) -> None:
+    class Added(nn.Module):
+        def __init__(self, cls: Any = RMSNorm) -> None:
             super().__init__()
             self.norm, self.linear = randomised(cls(8)), randomised(nn.Linear(8, 8))
 
-        def forward(self, x: Any) -> Any:
-            return x + self.linear(self.norm(x))
-
-    class Added(Block):
         def forward(self, x: Any, residual: Any, mask: Any) -> Any:
             y, h = self.norm(x, residual=residual, mask=mask)
             return h + self.linear(y)
 
-    ours, theirs = (torch.fx.symbolic_trace(Block(cls)) for cls in (RMSNorm, nn.RMSNorm))
+    plain = [nn.Sequential(cls(8), nn.Linear(8, 8)) for cls in (RMSNorm, nn.RMSNorm)]
+    ours, theirs = map(torch.fx.symbolic_trace, plain)
     assert ours.code == theirs.code
-    assert torch.equal(ours(randn(4, 8)), Block(RMSNorm)(randn(4, 8)))
+    assert torch.equal(ours(randn(4, 8)), plain[0](randn(4, 8)))
     given = randn(4, 8), randn(4, 8, seed=1), randn(4, 8, seed=2) > 0
-    block = Added(RMSNorm)
+    block = Added()
     assert torch.equal(torch.fx.symbolic_trace(block)(*given), block(*given))
-
-
-def test_a_symbolic_trace_has_the_function_as_a_node() -> None:
     options = {"variant": PRESETS["gemma"], "eps": 1e-3, "partial": Fraction(1, 3), "axis": (0, 1)}
     function = lambda x, residual, mask: rms_norm(x, residual=residual, mask=mask, **options)  # noqa: E731
-    tensors = randn(4, 8), randn(4, 8, seed=1), randn(4, 8, seed=2) > 0
     traced = pickle.loads(pickle.dumps(torch.fx.symbolic_trace(function)))
-    assert all(map(torch.equal, traced(*tensors), function(*tensors)))
+    assert all(map(torch.equal, traced(*given), function(*given)))
 
 
 LIES = pytest.mark.needs("torch>=2.11", "the built-in of 2.5 and 2.6 keeps the strides of x")
