@@ -8,8 +8,6 @@ import torch
 from torch import nn
 from torch_arrays import randn
 
-from rmsnorm.torch_impl import rms_norm
-
 
 class LlamaRMSNorm(nn.Module):
     """As in transformers, models/llama/modeling_llama.py."""
@@ -49,9 +47,3 @@ def ulp_bound(n: int, dtype: Any) -> float:
     """Relative error of the built-in: n roundings in the sum, halved by the root, and five more, in at least f32."""
     u = torch.finfo(dtype).eps / 2
     return (n / 2 + 6) * (u if dtype == torch.float64 else 2.0**-24) + 2 * u
-
-
-def torch_rms_norm(x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
-    """By ours what torch.nn.functional.rms_norm computes."""
-    axes = tuple(range(-len(normalized_shape), 0))
-    return rms_norm(x, weight, variant="torch", eps=eps, axis=axes)

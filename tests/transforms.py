@@ -163,8 +163,8 @@ class Torch(Functional):
 
     under_mask = 0.5  # test_nan_under_a_mask_in_mixed_derivatives
     derivatives = ("grad", "vjp", "jvp", "jacrev", "jacfwd", "tape", "batched tape", "dual")
-    others = ("vmap", "checkpoint", "views", "on CPU", "no grad")
-    outer = ("tape", "batched tape", "dual", "checkpoint", "views", "on CPU", "no grad")
+    others = ("vmap", "checkpoint", "views")
+    outer = ("tape", "batched tape", "dual", "checkpoint", "views")
 
     def __init__(self) -> None:
         import torch
@@ -208,13 +208,9 @@ class Torch(Functional):
             return f({key: torch.stack([t, t], -1)[..., 0].movedim(0, -1).clone().movedim(-1, 0)
                       for key, t in leaves.items()})  # fmt: skip
 
-        def on_cpu(leaves: Leaves) -> Any:
-            with torch.autograd.graph.save_on_cpu():
-                return f(leaves)
-
         return {
             **self.shared(f, which), "tape": tape, "batched tape": partial(tape, batched=True), "dual": dual,
-            "views": views, "on CPU": on_cpu, "no grad": torch.no_grad()(f),
+            "views": views,
             "checkpoint": partial(torch.utils.checkpoint.checkpoint, f, use_reentrant=False),
         }[name]  # fmt: skip
 

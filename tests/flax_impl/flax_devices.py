@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -227,11 +226,10 @@ if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     assert jax.device_count() == 8
-    over_a_named_axis("float64")
-    if sys.argv[1:] == ["all"]:
-        over_a_named_axis("float32")
-        partitioned("bfloat16", False, "Explicit")
-        partitioned("float32", True, "Auto")
-        whole_rows()
-        controls()
+    for dtype in ("float32", "float64"):
+        over_a_named_axis(dtype)
+    partitioned("bfloat16", False, "Explicit")
+    partitioned("float32", True, "Auto")
+    whole_rows()
+    controls()
     print("done")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
@@ -99,15 +98,10 @@ def test_where_xla_compiles_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many_calls_at_once() -> None:
-    """From Python threads, and within one program: more calls than XLA has threads."""
-    x, dy, scale = normal(0, 260, 1025), normal(1, 260, 1025), normal(2, 1025)
-    wanted = golden.rms_norm(x, scale), *golden.rms_norm_vjp(dy, x, scale)[:2]
-    compiled = jax.jit(functools.partial(gradients, rms_norm))
-    with ThreadPoolExecutor(16) as pool:
-        for results in pool.map(lambda _: compiled(x, scale, dy), range(64)):
-            assert_bits(results, wanted)
-    many = jax.jit(lambda x, scale: [rms_norm(x + i, scale) for i in range(12)])(x[:40], scale)
-    assert_bits(many, [golden.rms_norm(x[:40] + np.float32(i), scale) for i in range(12)])
+    """Within one program: more calls than XLA has threads."""
+    x, scale = normal(0, 40, 1025), normal(2, 1025)
+    many = jax.jit(lambda x, scale: [rms_norm(x + i, scale) for i in range(12)])(x, scale)
+    assert_bits(many, [golden.rms_norm(x + np.float32(i), scale) for i in range(12)])
 
 
 def test_errors_of_a_handler() -> None:
@@ -209,30 +203,3 @@ def test_beside_kernels_nothing(options: dict[str, Any]) -> None:
     size = np.prod(x.shape) * x.dtype.itemsize
     assert temporaries(norm, x, scale) < size / 100
     assert temporaries(functools.partial(gradients, norm), x, scale, jax.eval_shape(norm, x, scale)) < size / 100
-
-
-@pytest.mark.parametrize(("dtype", "gain", "masked"), [("float32", "float32", True), ("bfloat16", "float32", False)])
-def test_the_recipe_stores_no_more_than_the_layer_of_flax(
-    dtype: str, gain: str, masked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    linen = pytest.importorskip("flax.linen")
-    monkeypatch.setattr(cpu, "missing", lambda *_: "there are none")
-    shape = (4096, 1024)
-    x, scale = jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct(shape[1:], gain)
-    mask = jax.ShapeDtypeStruct(shape, "bool") if masked else None
-
-    def ours(mask: Any, x: Any, scale: Any) -> Any:
-        return rms_norm(x, scale, mask=mask, variant="flax")
-
-    def theirs(mask: Any, x: Any, scale: Any) -> Any:
-        with jax.numpy_dtype_promotion("standard"):
-            return linen.RMSNorm(param_dtype=gain).apply({"params": {"scale": scale}}, x, mask=mask)
-
-    dy = jax.eval_shape(ours, mask, x, scale)
-
-    def stored(norm: Any) -> list[int]:
-        derive = lambda mask, *arrays: gradients(functools.partial(norm, mask), *arrays)  # noqa: E731
-        return [temporaries(norm, mask, x, scale), temporaries(derive, mask, x, scale, dy)]
-
-    few = np.prod(shape) * x.dtype.itemsize / 100  # numbers of the rows
-    assert all(own <= other + few for own, other in zip(stored(ours), stored(theirs), strict=True))
