@@ -9,12 +9,9 @@ from nematus_models import WITH_DROPOUT, WITHOUT_DROPOUT, batch, config_of, rand
 jax = pytest.importorskip("jax")
 pytest.importorskip("flax")
 from flax import nnx  # noqa: E402
-from flax_nematus import Model, by_name, mean_loss, wide  # noqa: E402
-from jax import numpy as jnp  # noqa: E402
-from nematus_framework import exact_gradients  # noqa: E402
+from flax_nematus import Model, mean_loss  # noqa: E402
 
 from rmsnorm.nematus import flax_models as nematus  # noqa: E402
-from rmsnorm.nematus.flax_models import _run  # noqa: E402
 
 
 def model_of(kind, *, dtype="float32", seed=0, **changes):
@@ -40,18 +37,6 @@ def test_a_program_is_as_long_for_long_sentences_and_of_full_precision():
         assert program.count("dot_general[") == highest > 0
 
 
-@pytest.mark.parametrize("kind", ["layer", "transformer rms"])
-def test_compiled_once_for_all_calls_of_one_shape(kind):
-    """Of a configuration that no other test has; so is every step of a translation, whatever came before it."""
-    model = model_of(kind, translation_maxlen=77)
-    (x, x_mask, y, _), before, sizes = batch(model.config), _run._cache_size(), []
-    for _ in range(2):
-        model.logits(x, x_mask, y)
-        sizes.append(_run._cache_size() - before)
-    model.translate(x, x_mask, 2, 6)
-    assert [*sizes, _run._cache_size() - before] == [1, 1, 3]  # what comes before the first step, and a step
-
-
 @pytest.mark.parametrize("kind", ["plain", "transformer rms"])
 def test_training_makes_the_loss_fall(kind):
     """To half in some steps of optax, within nnx.jit; with other words dropped in every step."""
@@ -73,23 +58,6 @@ def test_training_makes_the_loss_fall(kind):
     assert int(model.rngs.count[...]) == (15 if kind == "plain" else 0)
 
 
-@pytest.mark.slow
-def test_a_mapped_model():
-    """Two models at once, each with the gradients of its own. In float64, so that rounding hides nothing."""
-    with wide():
-        models = [model_of("rms", dtype="float64", seed=seed) for seed in (0, 1)]
-        sentences = batch(models[0].config)
-        graph, _, rest = nnx.split(models[0], nnx.Param, ...)
-        states = [nnx.state(model, nnx.Param) for model in models]
-        gradient = jax.grad(lambda state: nnx.merge(graph, state, rest).loss(*sentences).mean())
-        both = by_name(jax.jit(jax.vmap(gradient))(jax.tree.map(lambda *values: jnp.stack(values), *states)))
-    for index, model in enumerate(models):
-        wanted = exact_gradients(model.config, random_parameters(model.config, seed=index), sentences)
-        assert both.keys() == wanted.keys()
-        for name, value in wanted.items():
-            assert np.linalg.norm(both[name][index] - value) <= 1e-12 * np.linalg.norm(value), name
-
-
 def test_dropout_is_drawn_from_the_stream_of_the_model():
     """Named dropout, anew at every call; a model that was made without one is not trained."""
     config = config_of("layer").replace(**WITH_DROPOUT)
@@ -103,17 +71,3 @@ def test_dropout_is_drawn_from_the_stream_of_the_model():
     assert abs(first.loss(*sentences) - loss).min() > 1e-3
     with pytest.raises(ValueError, match=r"dropout: rngs is None, expected an nnx.Rngs in training"):
         without.loss(*sentences)
-
-
-@pytest.mark.parametrize("kind", ["factors", "transformer rms"])
-def test_errors_of_what_is_traced(kind):
-    """Shapes and dtypes; a tracer has no values to check, and an id outside the vocabulary gives NaN."""
-    model = model_of(kind)
-    x, x_mask, y, y_mask = map(jnp.asarray, batch(model.config))
-    with pytest.raises(ValueError, match=r"loss: y_mask has shape \(2, 3\), expected \(4, 3\) to match y"):
-        jax.eval_shape(model.loss, x, x_mask, y, y_mask[:2])
-    with pytest.raises(TypeError, match=r"logits: y is dtype\('float32'\).*expected an array of integers"):
-        jax.eval_shape(model.logits, x, x_mask, y.astype(jnp.float32))
-    assert jax.eval_shape(model.encode, x + 99, 0 * x_mask).dtype == jnp.float32
-    table = next(value for name, value in model.by_name().items() if "embedding" in name)
-    assert np.isnan(jax.jit(lambda ids: jnp.take(table, ids, axis=0))(jnp.array([99]))).all()

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rmsnorm import nematus
-from rmsnorm.cli import port
 from rmsnorm.nematus import protocol
 from rmsnorm.specification.frameworks import FRAMEWORKS
 
@@ -38,17 +34,3 @@ def test_the_interface_is_that_of_the_protocol(framework: str) -> None:
             assert [row for row in taken if row[0] not in more] == expected, name
             assert len(taken) == len(expected) + len(more)
     assert {"RNNSearch", "Transformer", "gru", "lstm"} <= set(module.__all__)
-
-
-def test_what_a_dialect_decides_is_in_the_table() -> None:
-    """Nothing compares a dialect with a name: a decision is a field of ``dialects.Rules``, or ``is_zero``."""
-    files = [*Path(nematus.__file__).parent.rglob("*.py"), Path(port.__file__)]
-    compared = [
-        f"{file.name}:{node.lineno}: {ast.unparse(node)}"
-        for file in files
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Compare) and ast.unparse(node.left).endswith(("dialect", "dialect']"))
-        if any(isinstance(other, ast.Constant) and isinstance(other.value, str) for other in node.comparators)
-    ]
-    assert len(files) > 20
-    assert not compared

@@ -5,17 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from nematus_models import WITH_DROPOUT, WITHOUT_DROPOUT, batch, config_of, random_parameters, same
-from test_cells import inputs_of
 
 tf = pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
-from nematus_framework import exact_gradients  # noqa: E402
 from tf_nematus import Model, quick  # noqa: E402
 
-from rmsnorm.nematus import tf_models as nematus  # noqa: E402
 from rmsnorm.nematus.backends import model_class  # noqa: E402
 from rmsnorm.nematus.names import variables  # noqa: E402
-from rmsnorm.nematus.tf_models import _graphs as graphs  # noqa: E402
 
 NUMPY_2 = "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"  # where Keras saves
 
@@ -102,26 +98,6 @@ def test_fit_makes_the_loss_fall(tmp_path):
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["rms", "zero rnn", "transformer layer"])
-@pytest.mark.slow
-def test_the_gradients_of_a_function_compiled_by_xla(kind):
-    model = model_of(kind)
-    sentences, weights = batch(model.config), model.by_name()
-
-    def gradients_of(*sentences):
-        with tf.GradientTape() as tape:
-            mean = tf.reduce_mean(model.loss(*sentences))
-        return list(map(tf.convert_to_tensor, tape.gradient(mean, list(weights.values()))))
-
-    compiled = tf.function(gradients_of, jit_compile=True)(*map(tf.constant, sentences))
-    wanted = exact_gradients(model.config, arrays_of(model), sentences)
-    assert weights.keys() == wanted.keys()
-    sizes = {name: np.linalg.norm(gradient) for name, gradient in wanted.items()}
-    for name, gradient in zip(weights, compiled, strict=True):  # some are nothing but a rounding of others
-        bound = 1e-4 * sizes[name] + 2**-24 * max(sizes.values())
-        assert np.linalg.norm(gradient.numpy() - wanted[name]) <= bound, name
-
-
 @pytest.mark.parametrize("kind", ["tied decoder", "transformer rms"])
 def test_a_graph_drops_what_eager_mode_drops(kind):
     """By the seed of the model."""
@@ -134,15 +110,3 @@ def test_a_graph_drops_what_eager_mode_drops(kind):
         losses += [model.loss(*batch(model.config), training=True).numpy() for _ in range(2)]
     tf.config.run_functions_eagerly(False)
     np.testing.assert_allclose(losses[:2], losses[2:], rtol=1e-5)
-
-
-def test_a_second_call_of_a_cell_traces_nothing():
-    """For another length and batch; without a mask it does, once more."""
-    (x, h0), weights, mask = inputs_of("gru", "none")
-    calls = [(x, h0, mask), (x[:2, :1], h0[:1], mask[:2, :1]), (x, h0, None)]
-    before, counts = len(graphs.traced), []
-    for x, h0, mask in calls:
-        nematus.gru(x, h0, weights, mask=mask, partial=0.37)  # which no other test has
-        own = list(graphs.traced.values())[before:]
-        counts.append([graph.experimental_get_tracing_count() for graph in own])
-    assert counts == [[1], [1], [1, 1]]

@@ -6,18 +6,14 @@ import re
 import shlex
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from textwrap import dedent
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
-from nematus_commands import run, saved, skip_without
+from nematus_commands import run, skip_without
 from nematus_models import same
-from programs import finished
 
 from rmsnorm import nematus
-from rmsnorm.nematus.convert import TARGETS
-from rmsnorm.nematus.dialects import Dialect
 from rmsnorm.numpy_impl import rms_norm
 
 ROOT = Path(__file__).parents[2]
@@ -101,34 +97,3 @@ def test_the_layer_for_nematus_own_graphs() -> None:
         assert [variable.op.name for variable in v1.trainable_variables()] == ["gates_x_norm/new_std"]
     np.testing.assert_allclose(result, wanted, rtol=1e-6)
     np.testing.assert_allclose(slopes, wanted.sum((0, 1)), rtol=1e-5)
-
-
-def test_the_tables_name_every_form_and_dialect() -> None:
-    forms, dialects = (
-        dict(re.findall(r"^\| `(\S+)` \| (.*?) \|", table, re.MULTILINE)) for table in PAGE.split("## Dialects")
-    )
-    assert forms.keys() == TARGETS.keys()
-    for form, target in TARGETS.items():
-        assert target.file in forms[form].replace(".index", "")
-    assert dialects.keys() == set(get_args(Dialect))
-    for name in re.findall(r"save_\w+", PAGE):
-        assert name in nematus.__all__
-
-
-@pytest.mark.slow
-def test_a_new_process_loads_what_keras_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the lines that the conversion prints, and by those of docs/layers.md; not without the import."""
-    skip_without("keras")
-    saved(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    shown = run("nematus", tmp_path, tmp_path / "ported", "--to", "keras")
-    of_model = dedent(shown.split("load it in a new process with\n")[1])
-    page = (ROOT / "docs" / "layers.md").read_text()
-    layers = re.search(r"^    import keras\n(    from .*\n)    model = .*$", page, re.MULTILINE)
-    assert layers is not None
-    first, imported, third = dedent(layers[0]).splitlines()
-    save = "keras.Sequential([keras.Input((4,)), RMSNormalization()]).save('model.keras')"
-    right = f"{first}\n{imported}\n{save}\n{third}\nassert type(model.layers[-1]) is RMSNormalization\n{of_model}"
-    done = finished("-c", f"{right}\nassert type(model).__name__ == 'RNNSearch'")
-    assert done.returncode == 0, done.stderr
-    assert "Could not locate class 'RMSNormalization'" in finished("-c", f"{first}\n{third}").stderr
