@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from rmsnorm.identify import mending, mistakes, names
@@ -29,12 +29,24 @@ def explained(quantity: str, data: Data, got: Array) -> str:
         is_held = own.call.result_dtype == got.dtype.name and _holds(Candidate(variant, activation=gate), own, got)
         if is_held:
             return words
-    known = (each for each in _mistakes(data) if gate or "gate" not in each.says)
-    candidate, dtype = Candidate(data.variant, activation=gate), data.x.dtype.name
-    says = next((each.says for each in known if _holds(candidate.but(each), data, got)), "")
-    if not says and any(_holds(candidate.of(eps=eps).but(mistakes.CENTRED), data, got) for eps in _EPS):
-        return "the mean is subtracted: it is LayerNorm"
-    return says.removeprefix(f"for {dtype} x, ")
+    if says := mistaken(_mistakes(data), data, got):
+        return says
+    candidate = Candidate(data.variant, activation=gate)
+    is_centred = any(_holds(candidate.of(eps=eps).but(mistakes.CENTRED), data, got) for eps in _EPS)
+    return "the mean is subtracted: it is LayerNorm" if is_centred else ""
+
+
+def mistaken(known: Iterable[Mistake], data: Data, got: Array) -> str:
+    """The first of these mistakes that explains y, and more of it than the variant alone; empty where none does."""
+    candidate = Candidate(data.variant, activation=None if data.gate is None else data.variant.gate_function)
+    # Of one element more, at least: an element alone may be less than what may be elsewhere.
+    least = max(HOLDS, candidate.gives(data, got).mean() + 0.5 / got.size) if got.size else HOLDS
+    for mistake in known:
+        if (data.gate is not None or "gate" not in mistake.says) and (
+            candidate.but(mistake).gives(data, got).mean() >= least
+        ):
+            return mistake.says.removeprefix(f"for {data.x.dtype.name} x, ")
+    return ""
 
 
 def _holds(candidate: Candidate, data: Data, got: Array) -> bool:

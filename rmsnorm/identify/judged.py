@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-import numpy as np
-
 from rmsnorm.identify import mistakes
-from rmsnorm.identify.asking import Answer, Probe
-from rmsnorm.identify.candidates import HOLDS, Candidate
+from rmsnorm.identify.asking import Probe
+from rmsnorm.identify.candidates import Candidate
 from rmsnorm.identify.gradients import explanation
-from rmsnorm.identify.mistakes import Mistake
+from rmsnorm.identify.instead import mistaken
 from rmsnorm.parity.asking import Refused, ask, questions
 from rmsnorm.parity.questions import Question
 from rmsnorm.targets.target import Target, TargetError
@@ -121,63 +119,26 @@ class Judge:
 
     def _mistake(self, sized: Target, question: Question, quantity: str) -> str:
         """The known mistake that explains it, empty where none does."""
-        data, group = question.data, self.probe.layout.group
-        if data.x.size > _ELEMENTS or group:
+        data, circumstance = question.data, question.circumstance
+        if data.x.size > _ELEMENTS or self.probe.layout.group:
             return ""
-        axes = tuple(range(len(question.lead), data.x.ndim))
         names = ("x", "scale", "bias", "gate", "residual", "mask")
         arrays = {name: array for name in names if (array := getattr(data, name)) is not None}
-        probe = replace(self.probe, target=sized, layout=replace(self.probe.layout, axes=axes, feature_axes=axes,
-                                                                  sizes=data.x.shape))  # fmt: skip
-        candidate, is_trained = self.candidate, question.circumstance["mode"] == "training"
-        candidate = candidate if data.gate is None else replace(candidate, activation=data.variant.gate_function)
-        ignored = []
-        if question.circumstance["eps"] != _PLAIN["eps"]:
-            ignored.append(mistakes.eps_ignored(candidate.variant.eps_for(data.x.dtype.name)))
-            candidate = candidate.of(eps=data.call.eps)
+        is_trained = circumstance["mode"] == "training"
         try:
             with sized.in_mode(is_trained):
-                if quantity == "y":
-                    answer = Answer(arrays, sized.forward(**arrays))
-                    known = _mistake_of_y(probe, candidate, answer, ignored)
-                    other = "y is another one than in evaluation" if is_trained else _place(probe, candidate, answer)
-                    return known or other
-                called = sized.called(arrays, [name for name in arrays if name != "mask"])
-                dh = data.dh if called.sum is not None else None
-                got = called.gradients(data.dy, dh).get(quantity.removeprefix("d"))
-                asked = replace(candidate.data(probe, arrays, data.dy), dh=dh)
-                return "" if got is None else explanation(quantity, asked, got, candidate)
+                called = sized.called(arrays, [name for name in arrays if name != "mask" and quantity != "y"])
+                if quantity != "y":
+                    dh = data.dh if called.sum is not None else None
+                    got = called.gradients(data.dy, dh).get(quantity.removeprefix("d"))
+                    return "" if got is None else explanation(quantity, replace(data, dh=dh), got)
         except TargetError:
             return ""
-
-
-def _mistake_of_y(probe: Probe, candidate: Candidate, answer: Answer, more: Iterable[Mistake]) -> str:
-    """The known mistake that explains y, empty where none does."""
-    options = {*answer.arrays} & {"mask", "residual", "gate"}
-    tried = [*more, *mistakes.of_options(options, answer.dtype), *mistakes.of_width(probe.n),
-             *mistakes.of_rows(probe.count(answer.y))]  # fmt: skip
-    # Of one element more, at least, than without it: an element alone may be less than what may be elsewhere.
-    least = max(HOLDS, candidate.score(probe, answer) + 0.5 / answer.y.size)
-    known = next((each.says for each in tried if candidate.but(each).score(probe, answer) >= least), "")
-    return known.removeprefix(f"for {answer.dtype} x, ")
-
-
-def _place(probe: Probe, candidate: Candidate, answer: Answer) -> str:
-    """Where y begins to be another one; empty where all of it is."""
-    rows = probe.count(answer.y)
-    alike = probe.matrix(candidate.alike(probe, answer)).astype(bool)
-    wrong_rows, wrong_columns = np.flatnonzero(~alike.all(1)), np.flatnonzero(~alike.all(0))
-    if len(wrong_rows) == 0:
-        return ""
-    if wrong_rows[0] == rows - 1:
-        return "y of the last row is another one"
-    if len(wrong_rows) == 1:
-        return f"y of row {wrong_rows[0]} is another one"
-    if wrong_rows[0] > 0:
-        return f"y of {len(wrong_rows)} rows is another one, from row {wrong_rows[0]} on"
-    if wrong_columns[0] > 0:
-        return f"y of {len(wrong_columns)} elements of a row is another one, from element {wrong_columns[0]} on"
-    return ""
+        known = [*mistakes.of_options({*arrays} & {"mask", "residual", "gate"}, data.x.dtype.name)]
+        known += [*mistakes.of_width(int(data.call.n)), *mistakes.of_rows(data.x.size // max(1, int(data.call.n)))]
+        if circumstance["eps"] != _PLAIN["eps"]:
+            known = [mistakes.eps_ignored(self.candidate.variant.eps_for(data.x.dtype.name)), *known]
+        return mistaken(known, data, called.y) or "y is another one than in evaluation" * is_trained
 
 
 def _plain(quantity: str) -> Levels:

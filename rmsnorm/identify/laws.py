@@ -48,8 +48,9 @@ def at_other_widths(probe: Probe, known: Candidate, k: int, fit: Fit, *, inexact
     else:
         findings.add("widths", f"{probe.n} and {width}", "elements in a row, of which the same is true")
         if not inexact:  # outliers may be cut off, which no way says: most of y is enough
-            holding = [way for way in ways if all(
-                way.candidate(known, fit).score(other, answer, exact=False) >= _MOST for answer in answers)]  # fmt: skip
+            tried = [(way, way.candidate(known, fit)) for way in ways]
+            holding = [way for way, each in tried
+                       if all(each.score(other, answer, exact=False) >= _MOST for answer in answers)]  # fmt: skip
         if not holding:
             unknown = (
                 f"the denominator depends on the width in no known way: with {probe.n} and {width} elements in a row "

@@ -23,7 +23,6 @@ from rmsnorm.targets.open import WIDTH, open_target
 from rmsnorm.targets.target import Target, TargetError, random_state_kept
 
 TIME_LIMIT: Final = 60.0
-_WIDER: Final = 1024
 
 
 @random_state_kept()
@@ -110,7 +109,7 @@ def _found(probe: Probe, *, gradients: bool, judged: bool) -> Identity:
     """
     findings = probe.findings
     _ask_twice(probe)
-    probe, candidate = solve_form(_normalising(probe))
+    probe, candidate = solve_form(grouped(probe))
     candidate, confirmed = solve_roundings(probe, candidate)
     gated = None
     if not any("no known way" in defect for defect in findings.defects):
@@ -144,26 +143,6 @@ def _found(probe: Probe, *, gradients: bool, judged: bool) -> Identity:
         rank=len(layout.sizes),
         library=probe.target.library,
     )
-
-
-def _normalising(probe: Probe) -> Probe:
-    """The probe with its groups; that of a wider x, where nothing is normalised in a narrow one.
-
-    Raises:
-        NotRms: no element changes another one, or not as in a normalisation.
-    """
-    try:
-        return grouped(probe)
-    except NotRms as reason:
-        try:
-            wider = probe.resized(_WIDER) if probe.n < _WIDER else None
-            wider = wider and grouped(wider)
-        except (NotRms, TargetError):
-            wider = None
-        if wider is None:
-            raise reason from None
-        probe.findings.defect(f"with {probe.n} elements in a row nothing is normalised; with {_WIDER} it is")
-        return wider
 
 
 def _ask_twice(probe: Probe) -> None:
