@@ -34,19 +34,13 @@ def failures(framework: str, *names: str) -> Any:
     return json.loads(said.splitlines()[-1])
 
 
-@pytest.mark.parametrize("framework", EACH)
-@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # of the import of Inductor
-def test_without_all_of_it(framework: str) -> None:
-    assert failures(framework, *MISSING[framework]) == []
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("each", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["all", "each"])
 @pytest.mark.parametrize("framework", EACH)
-@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
-def test_without_one(framework: str) -> None:
-    for name in MISSING[framework]:
-        assert failures(framework, name) == []
+def test_without_all_of_it_or_one(framework: str, each: bool) -> None:
+    missing = MISSING[framework]
+    for names in ([name] for name in missing) if each else [missing]:
+        assert failures(framework, *names) == []
 
 
 @pytest.mark.parametrize("framework", PRIVATE)

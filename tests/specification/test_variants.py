@@ -114,10 +114,6 @@ def test_k_is_exact(partial, n, ceil, floor):
     assert variant.replace(partial_rounding="floor").counted(n) == floor
 
 
-def test_without_partial_every_element_counts():
-    assert [PRESETS["paper"].counted(n) for n in (0, 1, 17)] == [0, 1, 17]
-
-
 def test_a_variant_is_looked_up_changed_compared_and_sent():
     """It is immutable: a change is another one, in which only what is named is new."""
     standard, gemma = PRESETS["standard"], Variant.get("gemma")
