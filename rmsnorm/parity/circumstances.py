@@ -125,16 +125,6 @@ def levels_of(circumstance: str) -> list[str]:
     return [rows, f"rows of {width}", axes, *rest]
 
 
-def options_of(circumstance: str) -> list[str]:
-    """The options in its name.
-
-    >>> options_of("257 rows of 33, 2 axes; residual; gate; NaN in a row")
-    ['gate', 'residual']
-    """
-    parts = ["mask" if part in MASKS else part for part in circumstance.split("; ")]
-    return [name for name in OPTIONS if name in parts]
-
-
 def lead_of(levels: Mapping[str, str]) -> tuple[int, ...]:
     """The axes before the normalised one. Their product is at least the number of rows, and no multiple of 64.
 
@@ -308,8 +298,6 @@ def levels_for(
     if target.framework == "keras":  # a layer takes batches, and has variables in float32 or its own dtype
         leave_out("axes", "1 axis")
         leave_out("gain", "gain bfloat16")
-    if target.sizes and target.sizes[0] is not None:
-        leave_out("rows", "no rows")
     if limits.max_rows is not None:
         rows = tuple(name for name in levels["rows"] if ROWS.get(name, limits.max_rows + 1) <= limits.max_rows)
         levels["rows"] = rows or ("1 row",)

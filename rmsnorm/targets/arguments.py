@@ -295,24 +295,15 @@ def required_options(call: Callable[..., Any]) -> frozenset[str]:
 
 
 def makes_layers(function: Callable[..., Any], init: Collection[str] = ()) -> bool:
-    """Whether a function makes layers: without x, as it requires nothing beside ``init``, or of a width and no array.
+    """Whether a function makes layers: it requires nothing beside ``init``.
 
-    >>> makes_layers(lambda hidden, eps=1e-6: None), makes_layers(lambda hidden, weight, eps: None)
-    (True, False)
-    >>> makes_layers(lambda blocks: None), makes_layers(lambda blocks: None, ["blocks"]), makes_layers(lambda a=2: None)
+    >>> makes_layers(lambda dim: None), makes_layers(lambda dim: None, ["dim"]), makes_layers(lambda dim=2: None)
     (False, True, True)
     """
     parameters = parameters_of(function)
-    if parameters is None:
-        return False
-    if all(p.default is not p.empty or p.name in init or p.kind is p.VAR_KEYWORD for p in parameters):
-        return True
-    if init:
-        return False
-    first = parameters[0]
-    arrays = any(takes_array(p) and argument_named(p.name) for p in parameters[1:])
-    typed = re.search("Tensor|Array|ndarray", str(first.annotation))
-    return len(first.name) > 1 and first.name in _WIDTHS and not (arrays or typed)
+    return parameters is not None and all(
+        p.default is not p.empty or p.name in init or p.kind is p.VAR_KEYWORD for p in parameters
+    )
 
 
 def _signature(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

@@ -111,29 +111,14 @@ class Torch(Bridge):
 
     @contextlib.contextmanager
     def scope(self, wide: bool) -> Iterator[None]:
-        """Without the modes that the caller may be in, and the hooks that some put on every module."""
-        from torch.utils import _python_dispatch as dispatch
-
-        module = vars(self.torch.nn.modules.module)
-        hooks = [
-            (entry, dict(entry))
-            for name, entry in module.items()
-            if name.startswith("_global_") and isinstance(entry, dict)
-        ]
+        """Without the modes that the caller may be in."""
         with (
             self.torch.inference_mode(False),
             self.torch.set_grad_enabled(True),
             self.torch.autograd.set_detect_anomaly(False),  # which takes a NaN for an error
             self.torch.autocast(self.torch.device(self.device).type, enabled=False),
-            dispatch._disable_current_modes(),  # such as FlopCounterMode
         ):
-            try:
-                for entry, _ in hooks:
-                    entry.clear()
-                yield
-            finally:
-                for entry, own in hooks:
-                    entry.update(own)
+            yield
 
     def send(self, array: Array) -> Any:
         memory, first, strides = _memory(array)

@@ -122,9 +122,9 @@ def open_keras(layer: Any, name: str, device: str, change: Callable[[Any], None]
         others = [v.value for v in fresh.non_trainable_variables]
         return fresh.stateless_call(values, others, x, **renamed(arrays, inputs), **options)[0]
 
-    own, notes = assigned(shapes, _rank(config), (4, 4, 8), (4, 4, 4, 8))
+    own = assigned(shapes, _rank(config), (4, 4, 8), (4, 4, 4, 8))
     return Target(
-        name, "keras", bridge(keras_library(), device), call, (*own, *inputs), names=own, notes=notes,
+        name, "keras", bridge(keras_library(), device), call, (*own, *inputs), names=own,
         width=_own_width(shapes, _rank(config), own),
         training=_training(options) if "training" in inspect.signature(layer.call).parameters else None,
         shape_of=lambda argument, shape: shapes(shape)[assign(shapes(shape))[argument]],
@@ -284,9 +284,9 @@ def _linen(layer: Any, name: str, device: str) -> Target:
             parameters = {**initial(shape, dtype_of(x)), **parameters}
         return layer.apply({"params": _nested(parameters)}, x, **renamed(arrays, inputs))
 
-    own, notes = assigned(shapes, (4, 4, 4, 8), (4, 8), (4, 4, 8))
+    own = assigned(shapes, (4, 4, 4, 8), (4, 8), (4, 4, 8))
     return Target(
-        name, "flax", bridge("jax", device), call, (*own, *inputs), names=own, notes=notes,
+        name, "flax", bridge("jax", device), call, (*own, *inputs), names=own,
         shape_of=lambda argument, shape: shapes(shape)[assign(shapes(shape))[argument]],
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -36,16 +37,12 @@ def assign(shapes: Mapping[str, Shape]) -> dict[str, str]:
     return own
 
 
-def assigned(shapes: Callable[[Shape], Mapping[str, Shape]], *tried: Shape) -> tuple[dict[str, str], tuple[str, ...]]:
-    """``assign`` of the parameters that it has for x of the first shape that it takes, and a note if it takes none."""
-    failure: Exception | None = None
+def assigned(shapes: Callable[[Shape], Mapping[str, Shape]], *tried: Shape) -> dict[str, str]:
+    """``assign`` of the parameters that it has for x of the first shape that it takes; none if it takes none."""
     for shape in tried:
-        try:
-            return assign(shapes(shape)), ()
-        except Exception as error:  # a layer of somebody's may raise anything on x of this shape
-            failure = failure or error
-    reason = " ".join(f"{type(failure).__name__}: {failure}".split())
-    return {}, (f"it has no parameters, as it could not be built for x of shape {tried[0]} ({reason:.200})",)
+        with contextlib.suppress(Exception):  # a layer of somebody's may raise anything on x of this shape
+            return assign(shapes(shape))
+    return {}
 
 
 def inputs_of(call: Callable[..., Any]) -> dict[str, str]:

@@ -67,8 +67,9 @@ def open_target(
 
     Args:
         target: a function of x, or of (x, weight), (x, weight, bias, eps=...) and the like; a layer of PyTorch,
-            Keras or Flax (nnx, linen); its class, or a function that makes it; a ``module:attribute`` or
-            ``file.py:attribute`` that names one of these; an .onnx file; a Target, which is returned as it is.
+            Keras or Flax (nnx, linen); its class, or a function that makes it and requires no argument beside those of
+            ``init``; a ``module:attribute`` or ``file.py:attribute`` that names one of these; an .onnx file; a Target,
+            which is returned as it is.
         framework: for a function that does not show whose arrays it takes: torch, tf, keras, jax, flax, numpy, or
             another name of rmsnorm.specification.frameworks.
         width: size of the normalised axis to build and to call it with; None for 64, or the only size that it takes.
@@ -152,15 +153,7 @@ def library_of(thing: Any) -> str:
 def _opened(thing: Any, name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:
     open_layer = opener(thing)
     if isinstance(thing, type) or (open_layer is None and call.order is None and makes_layers(thing, init)):
-        try:
-            return _built(thing, name, width, init, call)
-        except NoTarget as error:
-            if error.model is None and not isinstance(thing, type):
-                with contextlib.suppress(NoTarget, TargetError):  # a function of x, with the name of a width
-                    target = _function(thing, name, call)
-                    target.forward(np.ones((4, 8), "float32"))
-                    return target
-            raise
+        return _built(thing, name, width, init, call)
     if open_layer is not None and init:
         raise NoTarget(f"{name} is a layer that is built already, expected no init; pass its class")
     if is_model(thing):
@@ -240,7 +233,6 @@ def _function(function: Callable[..., Any], name: str, how: _Call) -> Target:
             with contextlib.suppress(TargetError):
                 with contextlib.suppress(WrongResult):  # as codes are, which are an answer, too
                     target.forward(x, **arrays)
-                target.noticed.answered = False  # to nobody who asked
                 return True
         return False
 

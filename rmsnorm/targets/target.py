@@ -29,7 +29,6 @@ _NEEDS_GPU: Final = re.compile(
     re.IGNORECASE,
 )
 WIDTH: Final = 64  # of x, where nothing says another one
-_WIDTHS: Final = (128, 256, 512, 1024, 2048, 4096)  # that a kernel may be written for, and for no other one
 
 TO_RETURN: Final = f"return y, or say where it is written, as by --call {IN_PLACE!r}"
 
@@ -72,20 +71,15 @@ class Noticed:
     Attributes:
         touched: the arguments whose arrays it wrote to; dy is the gradient of y.
         returned: what it returned that is no array of the library.
-        second: x + residual of its last call by ``forward``, None where it returned none.
-        answered: whether it has ever answered, or was asked for another width because it did not.
     """
 
     touched: set[str] = field(default_factory=set)
     returned: set[str] = field(default_factory=set)
-    second: Array | None = None
-    answered: bool = False
 
     def forget(self) -> None:
         """Begin anew, so that what other calls did is not said of the next ones."""
         self.touched.clear()
         self.returned.clear()
-        self.second = None
 
 
 @dataclass
@@ -98,8 +92,8 @@ class Target:
         arguments: what the function takes beside x: some of scale, bias, factor, gate, gate_vector, mask and residual.
         optional, required: those that it need not get; and of residual and mask those that it gets in every call, a
             residual of zeros and a mask that counts all where nothing else is asked.
-        width, rank, sizes, dtypes: what it takes alone: a size of the normalised axis, a number of axes, a size of each
-            axis (None for any), a dtype of each argument by its name.
+        width, rank, dtypes: what it takes alone: a size of the normalised axis, a number of axes, a dtype of each
+            argument by its name.
         named_width: the width that its user named, where it is made for others, too.
         limits: of what x it takes, as its user declared them.
         x_shape: the shape of x to ask with, whose first size counts examples unless it is normalised; None to try some.
@@ -127,7 +121,6 @@ class Target:
     required: frozenset[str] = frozenset()
     width: int | None = None
     rank: int | None = None
-    sizes: tuple[int | None, ...] = ()
     dtypes: Mapping[str, str] = field(default_factory=dict)
     named_width: int | None = None
     limits: Limits = field(default_factory=Limits)
@@ -153,10 +146,6 @@ class Target:
     @property
     def returned(self) -> set[str]:
         return self.noticed.returned
-
-    @property
-    def second(self) -> Array | None:
-        return self.noticed.second
 
     def in_mode(self, trains: bool) -> contextlib.AbstractContextManager[Any]:
         """The context in which it trains or not, where that makes a difference."""
@@ -187,11 +176,8 @@ class Target:
             TargetError: the target raised.
             WrongResult: it did not return a floating-point array of the shape of x.
         """
-        self.noticed.second = None
-        given = {"x": x, "scale": scale, "bias": bias, **others}
-        called = self.called({name: array for name, array in given.items() if array is not None})
-        y, self.noticed.second = called.y, called.sum
-        return y
+        every = {"x": x, "scale": scale, "bias": bias, **others}
+        return self.called({name: array for name, array in every.items() if array is not None}).y
 
     def all_gradients(self, dy: Array, **arrays: Array) -> Mapping[str, Array | None]:
         """The gradient for each of the arrays, by its name, by automatic differentiation; None where there is none.
@@ -220,26 +206,8 @@ class Target:
             self._look(own, complete)
             return Called(self, complete, own, result, back)
 
-        is_first, self.noticed.answered = not self.noticed.answered, True
-        try:
-            called: Called = self._guarded(run, complete)
-        except TargetError as error:
-            width = self._another_width(complete) if is_first and self.width is None else None
-            hint = f"; it takes rows of {width} elements, so name that width: --width {width}" if width else ""
-            raise type(error)(f"{error}{hint}") from error.__cause__
+        called: Called = self._guarded(run, complete)
         return called
-
-    def _another_width(self, arrays: Mapping[str, Array]) -> int | None:
-        """A width of x that it takes, as it does not take these arrays; None where it takes none of the usual ones."""
-        own = arrays["x"].shape[-1:]
-        for width in _WIDTHS:
-            with contextlib.suppress(TargetError):
-                self.called({
-                    name: np.resize(array, (*array.shape[:-1], width)) if array.shape[-1:] == own else array
-                    for name, array in arrays.items()
-                })  # fmt: skip
-                return width
-        return None
 
     def _look(self, sent: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         """Notice which of the library's arrays a call wrote to."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import numpy as np
 import pytest
 import zoo
 
 from rmsnorm.parity import check
-from rmsnorm.targets import TargetError, open_target
 from rmsnorm.targets.limits import Facts, Limits, explaining, limits_of
 
 few = pytest.mark.usefixtures("few_circumstances")
@@ -112,12 +110,3 @@ def test_limits_that_no_answer_supports_are_not_found() -> None:
 def test_limits_that_cannot_be_are_refused(limits: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         check(zoo.standard, framework="numpy", limits=limits)
-
-
-def test_a_function_of_one_width_says_how_it_is_named() -> None:
-    target, x = open_target(where(lambda x, w: x.shape[-1] == 128), framework="numpy"), np.ones((4, 64), "float32")
-    words = r"another shape, please"
-    with pytest.raises(TargetError, match=rf"{words}; it takes rows of 128 elements, so .* --width 128$"):
-        target.forward(x, x[0])
-    with pytest.raises(TargetError, match=rf"{words}$"):  # once
-        target.forward(x, x[0])

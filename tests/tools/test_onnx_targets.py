@@ -1,4 +1,4 @@
-"""Files of ONNX as targets: operators, sizes of their own, batches that are filled up, and what is no model."""
+"""Files of ONNX as targets: operators, sizes of their own, and what is no model."""
 
 from __future__ import annotations
 
@@ -59,8 +59,7 @@ def test_a_file_is_called_as_it_declares(dtype: str, shape: tuple[Any, ...], tmp
     right = check(_saved(tmp_path / "a.onnx", dtype=dtype, shape=shape, eps=1e-6), "standard")
     assert right.passed, right.text
     assert {record.dtype for record in right.run.records} == {dtype}
-    few = {"max_rows": 300}  # as many are thousands of calls of ten rows
-    wrong = check(_saved(tmp_path / "b.onnx", dtype=dtype, shape=shape, eps=1e-5), "standard", limits=few)
+    wrong = check(_saved(tmp_path / "b.onnx", dtype=dtype, shape=shape, eps=1e-5), "standard")
     assert not wrong.passed
     assert not any("raised" in line for line in wrong.text.splitlines() if line.startswith("  '"))
 
@@ -83,19 +82,16 @@ def test_operators_of_onnxruntime(tmp_path: Path) -> None:
     assert target.arguments == ("scale", "residual")
     random = np.random.default_rng(0)
     x, residual = (random.normal(size=(4, 32)).astype("float32") for _ in range(2))
-    target.forward(x, residual=residual)
-    assert target.second is not None
-    assert np.array_equal(target.second, x + residual)
+    assert np.array_equal(target.called({"x": x, "residual": residual}).sum, x + residual)
     path = _saved(tmp_path / "mean.onnx", "SkipLayerNormalization", ["input", "skip", "gamma", "beta"], ["y"])
     assert open_target(path).arguments == ("scale", "bias", "residual")
     assert "is LayerNorm, not RMSNorm" in identify(path).text
 
 
 def test_a_fixed_number_of_rows_and_a_residual(tmp_path: Path) -> None:
-    """Both results of the batches are put together."""
     path = _saved(tmp_path / "skip.onnx", "SkipSimplifiedLayerNormalization", ["skip", "input", "gamma"],
                   ["y", "", "", "sum"], shape=(3, 32))  # fmt: skip
-    report = check(path, Variant(name="mine", eps=3e-4), limits={"max_rows": 300})
+    report = check(path, Variant(name="mine", eps=3e-4))
     assert report.passed, report.details
 
 
@@ -110,20 +106,11 @@ def test_onnxruntime_decides_what_a_model_is(tmp_path: Path) -> None:
         NoTarget, match=r"newer.onnx is no ONNX model that onnxruntime runs \(Fail: Unsupported model IR"
     ):
         open_target(path)
-    path = _saved(tmp_path / "other.onnx", "NoOperator")
-    with pytest.raises(NoTarget, match=r"onnxruntime runs \(.*NoOperator"):
-        open_target(path)
-    (tmp_path / "empty.onnx").write_bytes(b"")
-    with pytest.raises(
-        NoTarget, match=r"onnxruntime runs \(ValueError: it has no input or no output\); check the file"
-    ):
-        open_target(str(tmp_path / "empty.onnx"))
 
 
-@pytest.mark.parametrize("gains", [64, 1])
-@pytest.mark.parametrize("sizes", [[2, 16, 64], [4, 64], ["n", 16, 64], [64]], ids=str)
+@pytest.mark.parametrize(("sizes", "gains"), [([2, 16, 64], 64), ([64], 64), (["n", 16, 64], 1)], ids=str)
 def test_identify_takes_any_sizes_and_a_gain_of_one_number(tmp_path: Path, sizes: list[Any], gains: int) -> None:
-    """As torch.onnx.export writes them: in as many batches as needed, of which the last one is filled up."""
+    """As torch.onnx.export writes them."""
     make, number = onnx.helper, onnx.TensorProto.FLOAT
     x, y = (make.make_tensor_value_info(name, number, sizes) for name in "xy")
     constants = {"eps": np.float32(1e-5), "axes": np.array([-1]), "scale": np.full(gains, 1.5, "float32")}
@@ -138,10 +125,6 @@ def test_identify_takes_any_sizes_and_a_gain_of_one_number(tmp_path: Path, sizes
     identity = identify(path)
     assert identity.recognised, identity.text
     assert identity["eps"] == 1e-5
-    if (sizes, gains) == ([4, 64], 64):
-        rows = np.random.default_rng(0).normal(size=(10, 64)).astype("float32")
-        want = rows / np.sqrt((rows * rows).mean(-1, keepdims=True) + 1e-5)
-        np.testing.assert_allclose(open_target(path).forward(rows, np.ones(64, "float32")), want, rtol=1e-6)
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import py_compile
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rmsnorm.targets import NoTarget, TargetError, layers, open_target
+from rmsnorm.targets import NoTarget, TargetError, open_target
 
 torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
 
@@ -42,11 +41,7 @@ def test_a_framework_has_several_names(name, reported):
         ("torhc.nn:RMSNorm", None, "torhc.nn cannot be imported"),
         ("RMSNorm", None, "expected module:attribute such as torch.nn:RMSNorm"),
         ("no/such.onnx", None, "there is no file no/such.onnx"),
-        (
-            torch.nn.Bilinear,
-            None,
-            "requires 'in1_features', whose value cannot be guessed; pass it in init, .*in1_feat",
-        ),
+        (torch.nn.Bilinear, None, "requires 'in1_features', whose value cannot be guessed; pass it in init, .*in1_f"),
         (torch.nn.RMSNorm, {"dmi": 4}, "takes no argument 'dmi'.* pass one of these in init"),
         (lambda x, weight: x, {"epps": 1}, "takes no argument 'epps', expected some of x, weight"),
         (torch.jit.ScriptModule(), None, "is a scripted module, expected the layer itself"),
@@ -60,22 +55,11 @@ def test_no_target_is_bad_usage(target, init, words):
         open_target(target, init=init)
 
 
-def test_a_layer_of_keras_is_known_wherever_its_class_is_defined(monkeypatch):
-    """By the public name: that of its module is private to Keras."""
-    keras = pytest.importorskip("keras")
-    monkeypatch.setattr(keras.Layer, "__module__", "keras.elsewhere")
-    assert layers.opener(keras.layers.LayerNormalization()) is layers.opener(keras.layers.Dense) is layers.open_keras
-
-
 @pytest.mark.parametrize(
     ("message", "needs"),
     [
-        ("Torch not compiled with CUDA enabled", True),
         ("Found no NVIDIA driver on your system.", True),
-        ("0 active drivers ([]). There should only be one.", True),
-        ("Unknown backend: 'gpu' requested", True),
         ("x must be a CUDA tensor", True),
-        ("unexpected keyword cuda_graphs", False),
         ("kernels/triton_norm.py has no size for 65 columns; the gpu path has", False),
     ],
 )
@@ -163,57 +147,30 @@ def test_arguments_are_known_however_a_function_declares_them(make):
 @pytest.mark.parametrize(
     ("result", "words"),
     [
-        (lambda x: None, r"returned None for x f32\[2, 4\], expected torch.Tensor; return y"),
         (
             lambda x: x.tolist(),
             r"returned a list of 2 whose first entry is a list of 4 for x f32\[2, 4\], expected torch.Tensor; return y",
         ),
         (lambda x: x.int(), r"returned int32\[2, 4\] for x f32\[2, 4\], expected one of float16"),
-        (lambda x: x.to(torch.complex64), r"returned complex64\[2, 4\]"),
         (lambda x: sys.exit(0), r"raised on x f32\[2, 4\]: SystemExit: 0"),
     ],
-    ids=range(5),
+    ids=range(3),
 )
 def test_a_result_that_is_no_y_is_described(result, words):
     with pytest.raises(TargetError, match=words):
         open_target(result, framework="torch").forward(np.ones((2, 4), "float32"))
 
 
-def test_a_layer_that_cannot_be_built_says_so_beside_its_findings():
+def test_a_layer_that_takes_x_of_two_axes_alone_has_its_parameters():
     nn = pytest.importorskip("flax.linen")
 
-    class Norm(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            raise ValueError("x is too short")
-
     class Flat(nn.Module):
-        """It takes x of two axes alone."""
-
         @nn.compact
         def __call__(self, x):
             _, width = x.shape
             return x * self.param("scale", nn.initializers.ones, (width,))
 
-    (note,) = open_target(Norm()).notes
-    assert note.startswith(
-        "it has no parameters, as it could not be built for x of shape (4, 4, 4, 8) (ValueError: x is"
-    )
     assert open_target(Flat()).arguments == ("scale",)
-
-
-def test_targets_that_are_one_function_notice_together():
-    def norm(x, residual):
-        x[0] = 0
-        return x, x + residual
-
-    x = np.ones((2, 4), "float32")
-    target = open_target(norm, framework="numpy")
-    other = dataclasses.replace(target, name="the same")
-    other.forward(x, residual=x)
-    assert target.touched == {"x"}
-    assert target.second is not None
-    assert np.array_equal(target.second, other.second)
 
 
 def test_a_file_that_was_edited_is_loaded_again_and_what_its_user_compiled_stays(tmp_path):
@@ -233,14 +190,13 @@ def test_a_file_that_was_edited_is_loaded_again_and_what_its_user_compiled_stays
         sys.path[:] = path
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_a_weight_of_keras_without_a_name_is_that_of_its_attribute(named):
+def test_a_weight_of_keras_without_a_name_is_that_of_its_attribute():
     keras = pytest.importorskip("keras", reason="keras is not installed; pip install '.[tf]'")
 
     class Norm(keras.layers.Layer):
         def build(self, shape):
-            self.shift = self.add_weight(shape=shape[-1:], initializer="zeros", name="beta" if named else None)
-            self.gain = self.add_weight(shape=shape[-1:], initializer="ones", name="gamma" if named else None)
+            self.shift = self.add_weight(shape=shape[-1:], initializer="zeros")
+            self.gain = self.add_weight(shape=shape[-1:], initializer="ones")
 
         def call(self, x):
             return x * self.gain + self.shift
@@ -250,7 +206,7 @@ def test_a_weight_of_keras_without_a_name_is_that_of_its_attribute(named):
     for dtype in ("float32", "float64", "float16"):  # each has a layer of its own
         y = target.forward(x.astype(dtype), gain.astype(dtype), bias.astype(dtype))
         np.testing.assert_array_equal(y[0].astype("float32"), gain + 3)
-    assert target.names == ({"bias": "beta", "scale": "gamma"} if named else {"bias": "shift", "scale": "gain"})
+    assert target.names == {"bias": "shift", "scale": "gain"}
 
 
 def test_a_layer_without_a_gain_is_built_for_each_width():

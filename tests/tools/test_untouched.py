@@ -105,26 +105,19 @@ def test_a_layer_without_values_and_one_that_cannot_be_copied_get_a_sentence(ask
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", ["anomaly", "inference", "no_grad", "autocast", "flop counter"])
+@pytest.mark.parametrize("name", ["anomaly", "inference", "no_grad", "autocast"])
 def test_no_mode_of_the_caller_makes_a_defect_and_it_is_there_afterwards(name: str) -> None:
     torch = pytest.importorskip("torch")
-    layers = pytest.importorskip("zoo_torch")
-    counter = pytest.importorskip("torch.utils.flop_counter").FlopCounterMode(display=False)
     context, is_there = {
         "anomaly": (lambda: torch.autograd.set_detect_anomaly(True), torch.is_anomaly_enabled),
         "inference": (torch.inference_mode, torch.is_inference_mode_enabled),
         "no_grad": (torch.no_grad, lambda: not torch.is_grad_enabled()),
         "autocast": (lambda: torch.autocast("cpu", dtype=torch.bfloat16), lambda: torch.is_autocast_enabled("cpu")),
-        "flop counter": (lambda: counter, lambda: (torch.ones(4, 4) @ torch.ones(4, 4)).any()),
     }[name]
     with context():
         report = check(zoo.standard, dtypes="float32", framework="torch")
         assert report.passed, report.text
-        if name == "flop counter":  # it puts hooks on every module
-            result = identify(layers.Plain)
-            assert result.recognised, result.text
         assert is_there()
-    assert name != "flop counter" or counter.get_total_flops() == 2 * 4**3
 
 
 NORM = """import numpy as np
