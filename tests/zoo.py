@@ -15,11 +15,17 @@ import numpy as np
 from rmsnorm import Variant
 from rmsnorm.identify import Identity, identify
 from rmsnorm.parity import check
-from rmsnorm.parity.circumstances import levels_of, options_of
+from rmsnorm.parity.circumstances import MASKS, OPTIONS, levels_of
 from rmsnorm.parity.report import Report
 from rmsnorm.targets.bridges import NumPy
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def options_of(circumstance: str) -> list[str]:
+    """Those of gate, mask and residual that are in its name."""
+    parts = ["mask" if part in MASKS else part for part in circumstance.split("; ")]
+    return [name for name in OPTIONS if name in parts]
 
 
 class Row(NamedTuple):

@@ -67,15 +67,12 @@ class Expected:
         return Expected(change(self.value), change(self.low), change(self.high), change(self.unit), self.bound)
 
 
-def judge(
-    implementation: Implementation, data: Data, expected: Mapping[str, Expected] | None = None
-) -> list[Comparison]:
+def judge(implementation: Implementation, data: Data) -> list[Comparison]:
     """Run an implementation on a case and compare every quantity that the case has.
 
-    If the implementation raises an exception, no quantity passes. ``expected`` is ``expect(data)`` where the caller
-    has it already.
+    If the implementation raises an exception, no quantity passes.
     """
-    expected = expect(data) if expected is None else expected
+    expected = expect(data)
     try:
         outcome = implementation(data)
     except Exception as error:  # user code may raise anything; the report says what

@@ -7,7 +7,6 @@ import math
 import re
 import sys
 import textwrap
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -18,7 +17,7 @@ from rich.text import Text
 
 from rmsnorm.files import write_text
 from rmsnorm.identify import mending
-from rmsnorm.parity.circumstances import OPTIONS, is_circumstance, options_of
+from rmsnorm.parity.circumstances import is_circumstance
 from rmsnorm.parity.comparison import Comparison, Run
 from rmsnorm.parity.lines import difference, inexact, not_compared, numbers, places, refused, shortened, wrapped
 from rmsnorm.specification import dtypes
@@ -43,12 +42,6 @@ _OF_HALF: Final = (
 _SHOWN: Final = 5  # lines of failures of a target, and of what is wrong
 
 
-def options(run: Run) -> dict[str, int]:
-    """How many comparisons a run has with a gate, with a mask and with a residual."""
-    counts = Counter(name for record in run.records for name in options_of(record.case))
-    return {name: counts[name] for name in OPTIONS if counts[name]}
-
-
 @dataclass(frozen=True, repr=False)
 class Report:
     """The result of ``check``. Printed, it is its ``text``.
@@ -59,14 +52,12 @@ class Report:
         run: every comparison; report.write_json([run], path) writes it. Its ``skipped`` has what was not compared. If
             the target differs, its ``message`` has what ``identify`` says, and its ``identity`` is the answer of
             ``identify``, or None if that raised an exception.
-        options: those of gate, mask and residual that the target takes.
         label: the name of what it should be, where that is more than the variant.
     """
 
     target: str
     variant: Variant
     run: Run
-    options: tuple[str, ...] = ()
     label: str = ""
 
     @property
@@ -89,7 +80,7 @@ class Report:
         else:
             return f"{self.target} was not compared: {run.message}"
         more = ["report.details, -v or --json FILE has everything"] * (run.status == "differs")
-        return "\n".join([*lines, *refused(run), *self._counts, *not_compared(run), *more])
+        return "\n".join([*lines, *refused(run), *not_compared(run), *more])
 
     def _worst(self, where: str) -> list[str]:
         """How many comparisons differ, and some of them."""
@@ -118,13 +109,6 @@ class Report:
             f"{self.target} is not {name}: {first.replace(f'{self.target} ', 'it ')}",
             *textwrap.wrap(f"mend: {mends}", 80, subsequent_indent="  ") * bool(mends), *said,
         ]  # fmt: skip
-
-    @property
-    def _counts(self) -> list[str]:
-        """A line that says how many comparisons had each option that the target takes."""
-        compared = options(self.run)
-        parts = [f"{compared.get(name, 0)} with a {name}" for name in self.options]
-        return [f"options: of {len(self.run.records)} comparisons {', '.join(parts)}"] if parts else []
 
     @cached_property
     def details(self) -> str:
@@ -192,7 +176,7 @@ def write_json(runs: Sequence[Run], path: Path) -> None:
         "backends": [
             {"backend": run.name, "framework_version": run.version, "device": run.device, "status": run.status,
              "message": run.message, "cases": run.cases, "seconds": round(run.seconds, 3),
-             "options": options(run), "skipped": [skip._asdict() for skip in run.skipped],
+             "skipped": [skip._asdict() for skip in run.skipped],
              "identity": None if run.identity is None else run.identity.json}
             for run in runs
         ],

@@ -15,7 +15,7 @@ from rmsnorm.identify import identify
 from rmsnorm.numpy_impl import fast
 from rmsnorm.parity import check, check_quantised
 from rmsnorm.parity.batches import BATCHES
-from rmsnorm.parity.circumstances import levels_of, options_of
+from rmsnorm.parity.circumstances import levels_of
 from rmsnorm.targets import open_target
 
 few = pytest.mark.usefixtures("few_circumstances")
@@ -41,7 +41,7 @@ def test_the_golden_is_every_kind_of_preset(preset: str) -> None:
     dtype = ["bfloat16", "float32"][KINDS.index(preset) % 2]
     result = check(golden, preset, framework="numpy", dtypes=dtype, extremes=True)
     assert result.passed, result.text
-    asked = [{*levels_of(record.case), *options_of(record.case)} for record in result.run.records]
+    asked = [{*levels_of(record.case), *zoo.options_of(record.case)} for record in result.run.records]
     assert {"huge", "mask", "residual"} <= set().union(*asked)
 
 
@@ -125,7 +125,7 @@ def test_groups() -> None:
     options: dict[str, Any] = {"dtypes": "bfloat16", "group_size": 16}
     right = check(sixteen, BEFORE, **options)
     assert right.passed, right.text
-    assert {True, False} == {"gate" in options_of(record.case) for record in right.run.records}
+    assert {True, False} == {"gate" in zoo.options_of(record.case) for record in right.run.records}
     for wrong in (eight, layers.plain("Apart", sixteen, axis=-2), layers.torch.nn.RMSNorm):
         assert {"y", "dx"} <= quantities(check(wrong, BEFORE, **options).run.failures)
     assert check(sixteen(48), BEFORE, **options).passed

@@ -20,7 +20,6 @@ from rich.console import Console
 from rmsnorm import PRESETS, Variant
 from rmsnorm.identify import identify
 from rmsnorm.parity import check, report
-from rmsnorm.parity.backends import open_backend
 from rmsnorm.parity.comparison import Comparison, Run
 from rmsnorm.parity.selftest import compare
 from rmsnorm.targets import open_target
@@ -74,21 +73,6 @@ def test_what_was_not_compared_is_listed_with_the_reason(tmp_path: Path) -> None
     (backend,) = json.loads((tmp_path / "a.json").read_text())["backends"]
     reason = "it has no argument of that name"
     assert {"case": "mask", "dtype": "", "reason": reason, "edge": False} in backend["skipped"]
-
-
-def test_options_are_counted(tmp_path: Path) -> None:
-    result = check(zoo.options, framework="numpy")
-    assert result.passed, result.text
-    counts = report.options(result.run)  # of cases and of circumstances
-    assert list(counts) == ["gate", "mask", "residual"]
-    for dtype in ("float16", "bfloat16", "float32"):
-        of_one = [record for record in result.run.records if record.dtype == dtype]
-        assert min(report.options(replace(result.run, records=of_one)).values()) >= 1
-    line = next(line for line in result.text.splitlines() if line.startswith("options: "))
-    assert line.startswith(f"options: of {len(result.run.records)} comparisons {counts['gate']} with a gate, ")
-    report.write_json([result.run], tmp_path / "a.json")
-    (backend,) = json.loads((tmp_path / "a.json").read_text())["backends"]
-    assert backend["options"] == counts
 
 
 @pytest.mark.parametrize(
@@ -277,15 +261,3 @@ def test_runs_are_written_and_shown(runs: list[Run], tmp_path: Path) -> None:
                   "hung hung: its process did not answer within 20 seconds"):  # fmt: skip
         assert words in text
     assert "NumPy held: all" in "\n".join(text.splitlines()[: len(runs)]), "verdicts come first"
-
-
-@pytest.mark.flax
-def test_opening_a_backend_leaves_jax_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    jax = pytest.importorskip("jax", reason="jax is not installed; pip install '.[flax]'")
-    own = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", None)
-    try:
-        open_backend("flax", "cpu")
-        assert jax.config.jax_compilation_cache_dir is None
-    finally:
-        jax.config.update("jax_compilation_cache_dir", own)

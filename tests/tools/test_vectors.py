@@ -129,17 +129,6 @@ def test_the_right_number_is_in_its_interval_which_is_narrow(name):
     assert not is_wide or np.mean(is_wide) < 0.01
 
 
-def test_the_hash_is_that_of_other_programs():
-    """The finaliser of MurmurHash3, of which SMHasher has these values: fmix32(0), (1), (0x9E3779B9)."""
-    assert static.bits_of(0, np.arange(1)).tolist() == [0]
-    assert static.bits_of(1, np.arange(1)).tolist() == [0x514E28B7]
-    for dtype, bits in (("bfloat16", 8), ("float16", 11), ("float32", 24)):
-        values = static.hashed(5, 1000, dtype, 3).astype(np.float64)
-        assert np.all(values == np.round(values * 2.0 ** (bits - 4)) / 2.0 ** (bits - 4))
-        assert values.min() >= -8
-        assert values.max() < 8
-
-
 # The readers, in a folder that has nothing of this package.
 
 STRICT = ["-O2", "-Wall", "-Wextra", "-Werror"]
