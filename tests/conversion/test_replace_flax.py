@@ -1,4 +1,4 @@
-"""replace in Flax NNX: models compiled and copied, layers stacked for scan, and what they are when they are none."""
+"""replace in Flax NNX: models compiled and copied."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from rmsnorm.conversion import replace
 
 jax = pytest.importorskip("jax")
 nnx = pytest.importorskip("flax.nnx")
-from norms_flax import Counting, OwnNorm  # noqa: E402
+from norms import FRAMEWORKS, counting, own  # noqa: E402
 
 pytestmark = pytest.mark.flax
 jnp = jax.numpy
 in_list = getattr(nnx, "List", list)  # Flax 0.11 takes lists themselves
+FLAX = FRAMEWORKS["flax"]()
 X = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
 
 
@@ -33,8 +34,8 @@ class Net(nnx.Module):
     def __init__(self) -> None:
         rngs = nnx.Rngs(0)
         self.dense = nnx.Linear(8, 8, rngs=rngs)
-        self.norms = in_list([OwnNorm(), nnx.RMSNorm(8, dtype=jnp.bfloat16, rngs=rngs)])
-        self.others = in_list([nnx.BatchNorm(8, rngs=rngs), Counting()])
+        self.norms = in_list([FLAX.layer(own), nnx.RMSNorm(8, dtype=jnp.bfloat16, rngs=rngs)])
+        self.others = in_list([nnx.BatchNorm(8, rngs=rngs), FLAX.layer(counting)])
 
     def __call__(self, x: Any) -> Any:
         x = self.norms[0](self.dense(x))
@@ -75,35 +76,3 @@ def test_a_model_says_and_learns_the_same() -> None:
     for got, expected in zip(measured(mine), want, strict=True):
         assert np.abs(got - expected).max() <= 2.0**-7 * np.abs(expected).max()  # two roundings to bfloat16
     assert "computed_by='rmsnorm'" in repr(mine)
-
-
-@pytest.mark.parametrize("make", [lambda rngs: OwnNorm(), lambda rngs: nnx.RMSNorm(8, rngs=rngs)])
-def test_layers_that_are_stacked_for_scan(make: Any) -> None:
-    @nnx.split_rngs(splits=3)
-    @nnx.vmap(in_axes=0, out_axes=0)
-    def stacked(rngs: Any) -> Any:
-        return make(rngs)
-
-    def through(norms: Any, x: Any) -> Any:
-        return nnx.scan(lambda x, norm: norm(x) + x, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, norms)
-
-    layer, mine, other = (stacked(nnx.Rngs(0)) for _ in range(3))
-    (entry,) = replace(mine)
-    assert entry.variant is not None, entry
-    want = through(layer, X)
-    np.testing.assert_allclose(through(mine, X), want, rtol=1e-5)
-    replace(other, entry.variant.replace(eps=0.1))
-    assert np.abs(through(other, X) - want).max() > 1e-3, "it is its own code"
-
-
-def test_stacked_layers_that_are_no_norms_say_what_they_are() -> None:
-    class Shift(nnx.Module):
-        def __init__(self) -> None:
-            self.g = nnx.Param(jnp.ones((3, 8)))
-
-        def __call__(self, x: Any) -> Any:
-            return x + self.g[...].reshape(8)
-
-    Shift.__name__ = "ShiftNorm"
-    (entry,) = replace(Shift())
-    assert entry.why.startswith("it cannot be called with x alone: "), entry

@@ -137,7 +137,7 @@ def test_the_table_of_families_is_what_small_models_have_and_they_say_the_same(n
     transformers = pytest.importorskip("transformers")
     path = Path(rmsnorm.__file__).parent / "specification" / "families.json"
     document = json.loads(path.read_text(encoding="utf-8"))
-    spec = importlib.util.spec_from_file_location("families_program", ROOT / "docs" / "families.py")
+    spec = importlib.util.spec_from_file_location("families_program", ROOT / "tools" / "families.py")
     assert spec is not None
     assert spec.loader is not None
     program = importlib.util.module_from_spec(spec)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Final
 
 import jax
@@ -13,13 +12,7 @@ from flax import nnx
 from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.change import Replaced, called_with, computed, subclass
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import (
-    Proof,
-    attributes_of_eps,
-    decide,
-    require_gain_alone,
-    require_no_arrays,
-)
+from rmsnorm.conversion.replacement.proof import Proof, decide
 from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.flax_impl.functional import rms_norm
 from rmsnorm.flax_impl.layers import RMSNorm
@@ -42,16 +35,6 @@ def _variables(module: nnx.Module) -> dict[str, Any]:
 def _state(module: nnx.Module) -> Any:
     graph, state = nnx.split(module)
     return graph, [leaf.tobytes() for leaf in jax.tree.leaves(state)]
-
-
-def _unstacked(module: nnx.Module) -> nnx.Module | None:
-    """The first of the modules that nnx.vmap has stacked in one, as scan over layers has them; None where it is one."""
-    graph, state = nnx.split(module)
-    leaves = jax.tree.leaves(state)
-    if {leaf.ndim for leaf in leaves} != {2} or len({leaf.shape[0] for leaf in leaves}) != 1:
-        return None
-    first: nnx.Module = nnx.merge(graph, jax.tree.map(lambda leaf: leaf[0], state))
-    return first
 
 
 @functools.cache
@@ -95,35 +78,18 @@ class Flax(Backend):
         asked = nnx.clone(module)
         if type(asked) is nnx.RMSNorm:
             asked.dtype = None  # of y, which no variant says
-        require_gain_alone(open_target(asked), self.tensors(module))
-        own = self._own(module)
-        require_no_arrays(own)
-        try:
-            proof = self._proven(asked, module.__call__)
-        except Unproven as error:
-            one = _unstacked(asked)
-            if one is None:
-                raise
-            try:
-                proof = self._proven(one, module.__call__)
-            except Unproven:
-                raise error from None
-        return proof._replace(norm=replace(proof.norm, of_eps=attributes_of_eps(own, proof.norm.known.eps)))
+        others = {*vars(nnx.Module()), *self.tensors(module)}
+        own = {name: value for name, value in vars(module).items() if name not in others}
 
-    def _proven(self, module: nnx.Module, call: Any) -> Proof:
         def replacement(norm: Norm) -> Target:
-            ours = nnx.clone(module)
+            ours = nnx.clone(asked)
             self.become(ours, norm)
             return open_target(ours)
 
-        proof = decide(open_target(nnx.clone(module)), call, replacement)
-        if _changes(nnx.clone(module), *[jax.numpy.ones(proof.norm.example)] * (2 if proof.norm.gate else 1)):
+        proof = decide(open_target(nnx.clone(asked)), module.__call__, self.tensors(module), own, replacement)
+        if _changes(nnx.clone(asked), *[jax.numpy.ones(proof.norm.example)] * (2 if proof.norm.gate else 1)):
             raise Unproven("a call changes its state")
         return proof
-
-    def _own(self, module: nnx.Module) -> dict[str, Any]:
-        others = {*vars(nnx.Module()), *self.tensors(module)}
-        return {name: value for name, value in vars(module).items() if name not in others}
 
     def key_of(self, module: nnx.Module) -> Any:
         variables = [(name, variable.shape, variable.dtype) for name, variable in _variables(module).items()]

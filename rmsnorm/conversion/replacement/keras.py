@@ -15,14 +15,7 @@ import numpy as np
 from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.change import called_with, computed, require_its_eps
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import (
-    Proof,
-    attributes_of_eps,
-    changed,
-    decide,
-    require_gain_alone,
-    require_no_arrays,
-)
+from rmsnorm.conversion.replacement.proof import Proof, changed, decide
 from rmsnorm.conversion.replacement.report import Unproven
 from rmsnorm.identify import Target
 from rmsnorm.targets.layers import build, made_again, open_keras
@@ -140,16 +133,14 @@ class Keras(Backend):
             raise Unproven("it is quantised; call replace before that")
         _fresh(layer)
         target = replace(open_keras(layer, layer.name, "cpu"), library=library_of(layer))
-        require_gain_alone(target, self.tensors(layer))
         own = {name: value for name, value in _own(layer).items() if not isinstance(value, keras.Variable)}
-        require_no_arrays(own)
 
         def replacement(norm: Norm) -> Target:
             return open_keras(layer, layer.name, "cpu", change=lambda fresh: self.become(fresh, norm))
 
-        proof = decide(target, layer.call, replacement)
+        proof = decide(target, layer.call, self.tensors(layer), own, replacement)
         _require_no_more(layer, proof.norm)
-        return proof._replace(norm=replace(proof.norm, of_eps=attributes_of_eps(own, proof.norm.known.eps)))
+        return proof
 
     def key_of(self, layer: Any) -> Any:
         try:

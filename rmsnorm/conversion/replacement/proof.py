@@ -28,7 +28,7 @@ _FEW: Final = {  # what every number of axes is asked
     "gain": ("gain of x's dtype",), "layout": ("contiguous",), "gain's memory": ("dense gain",), "values": ("normal",),
     "gradients": ("all",), "dy": ("dense dy",), "mode": ("plain",), "history": ("first call",),
 }  # fmt: skip
-_MODES: Final = ("plain", "training")
+_BOTH_MODES: Final = {**_FEW, "mode": ("plain", "training")}
 _VALUES: Final = ("heavy tails", "zeros", "NaN in a row", "zeros in the gain")
 _CALLS: Final = {  # of PyTorch, so that a kind of norm takes about two seconds
     "rows": ("1 row", "few rows", "257 rows", "thousands of rows", "8,209 rows"),
@@ -45,17 +45,24 @@ class Proof(NamedTuple):
 
 
 @random_state_kept()
-def decide(target: Target, call: Callable[..., Any], replaced: Callable[[Norm], Target]) -> Proof:
+def decide(
+    target: Target, call: Callable[..., Any], names: list[str], own: Mapping[str, Any],
+    replaced: Callable[[Norm], Target],
+) -> Proof:  # fmt: skip
     """What a layer computes, if its replacement computes the same.
 
     Args:
         target: the layer, or a copy of it.
         call: its own call, whose first parameter is x, and whose second one may be a gate.
+        names: of its parameters and buffers.
+        own: its other attributes.
         replaced: makes the replacement of a copy.
 
     Raises:
         Unproven: the layer must stay as it is, and why.
     """
+    _require_gain_alone(target, names)
+    require_no_arrays(own)
     gate = _gate_parameter(call)
     if "gate_vector" in target.arguments or ("gate" in target.arguments and gate is None):
         raise Unproven(UNSUPPORTED)
@@ -64,7 +71,7 @@ def decide(target: Target, call: Callable[..., Any], replaced: Callable[[Norm], 
     if target.returned:
         raise (NoNorm if gate is None else Unproven)(f"it returns {' and '.join(sorted(target.returned))}")
     if not identity.answered:
-        raise NoNorm(f"it cannot be called with x alone: {'; '.join(identity.defects)}{_may_need(call, gate)}")
+        raise NoNorm(f"it cannot be called with x alone: {'; '.join(identity.defects)}")
     norm = _norm(target, identity, first_parameter(call), gate)
     try:
         ours = replaced(norm)
@@ -74,10 +81,8 @@ def decide(target: Target, call: Callable[..., Any], replaced: Callable[[Norm], 
     ranks = tuple(rank for rank in range(len(norm.sizes), _MOST + 1) if pair.agrees_on_few(rank))
     if not ranks:
         raise NoNorm("it answers in none of the circumstances of a call that check tries")
-    pair.agrees_on_values(ranks[-1])
-    if target.framework == "torch":
-        pair.agrees_in_calls(ranks)
-    return Proof(replace(norm, ranks=ranks), identity)
+    pair.agrees_on_more(ranks)
+    return Proof(replace(norm, ranks=ranks, of_eps=_attributes_of_eps(own, norm.known.eps)), identity)
 
 
 def _norm(target: Target, identity: Identity, x: str, gate: str | None) -> Norm:
@@ -119,25 +124,24 @@ class _Pair:
         for dtype in _TYPES if rank == _MOST or not self.theirs.bridge.compiles else _TYPES[:1]:
             # Of float16 in which all is computed, the derivative of 1 / rho overflows for rows that are small.
             narrow = dtype == "float16" and self.norm.known.rounding == "input_dtype"
-            modes = _MODES if dtype == _TYPES[0] else _FEW["mode"]
-            levels = {**_FEW, "values": ("size 1" if narrow else "normal",), "mode": modes}
-            answers |= self._agrees([rank], levels, [dtype])
+            levels = {**_FEW, "values": ("size 1",)} if narrow else _FEW
+            answers |= self._agrees([rank], levels if dtype != _TYPES[0] else _BOTH_MODES, [dtype])
         return answers
 
-    def agrees_on_values(self, rank: int) -> None:
-        """On rows of zeros, infinity, NaN and outliers."""
-        levels = {**_FEW, "mode": _MODES}
-        self._agrees([rank], {**levels, "values": _VALUES}, _TYPES[:1])
-        # A row with infinity has no gradient: what comes in its place depends on the order of the operations.
-        no_gradients = {**levels, "values": ("zeros and infinity in rows",), "gradients": ("none",)}
-        self._agrees([rank], no_gradients, _TYPES[:1])
+    def agrees_on_more(self, ranks: Sequence[int]) -> None:
+        """On rows of zeros, infinity, NaN and outliers; of PyTorch in the circumstances of a call.
 
-    def agrees_in_calls(self, ranks: Sequence[int]) -> None:
-        """In the circumstances of a call of PyTorch; others compile each shape for minutes."""
-        # In 16 bits the sums of one that computes in the dtype of x are not exact enough for the kit's bounds.
-        types = _TYPES[:1] if self.norm.known.rounding == "input_dtype" else _TYPES
-        self._agrees(ranks, _CALLS, types)
-        self._agrees(ranks[-1:], {**_FEW, "dy": ("expanded dy",), "rows": ("few rows", "257 rows")}, types)
+        Others compile each shape for minutes.
+        """
+        self._agrees(ranks[-1:], {**_BOTH_MODES, "values": _VALUES}, _TYPES[:1])
+        # A row with infinity has no gradient: what comes in its place depends on the order of the operations.
+        no_gradients = {"values": ("zeros and infinity in rows",), "gradients": ("none",)}
+        self._agrees(ranks[-1:], {**_BOTH_MODES, **no_gradients}, _TYPES[:1])
+        if self.theirs.framework == "torch":
+            # In 16 bits the sums of one that computes in the dtype of x are not exact enough for the kit's bounds.
+            types = _TYPES[:1] if self.norm.known.rounding == "input_dtype" else _TYPES
+            self._agrees(ranks, _CALLS, types)
+            self._agrees(ranks[-1:], {**_FEW, "dy": ("expanded dy",), "rows": ("few rows", "257 rows")}, types)
 
     def _agrees(self, ranks: Sequence[int], levels: Mapping[str, Sequence[str]], types: Sequence[str]) -> bool:
         """In pairs of these levels, of those factors of which not all are asked."""
@@ -180,7 +184,7 @@ class _Pair:
                 yield theirs, ours
 
 
-def require_gain_alone(target: Target, names: list[str]) -> None:
+def _require_gain_alone(target: Target, names: list[str]) -> None:
     """Of the parameters and buffers with these names, each must be the gain or the bias.
 
     Raises:
@@ -204,7 +208,7 @@ def require_no_arrays(attributes: Mapping[str, Any]) -> None:
             raise Unproven(f"its {name} is no parameter or buffer, and may change where replace sees nothing of it")
 
 
-def attributes_of_eps(attributes: Mapping[str, Any], eps: float | None) -> tuple[str, ...]:
+def _attributes_of_eps(attributes: Mapping[str, Any], eps: float | None) -> tuple[str, ...]:
     """The names of those attributes of a layer that hold its eps, which is this number."""
     return tuple(
         name for name, value in attributes.items()
@@ -230,13 +234,6 @@ def _gate_parameter(call: Callable[..., Any]) -> str | None:
     if required:
         raise NoNorm(f"its call needs {', '.join(required)}, expected x alone, or x and a gate")
     return gate
-
-
-def _may_need(call: Callable[..., Any], gate: str | None) -> str:
-    """The arguments that it may be called without, and that it may need none the less."""
-    others = list(inspect.signature(call).parameters.values())[1:]
-    none = [parameter.name for parameter in others if parameter.default is None and parameter.name != gate]
-    return f"; does its call need {', '.join(none)}?" if none else ""
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import functools
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -15,14 +14,7 @@ from torch import Tensor, nn
 from rmsnorm.conversion.replacement.backend import Backend
 from rmsnorm.conversion.replacement.change import Replaced, axes_of, called_with, in_groups, subclass
 from rmsnorm.conversion.replacement.layout import Norm
-from rmsnorm.conversion.replacement.proof import (
-    Proof,
-    attributes_of_eps,
-    changed,
-    decide,
-    require_gain_alone,
-    require_no_arrays,
-)
+from rmsnorm.conversion.replacement.proof import Proof, changed, decide, require_no_arrays
 from rmsnorm.conversion.replacement.report import NoNorm, Unproven
 from rmsnorm.identify import Target, open_target
 from rmsnorm.specification.variants import PRESETS, Variant
@@ -159,23 +151,21 @@ class Torch(Backend):
             raise NoNorm("its parameters have no elements, as those of ZeRO-3 between calls; gather them first")
         if any(type(parameter) is not nn.Parameter for parameter in module.parameters()):
             raise Unproven("its parameters are sharded or quantised; call replace before that")
-        require_no_arrays(_own(module))
+        require_no_arrays(_own(module))  # which may be none that can be copied
         probe = probe_of(module)
         before = copy.deepcopy(probe)
         target = open_target(probe)
-        require_gain_alone(target, self.tensors(module))
 
         def replacement(norm: Norm) -> Target:
             ours = copy.deepcopy(before)
             self.become(ours, norm)
             return open_target(ours)
 
-        proof = decide(target, module.forward, replacement)
-        of_eps = attributes_of_eps(_own(module), proof.norm.known.eps)
+        proof = decide(target, module.forward, self.tensors(module), _own(module), replacement)
         touched = changed(_everything(before), _everything(target.probe))
         if touched:
             raise Unproven(f"a call changes its {', '.join(touched)}")
-        return proof._replace(norm=replace(proof.norm, of_eps=of_eps))
+        return proof
 
     def key_of(self, module: nn.Module) -> Any:
         others = [(name, id(value)) for name, value in _own(module).items() if not isinstance(value, _COMPARABLE)]
