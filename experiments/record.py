@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,14 +27,12 @@ class Record:
         measured: (steps, 2) losses and seconds, by seed and norm.
         evaluations: a row for every one: seed, norm, step and the measures.
         parameters: how many numbers the model of a norm learns.
-        peak_memory: the most bytes in memory that a process of this run had.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.path, self.settings = path, dict(settings)
         self.measured: dict[tuple[int, str], list[tuple[float, float]]] = {}
         self.evaluations: list[dict[str, Any]] = []
-        self.peak_memory = 0
         self.parameters: dict[str, int] = {}
         self._states: dict[str, np.ndarray[Any, Any]] = {}
         self._seed: int | None = None
@@ -57,8 +53,7 @@ class Record:
             for name in [name for name in arrays if name.startswith("measured/")]:
                 _, seed, norm = name.split("/")
                 record.measured[int(seed), norm] = list(map(tuple, arrays.pop(name).tolist()))
-            record.evaluations, record.peak_memory = head["evaluations"], head["peak_memory"]
-            record.parameters = head["parameters"]
+            record.evaluations, record.parameters = head["evaluations"], head["parameters"]
             record._states, record._seed = arrays, head["seed"]
             before = head["settings"]
         if before != record.settings:
@@ -101,12 +96,11 @@ class Record:
 
     def save(self, seed: int, trainers: Mapping[str, Trainer]) -> None:
         """Write the file. Until it is written, the one before stays."""
-        self.peak_memory = max(self.peak_memory, _peak_memory())
         arrays = {f"measured/{seed}/{norm}": np.array(rows) for (seed, norm), rows in self.measured.items()}
         for norm, trainer in trainers.items():
             arrays |= {f"state/{norm}/{name}": array for name, array in trainer.state().items()}
         head = {"settings": self.settings, "evaluations": self.evaluations, "seed": seed}
-        text = json.dumps({**head, "parameters": self.parameters, "peak_memory": self.peak_memory})
+        text = json.dumps({**head, "parameters": self.parameters})
         with replacing(self.path) as temporary, temporary.open("wb") as file:
             write_npz(file, {"head": np.frombuffer(text.encode(), np.uint8), **arrays})
 
@@ -117,8 +111,3 @@ def _read(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         check_expansion(sum(entry.file_size for entry in archive.infolist()), path.stat().st_size)
     with np.load(path, allow_pickle=False) as archive:
         return dict(archive)
-
-
-def _peak_memory() -> int:
-    """Bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,25 +24,31 @@ _FIGURES: Final = (  # run, figure, what it is
 )
 _HOW: Final = """\
 A *verdict* is on the statement that RMSNorm's quality is not lower than LayerNorm's by more than the margin. Margins
-and levels stand in the programs and were there before the runs. A seed is a pair: both norms begin with the same
-weights and train on the same batches. The interval of the median difference comes from the order of the differences
-and assumes no distribution; with five seeds it goes from the least to the largest, with 94 % confidence. *Yes* means
-that the whole interval is above minus the margin, *no* that all of it is below.
+and levels stand in the programs, and a run keeps them from its beginning. A seed is a pair: both norms begin with the
+same weights and train on the same batches. The interval of the median difference comes from the order of the
+differences and assumes no distribution; with five seeds it goes from the least to the largest, with 94 % confidence.
+*Yes* means that the whole interval is above minus the margin, *no* that all of it is below. *At the ceiling* stands in
+the place of yes where both norms have the highest quality that there is (medians): such a task cannot tell them apart.
 
 A *time* is the least of many turns, in which all models take one step on the same batch in changing order, in one
-process with one thread and nothing beside it. *separate*: both norms as separate operations, as in the paper's
-programs. *framework*: both as the framework ships them. *ours*: RMSNorm of this package, LayerNorm of the framework;
-the tables have it where it was measured. A model without a norm shows what a norm of no cost would save. PyTorch runs
-operation by operation; in Flax (`translation`, `retrieval`) XLA compiles whole steps, with every norm. On a CPU PyTorch
-ships LayerNorm as one kernel and RMSNorm as several operations."""
+process with one thread. *separate*: both norms as separate operations, as in the paper's programs. *framework*: both
+as the framework ships them. *ours*: RMSNorm of this package, LayerNorm of the framework. A model without a norm shows
+what a norm of no cost would save. PyTorch runs operation by operation; in Flax (`translation`, `retrieval`) XLA
+compiles whole steps, with every norm. On a CPU PyTorch ships LayerNorm as one kernel and RMSNorm as several
+operations."""
 _CHANGES: Final = """\
-- **Size.** All models are small, so that five seeds fit into minutes. In a large model a norm is a smaller part of a
+- **Harder tasks.** Where both norms are at the ceiling, a longer training shows nothing: it takes other data.
+- **Size.** All models are small. In a large model a norm is a smaller part of a
   step, and its fixed cost counts less. `--data` and the options take the paper's data and sizes.
 - **A GPU.** Nothing here was measured on one; the paper's times were.
 - **More seeds.** Five decide only what every seed agrees on. `--seeds 1,2,3,4,5,6,7,8` continues a run; with eight the
-  interval leaves out one seed at each end.
-- **The seed experiment's MLP.** `mlp --as-published` has logits that are sigmoids and weights from N(0, 1). It hardly
-  trains with any norm, so it decides nothing."""
+  interval leaves out one seed at each end."""
+_REMOVED: Final = "2026-11-26"
+_GONE: Final = """\
+The quality was trained with *ours*: this package as it was on that day, whose engine for CPUs (numba) was removed on
+2026-11-26. Nothing was trained or timed since, and this page has no time of *ours*."""
+_CEILINGS: Final = {"BLEU": 100.0, "recall": 100.0, "accuracy": 1.0}
+_CEILING: Final = "at the ceiling"
 
 
 def page(folder: Path, beside: Path) -> str:
@@ -64,7 +71,7 @@ def page(folder: Path, beside: Path) -> str:
         parts += ["## Time of a step", "\n".join(_times(times)), _parts_of_time(times)]
         parts += ["## The paper's figures"]
         parts += [f"![{text}]({_link(folder / name / file, beside)})\n*{text}.*" for name, file, text in _FIGURES]
-        parts += ["## How it was measured", _HOW, "\n".join(_sizes(results)), _machines(results, times)]
+        parts += ["## How it was measured", _HOW, "\n".join(_sizes(results)), *_machines(results, times)]
         parts += ["## What would change it", _CHANGES]
     return "\n\n".join(parts) + "\n"
 
@@ -83,8 +90,10 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[st
 
 
 def _verdict(result: Mapping[str, Any], norm: str = "rms") -> str:
-    text: str = result["norms"][norm]["minus_layer"]["is_not_worse"]
-    return text
+    """Whether it is not worse: yes, no, not decided, or at the ceiling, where yes says nothing."""
+    own, text = result["norms"], str(result["norms"][norm]["minus_layer"]["is_not_worse"])
+    least = min(own[name]["median"] for name in (norm, "layer"))
+    return _CEILING if text == "yes" and math.isclose(least, _CEILINGS[result["quality"]]) else text
 
 
 def _names(names: Sequence[str]) -> str:
@@ -113,9 +122,18 @@ def _answer(results: Mapping[str, Any], times: Mapping[str, Any]) -> Iterator[st
         "(Zhang & Sennrich 2019, [arXiv 1910.07467](https://arxiv.org/abs/1910.07467))."
     )
     groups = {text: [name for name, own in results.items() if _verdict(own) == text] for text in _VERDICTS}
-    counted = [(text, len(names), _names(names)) for text, names in groups.items() if names]
-    said = "; ".join(f"{text} in {count} of {len(results)} ({names})" for text, count, names in counted)
-    yield f"**Our answer on quality.** RMSNorm is not worse than LayerNorm by more than the margin: {said}."
+    said = "; ".join(f"{text} in {len(names)} ({_names(names)})" for text, names in groups.items() if names)
+    solved = [name for name, own in results.items() if _verdict(own) == _CEILING]
+    yield (
+        "**Our answer on quality.** RMSNorm is not worse than LayerNorm by more than the margin: of "
+        f"{len(results) - len(solved)} runs that can decide, {said}."
+    )
+    if solved:
+        equal = ", ".join(f"`{name}` {_equal(results[name])}" for name in solved)
+        yield (
+            f"The other {len(solved)} of {len(results)} runs decide nothing: both norms are at the ceiling of a "
+            f"generated task ({equal}), so that RMSNorm is not worse there is no evidence."
+        )
     sentences = []
     for kind in measured(times):
         ratios = _ratios(times, kind)
@@ -126,6 +144,11 @@ def _answer(results: Mapping[str, Any], times: Mapping[str, Any]) -> Iterator[st
             f"{_KINDS[kind]}, a step takes from {ends} time than with LayerNorm: less in {faster} of {len(ratios)}"
         )
     yield "**Our answer on time.** " + ". ".join(sentences) + "."
+
+
+def _equal(result: Mapping[str, Any]) -> str:
+    layer, rms = (number(result["norms"][norm]["median"]) for norm in ("layer", "rms"))
+    return f"{layer} = {rms} {result['quality']}"
 
 
 _VERDICTS: Final = ("yes", "not decided", "no")
@@ -142,7 +165,7 @@ def _qualities(results: Mapping[str, Any]) -> Iterator[str]:
     for name, result in results.items():
         own, statement = result["norms"], result["statement"]
         medians = [number(own[norm]["median"]) if norm in own else "-" for norm in ("none", "layer", "rms", "prms")]
-        partial = own["prms"]["minus_layer"]["is_not_worse"] if "prms" in own else "-"
+        partial = _verdict(result, "prms") if "prms" in own else "-"
         difference = span(own["rms"]["minus_layer"]["interval"], "+")
         level = "reached" if max(norm["median"] for norm in own.values()) >= statement["level"] else "**missed**"
         rows.append(
@@ -223,8 +246,10 @@ def _sizes(results: Mapping[str, Any]) -> Iterator[str]:
         yield f"- `{name}`, `python -m experiments {planned[name].experiment}{options}`: {result['title']}; {facts}."
 
 
-def _machines(results: Mapping[str, Any], times: Mapping[str, Any]) -> str:
+def _machines(results: Mapping[str, Any], times: Mapping[str, Any]) -> Iterator[str]:
     first = next(iter(times.values()))["environment"]
     dates = {own["environment"]["date"][:10] for own in (*results.values(), *times.values())}
     versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
-    return f"{first['processor']}, {first['cores']} cores, {' and '.join(sorted(dates))}, {versions}."
+    yield f"{first['processor']}, {first['cores']} cores, {' and '.join(sorted(dates))}, {versions}."
+    if max(dates) < _REMOVED:
+        yield _GONE

@@ -27,7 +27,7 @@ ROWS: Final = 200  # of metrics.csv, for a seed and a norm; the rows of evaluati
 
 
 def summary(experiment: Experiment, record: Record, seeds: Sequence[int], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What summary.json says. Times are medians over the steps of all seeds; quality is that of the last step.
+    """What summary.json says. Quality is that of the last step.
 
     ``minus_layer`` compares a norm with LayerNorm, seed by seed: see experiments.verdict.
     """
@@ -44,7 +44,6 @@ def summary(experiment: Experiment, record: Record, seeds: Sequence[int], facts:
         "paper": dict(experiment.paper),
         "seeds": list(seeds),
         "norms": norms,
-        "peak_memory": record.peak_memory,  # bytes, of the process with the models of all norms
         "facts": dict(facts),
         "environment": environment(),
     }
@@ -53,7 +52,6 @@ def summary(experiment: Experiment, record: Record, seeds: Sequence[int], facts:
 def _of_norm(experiment: Experiment, record: Record, seeds: Sequence[int], norm: str) -> dict[str, Any]:
     own = [row for row in record.evaluations if row["norm"] == norm]
     last = [[row[experiment.quality] for row in own if row["seed"] == seed][-1] for seed in seeds]
-    seconds = [row[1] for seed in seeds for row in record.measured[seed, norm]]
     reached = [
         next((row["step"] for row in own if row["seed"] == seed and row[experiment.quality] >= experiment.level), None)
         for seed in seeds
@@ -66,7 +64,6 @@ def _of_norm(experiment: Experiment, record: Record, seeds: Sequence[int], norm:
         "quartiles": [lower, upper],
         "steps_to_level": steps,
         "loss": fmean(row[0] for seed in seeds for row in _last_tenth(record.measured[seed, norm])),
-        "seconds_per_step": median(seconds),
         "parameters": record.parameters[norm],
     }
 

@@ -90,9 +90,9 @@ class AttentiveReader(Named):
         states = self._encode(p, "encoder_q", self._drop(functional.embedding(q, like)), q_mask)
         query = torch.cat((states[-1, :, :width], states[0, :, width:]), -1)
         alphas, context = _attend(p, document, mask, query)
+        before = context @ p["ff_out_ctx_W"] + query @ p["ff_out_q_W"] + p["ff_out_q_b"]
         mean = (document * (mask / mask.sum(0))[..., None]).sum(0)
-        before = context @ p["ff_out_ctx_W"] + query @ p["ff_out_q_W"] + p["ff_out_q_b"] + mean @ p["ff_out_mean_d_W"]
-        logits = self._drop(before.tanh()) @ p["ff_logit_W"] + p["ff_logit_b"]
+        logits = self._drop((before + mean @ p["ff_out_mean_d_W"]).tanh()) @ p["ff_logit_W"] + p["ff_logit_b"]
         return Outputs(document, query, alphas[..., None], context, logits, logits.softmax(-1))
 
     def cost(self, desc: Any, desc_mask: Any, q: Any, q_mask: Any, ans: Any) -> Tensor:
@@ -120,8 +120,8 @@ class AttentiveReader(Named):
 def _attend(p: Mapping[str, Tensor], document: Tensor, mask: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
     """Weights (length, batch), and their sum of the document."""
     masked = document * mask[..., None]
-    similarity = (masked @ p["ff_att_bi_dq"]) * (query @ p["ff_att_bi_dq"])
     before = document @ p["ff_att_ctx_W"] + p["ff_att_ctx_b"] + query @ p["ff_att_q_W"]
+    similarity = (masked @ p["ff_att_bi_dq"]) * (query @ p["ff_att_bi_dq"])
     scores = (before + similarity.sum(-1, keepdim=True)).tanh() @ p["ff_att_proj"]
     alphas = mask * (scores - scores.amax(0)).exp()
     alphas = alphas / alphas.sum(0)

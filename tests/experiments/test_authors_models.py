@@ -14,13 +14,17 @@ DATA = Path(__file__).parents[1] / "data" / "experiments"
 SIZES = {"reader": (33, 8, 8, 10), "retrieval": (30, 16, 12, 10)}  # as in the JSON files beside the archives
 
 
-def check(results: dict[str, Any], wanted: dict[str, Any], dtype: str = "float64") -> None:
+def check(results: dict[str, Any], wanted: dict[str, Any], unit: float = 1e-12) -> None:
     """Two computations of one thing in another order, of numbers below 10, with some hundred roundings in a row."""
     for name, result in results.items():
-        assert np.dtype(result.dtype) == dtype, name
-        assert np.shape(result) == np.shape(wanted[name]), name
-        atol = {"float64": 1e-12, "float32": 2e-5}[dtype] * max(1.0, abs(wanted[name]).max())
+        assert (np.shape(result), result.dtype) == (np.shape(wanted[name]), "float64"), name
+        atol = unit * max(1.0, abs(wanted[name]).max())
         np.testing.assert_allclose(result, wanted[name], rtol=0, atol=atol, err_msg=name)
+
+
+def check_gradients(gradients: dict[str, Any], config: Any, results: dict[str, Any]) -> None:
+    assert gradients.keys() == config.shapes().keys()
+    check(gradients, {name.removeprefix("grad_"): value for name, value in results.items()})
 
 
 def recorded(module: Any, name: str, inputs: tuple[str, ...]) -> tuple[Any, dict[str, Any], list[Any], dict[str, Any]]:
@@ -43,9 +47,7 @@ def test_the_attentive_reader() -> None:
     cost.backward()
     values = {**own(*batch[:4])._asdict(), "cost": cost}
     check({name: value.detach().numpy() for name, value in values.items()}, results)
-    gradients = {name: value.grad.numpy() for name, value in own.by_name().items()}
-    assert gradients.keys() == parameters.keys()
-    check(gradients, {name.removeprefix("grad_"): value for name, value in results.items()})
+    check_gradients({name: value.grad.numpy() for name, value in own.by_name().items()}, config, results)
 
 
 @pytest.mark.flax
@@ -68,7 +70,6 @@ def test_the_order_embeddings() -> None:
         values = {name: np.asarray(value) for name, value in own.items()}
         gradients = {name: np.asarray(value[...]) for (name,), value in nnx.to_flat_state(moved)}
     # Their program compares embeddings in float32, also where it runs in float64.
-    check({"errors": values.pop("errors").astype("f4")}, results, "float32")
+    check({"errors": values.pop("errors")}, results, 2e-5)
     check(values, results)
-    assert gradients.keys() == parameters.keys()
-    check(gradients, {name.removeprefix("grad_"): value for name, value in results.items()})
+    check_gradients(gradients, config, results)
