@@ -15,10 +15,10 @@ from flax_arrays import gradients  # noqa: E402
 from jax import export  # noqa: E402
 from jax import numpy as jnp  # noqa: E402
 from jax._src.ad_checkpoint import saved_residuals  # noqa: E402
-from jax.sharding import Mesh, NamedSharding  # noqa: E402
+from jax.sharding import AxisType, Mesh, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
-from rmsnorm import Variant, cpu  # noqa: E402
+from rmsnorm import Variant, cpu, explain  # noqa: E402
 from rmsnorm import numpy_impl as golden  # noqa: E402
 from rmsnorm.flax_impl import kernels, rms_norm, rms_norm_vjp  # noqa: E402
 from rmsnorm.flax_impl.private import enable_x64  # noqa: E402
@@ -95,6 +95,14 @@ def test_where_xla_compiles_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_bits([jax.jit(rms_norm)(alone, scale)], [golden.rms_norm(np.asarray(x), np.asarray(scale))])
     monkeypatch.setattr(cpu, "missing", lambda *_: "there are none")
     assert calls(functools.partial(rms_norm), x, scale) == 0
+
+
+def test_the_reason_why_there_is_no_kernel() -> None:
+    x = jnp.asarray(normal(0, 8, 16))
+    assert ": kernel forward-" in explain(x)
+    assert "the normalised axes are not the last ones" in explain(x, axis=0)
+    mesh = jax.make_mesh((1,), ("rows",), axis_types=(AxisType.Explicit,))
+    assert "each device has a part of an array" in explain(jax.device_put(x, NamedSharding(mesh, P("rows"))))
 
 
 def test_many_calls_at_once() -> None:

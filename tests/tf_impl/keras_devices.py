@@ -6,13 +6,9 @@ Gradients are the golden's of all rows together, which are the single device's: 
 
 from __future__ import annotations
 
-import itertools
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
-import calls
 import keras
 import numpy as np
 from keras_values import check, filled, judged_step, normal, to_numpy
@@ -40,9 +36,7 @@ def check_mirrored_strategy() -> None:
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     x = normal(16, 32)
-    for policy, way in itertools.product(
-        ("float32", "mixed_bfloat16"), ({"jit_compile": False}, {"run_eagerly": True})
-    ):
+    for policy, way in (("float32", {"run_eagerly": True}), ("mixed_bfloat16", {"jit_compile": False})):
         with strategy.scope():
             layer = RMSNormalization(variant="equinox", dtype=policy)
             model = model_of(layer)
@@ -50,45 +44,17 @@ def check_mirrored_strategy() -> None:
             judged_step(model, layer, x, **way)
         for weight in layer.weights:
             parts = strategy.experimental_local_results(weight.value)
-            assert type(weight.value).__name__ == "MirroredVariable"
             assert [part.device[-5:] for part in parts] == ["CPU:0", "CPU:1"]
             np.testing.assert_array_equal(*(part.numpy() for part in parts))
 
-    with strategy.scope():
-        layer = filled(RMSNormalization(), (None, 32))
-    target = normal(16, 32, seed=1)
-    uneven = [slice(0, 5), slice(5, 16)]
 
-    def replica(context: Any) -> Any:
-        rows = uneven[context.replica_id_in_sync_group]
-        return tf.constant(x[rows]), tf.constant(target[rows])
-
-    values = strategy.experimental_distribute_values_from_function(replica)
-
-    def step(values: Any) -> Any:
-        rows, dy = values
-        with tf.GradientTape() as tape:
-            tape.watch(rows)
-            y = layer(rows)
-        return [y, *tape.gradient(y, [rows, layer.scale.value], dy)]
-
-    for run in (step, tf.function(step)):
-        y, dx, dscale = strategy.run(run, (values,))
-        both = [np.concatenate([v.numpy() for v in strategy.experimental_local_results(part)]) for part in (y, dx)]
-        check(both[0], layer, x)
-        total = strategy.reduce("SUM", dscale, axis=None)
-        found = {"dx": both[1], "dscale": np.asarray(total)}
-        calls.hold(found, x, to_numpy(layer.scale.value), dy=target, variant="keras")
-
-
-def check_model_parallel(folder: Path) -> None:
+def check_model_parallel() -> None:
     """Two times the data, four parts of every row: the gain lies in parts, and so does the statistic, summed across."""
     import jax
 
     mesh = keras.distribution.DeviceMesh((2, 4), ("batch", "model"), keras.distribution.list_devices())
     layout = keras.distribution.LayoutMap(mesh)
     layout[".*norm/.*"] = ("model",)
-    layout[".*dense/kernel"] = (None, "model")
     keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layout, batch_dim_name="batch"))
     x = normal(16, 32)
     for policy, variant, partial in (("float32", "equinox", None), ("mixed_bfloat16", "llama", 0.3)):
@@ -122,23 +88,10 @@ def check_model_parallel(folder: Path) -> None:
         assert tuple(y.sharding.spec) == ("batch", "model")
         check(to_numpy(y), layer, x.astype(layer.compute_dtype))
 
-    stack = keras.Sequential(
-        [keras.Input((32,)), keras.layers.Dense(32, name="dense"), RMSNormalization(name="norm")],
-    )
-    stack.compile("adam", "mse")
-    stack.fit(x, x, batch_size=16, verbose=0)
-    scale = [v for v in stack.optimizer.variables if v.path.endswith("norm_scale_momentum")]
-    assert [tuple(v.value.sharding.spec) for v in scale] == [("model",)]
-    stack.save(folder / "sharded.keras")
-    keras.distribution.set_distribution(None)
-    alone = keras.saving.load_model(folder / "sharded.keras")
-    for here, there in zip(alone.get_weights(), stack.get_weights(), strict=True):
-        np.testing.assert_array_equal(here, there)
-
 
 if __name__ == "__main__":
     if keras.backend.backend() == "tensorflow":
         check_mirrored_strategy()
     else:
-        check_model_parallel(Path(sys.argv[1]))
+        check_model_parallel()
     print(f"{keras.backend.backend()}: done")

@@ -10,7 +10,6 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -52,30 +51,18 @@ def run_by_the_harness(name: str) -> None:
     )  # fmt: skip
 
 
-def check_the_harness_of_keras(folder: Path) -> None:
-    """Four of the configurations that it has on TensorFlow."""
-    for name in ("plain", "image", "partial", "before scale"):
-        run_by_the_harness(name)
-
-
 @beside_the_built_in
 def check_dtypes(folder: Path) -> None:
     """Of y, of the symbolic y and of the weight: those of the built-in, under every policy and for every input."""
     doubles = ["float64"] if has_double() else []
-    single = ["float32", "bfloat16", "float16", "mixed_bfloat16", "mixed_float16"]
-    for policy in [*single, *doubles, keras.dtype_policies.DTypePolicy("mixed_bfloat16")]:
+    for policy in ["float32", "bfloat16", "mixed_bfloat16", "mixed_float16", *doubles]:
         for dtype in ("float16", "bfloat16", "float32", *doubles):
-            for options in ({}, {"autocast": False}):
-                ours, theirs = (c(dtype=policy, **options) for c in (RMSNormalization, BuiltIn))
-                x = ops.cast(normal(3, 8), dtype)
-                assert ours(x).dtype == theirs(x).dtype, (policy, dtype, options)
-                assert ours.scale.dtype == theirs.scale.dtype == ours.variable_dtype
-                spec = keras.KerasTensor((3, 8), dtype=dtype)
-                assert ours.compute_output_spec(spec).dtype == theirs.compute_output_spec(spec).dtype
-    for policy in ("int8_from_float32", "int8_from_mixed_bfloat16", "float8_from_float32"):
-        for layer in (RMSNormalization(dtype=policy), BuiltIn(dtype=policy)):
-            with pytest.raises(NotImplementedError, match=r"Layer RMSNormalization does not have a `_.*_call` method"):
-                layer(normal(3, 8))
+            ours, theirs = (c(dtype=policy, autocast=policy != "bfloat16") for c in (RMSNormalization, BuiltIn))
+            x = ops.cast(normal(3, 8), dtype)
+            assert ours(x).dtype == theirs(x).dtype, (policy, dtype)
+            assert ours.scale.dtype == theirs.scale.dtype == ours.variable_dtype
+            spec = keras.KerasTensor((3, 8), dtype=dtype)
+            assert ours.compute_output_spec(spec).dtype == theirs.compute_output_spec(spec).dtype
     keras.config.set_dtype_policy("mixed_float16")
     try:
         assert RMSNormalization().compute_dtype == BuiltIn().compute_dtype == "float16"
@@ -85,32 +72,19 @@ def check_dtypes(folder: Path) -> None:
 
 @beside_the_built_in
 def check_drop_in_calls(folder: Path) -> None:
-    """What code for the built-in writes: the name of the argument, a configuration, call() for the layer itself,
-    which nobody converts arrays for.
-    """
+    """What code for the built-in writes: the name of the argument, a configuration, call() for the layer itself."""
     x = normal(4, 8)
     for kind in (RMSNormalization, BuiltIn):
         layer = filled(kind(), (None, 8))
         for array in (layer(x=x), layer.call(x), layer.stateless_call([w.value for w in layer.variables], [], x)[0]):
             np.testing.assert_array_equal(to_numpy(array), to_numpy(layer(x)))
-    layer = filled(RMSNormalization(), (None, 8))
-    inputs = keras.Input((8,))
-    model = keras.Model(inputs, layer.call(inputs))
-    assert model.weights == layer.weights
-    check(model.predict(x, verbose=0), layer, x)
     for options in ({}, {"axis": [1, 2], "epsilon": 1e-3, "dtype": "mixed_bfloat16", "name": "norm"}):
         ours, theirs = RMSNormalization(**options), BuiltIn(**options)
         for layer in (ours, theirs):
             layer.build((None, 4, 8))
         again = BuiltIn.from_config(ours.get_config())
         assert {**again.get_config(), "name": ""} == {**theirs.get_config(), "axis": again.axis, "name": ""}
-        assert (again.name, again.axis) == (ours.name, ours.axis)
-    plain = {"variant": "keras", "scale": True, "bias": False, "feature_axis": None, "partial": None}
-    plain["scale_initializer"] = keras.initializers.serialize(keras.initializers.Constant(1))
-    plain["bias_constraint"] = None
-    written_out = {**RMSNormalization(name="norm").get_config(), **plain}  # as files of version 0.1 have it
-    assert RMSNormalization.from_config(written_out).get_config() == RMSNormalization(name="norm").get_config()
-    for options in ({"variant": "nematus"}, {"bias": True}, {"scale": False}, {"partial": 0.5}, {"feature_axis": 0}):
+    for options in ({"variant": "nematus"}, {"bias": True}, {"partial": 0.5}):
         with pytest.raises((TypeError, ValueError), match=next(iter(options))):
             BuiltIn.from_config(RMSNormalization(**options).get_config())
 
@@ -141,17 +115,10 @@ def check_models(folder: Path) -> None:
     filled(shared, (None, 8))
     assert outputs.shape == (None, None, 8)
     assert len(functional.weights) == 1
-    wrapped = keras.layers.TimeDistributed(shared)
     for steps in (5, 2):
         y, again = (to_numpy(v) for v in functional(x[:, :steps]))
         check(y, shared, x[:, :steps])
         check(again, shared, x[:, :steps] + y)
-        check(to_numpy(wrapped(x[:, :steps])), shared, x[:, :steps])
-        check(functional.predict(x[:, :steps], verbose=0)[0], shared, x[:, :steps])
-    bare = keras.Sequential([keras.Input((None, None)), RMSNormalization(scale=False, partial=0.5)])
-    assert bare.output_shape == (None, None, None)
-    for shape in ((2, 3, 8), (1, 4, 6)):
-        check(bare.predict(normal(*shape), verbose=0), bare.layers[-1], normal(*shape))
     with pytest.raises(ValueError, match="RMSNormalization: x axis 2 has an unknown size, expected a known one"):
         RMSNormalization()(keras.Input((None, None)))
     block = Block()
@@ -170,12 +137,7 @@ def check_masks(folder: Path) -> None:
     h = RMSNormalization()(keras.layers.Embedding(4, 8, mask_zero=True)(inputs))
     model = keras.Model(inputs, [h, keras.layers.GlobalAveragePooling1D()(h)])
     steps, pooled = (to_numpy(y) for y in model(tokens))
-    np.testing.assert_allclose(pooled[1], steps[1, 0], rtol=2.0**-22)
     np.testing.assert_allclose(pooled[0], steps[0, :2].mean(0), rtol=2.0**-22, atol=2.0**-22)
-    embedded = keras.layers.Embedding(4, 8, mask_zero=True)(tokens)
-    y = RMSNormalization()(embedded)
-    np.testing.assert_array_equal(to_numpy(y._keras_mask), tokens != 0)
-    np.testing.assert_array_equal(to_numpy(y), to_numpy(RMSNormalization()(to_numpy(embedded))))
     assert RMSNormalization().supports_masking
     assert BuiltIn is None or not BuiltIn().supports_masking
 
@@ -201,20 +163,17 @@ def check_initializers_regularizers_constraints(folder: Path) -> None:
 
 
 def check_training(folder: Path) -> None:
-    """Under every policy, compiled by the backend and not, eagerly, and where activations are computed again.
-
-    In float32 with a row of zeros, a huge and a tiny one.
-    """
-    ways: list[dict[str, Any]] = [{"jit_compile": False}, {"run_eagerly": True}]
-    ways += [{"jit_compile": True}] if BACKEND != "torch" else []  # train_compiled
-    for policy in ("float32", "mixed_bfloat16", "mixed_float16"):
-        for way in ways if policy == "mixed_bfloat16" else ways[-1:]:
-            layer = RMSNormalization(variant="equinox", dtype=policy)
-            model = keras.Sequential([keras.Input((8,)), layer])
-            x = normal(16, 8)
-            if policy == "float32":
-                x[1], x[2], x[3] = 0, x[2] * 1e20, x[3] * 1e-30
-            judged_step(model, filled(layer, (None, 8)), x, **way)
+    """In float32 with a row of zeros, a huge and a tiny one; compiled by the backend and not, and eagerly."""
+    x, rare = normal(16, 8), normal(16, 8)
+    rare[1], rare[2], rare[3] = 0, rare[2] * 1e20, rare[3] * 1e-30
+    compiled = {"jit_compile": BACKEND != "torch"}  # which takes 20 seconds there, for Keras's own code
+    for policy, rows, way in (
+        ("float32", rare, compiled), ("mixed_bfloat16", x, {"run_eagerly": True}),
+        ("mixed_float16", x, {"jit_compile": False}),
+    ):  # fmt: skip
+        layer = RMSNormalization(variant="equinox", dtype=policy)
+        model = keras.Sequential([keras.Input((8,)), layer])
+        judged_step(model, filled(layer, (None, 8)), rows, **way)
     if BACKEND != "tensorflow":  # where it fails for every layer, of a keyword argument in a graph
         with keras.RematScope(mode="full"):
             layer = RMSNormalization(variant="equinox")
@@ -222,17 +181,8 @@ def check_training(folder: Path) -> None:
         judged_step(model, filled(layer, (None, 8)), normal(16, 8))
 
 
-def train_compiled() -> None:
-    """On PyTorch by torch.compile, which takes 20 seconds for Keras's own code; the others' is in check_training."""
-    layer = RMSNormalization(variant="equinox")
-    model = keras.Sequential([keras.Input((8,)), layer])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its compiler asks objects what they warn of
-        judged_step(model, filled(layer, (None, 8)), normal(16, 8), jit_compile=True)
-
-
 def check_exported_programs(folder: Path) -> None:
-    """On PyTorch: of any batch, and ONNX of one row. SavedModels of the others are in test_keras and keras_devices."""
+    """On PyTorch: of any batch. SavedModels of the others are in test_keras and keras_devices."""
     if BACKEND != "torch":
         return
     import torch
@@ -247,12 +197,6 @@ def check_exported_programs(folder: Path) -> None:
         batch = ({0: torch.export.Dim("batch", min=1)},)
         model.export(folder / "program.pt2", format="torch", verbose=False, dynamic_shapes=batch)
         check(to_numpy(torch.export.load(folder / "program.pt2").module()(torch.from_numpy(x))), layer, x)
-        if find_spec("onnxruntime"):
-            import onnxruntime
-
-            model.export(folder / "program.onnx", format="onnx", verbose=False)
-            session = onnxruntime.InferenceSession(folder / "program.onnx")
-            check(session.run(None, {session.get_inputs()[0].name: x[:1]})[0], layer, x[:1])
 
 
 def has_double() -> bool:
@@ -264,7 +208,7 @@ def check_outputs(folder: Path) -> None:
     """Of variants under policies on axes, in rows of other magnitudes; a file that TensorFlow wrote; no elements."""
     random = np.random.default_rng(0)
     policies = ("float32", "mixed_bfloat16", "mixed_float16", *(["float64"] if has_double() else []))
-    for i, variant in enumerate(rmsnorm.PRESETS):
+    for i, variant in enumerate([*rmsnorm.PRESETS][:: 1 if BACKEND in ("tensorflow", "numpy") else 3]):
         options, shape = list(CONFIGURATIONS.values())[i % 6]
         layer = filled(RMSNormalization(**{**options, "variant": variant}, dtype=policies[i % len(policies)]), shape)
         x = random.standard_normal(shape)
@@ -291,14 +235,11 @@ def check_promises(folder: Path) -> None:
     import test_layers_alike as promises
     from layer_keras import Layer
 
-    promises.check_calls(Layer, 3 if BACKEND == "torch" else 20)
-    promises.test_every_variant_starts_with_a_factor_of_one(Layer)
+    promises.check_calls(Layer, 12 if BACKEND == "torch" else 40)
     promises.test_options(Layer)
     promises.test_copies(Layer)
-    promises.test_a_transform_changes_only_what_float32_rounds(Layer)
     if Layer.CLASSES[1] is not None:
         promises.test_it_stands_for_the_built_in(Layer, "bfloat16")
-        promises.test_every_argument_of_the_built_in(Layer)
         promises.test_state_goes_both_ways(Layer, folder)
 
 
@@ -314,10 +255,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[2:] == ["compiled"]:
-        train_compiled()
-    else:
-        main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]))
     frameworks = {
         name for name in ("tf_impl.functional", "torch_impl", "flax_impl") if f"rmsnorm.{name}" in sys.modules
     }

@@ -18,7 +18,7 @@ tf = pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
 
 import keras_layer  # noqa: E402
-from keras_values import CONFIGURATIONS, check, filled, normal  # noqa: E402
+from keras_values import check, filled, normal  # noqa: E402
 from tf_arrays import check_bounds  # noqa: E402
 
 from rmsnorm.tf_impl import RMSNormalization, rms_norm, rms_norm_vjp  # noqa: E402
@@ -30,12 +30,11 @@ pytestmark = [
 ]
 tf.get_logger().setLevel("ERROR")
 BuiltIn, beside_the_built_in = keras_layer.BuiltIn, keras_layer.beside_the_built_in
-CHECKS = {name: check for name, check in keras_layer.CHECKS.items() if name != "the_harness_of_keras"}
 
 
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
 @pytest.mark.filterwarnings("ignore:The model does not have any trainable weights:UserWarning")
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.parametrize("name", ["plain", "unsorted", "image", "third", "no weights", "own variant"])
 def test_the_harness_of_keras(name: str) -> None:
     """Configuration, serialisation, building, symbolic calls, training under jit_compile, mixed precision."""
     keras_layer.run_by_the_harness(name)
@@ -64,77 +63,52 @@ def test_export(tmp_path: Path) -> None:
         "import sys, numpy as np, tensorflow as tf\n"
         "model, given = tf.saved_model.load(sys.argv[1]), np.load(sys.argv[2])\n"
         "leaves = [tf.constant(given['x']), *model.trainable_variables]\n"
-        "with tf.GradientTape() as outer:\n"
-        "    outer.watch(leaves)\n"
-        "    with tf.GradientTape() as tape:\n"
-        "        tape.watch(leaves); y = model.serve(leaves[0])\n"
-        "    gradients = tape.gradient(y, leaves, given['dy'])\n"
+        "with tf.GradientTape() as tape:\n"
+        "    tape.watch(leaves); y = model.serve(leaves[0])\n"
         "signature = model.signatures['serving_default']\n"
         "(served,) = signature(**dict.fromkeys(signature.structured_input_signature[1], leaves[0])).values()\n"
         "assert (served.numpy() == y.numpy()).all()\n"
         "assert 'rmsnorm' not in sys.modules\n"
-        "np.savez(sys.argv[3], y, *gradients, *outer.gradient(gradients[0], leaves, given['dy']))"
+        "np.savez(sys.argv[3], y, *tape.gradient(y, leaves, given['dy']))"
     )
     given, found = str(tmp_path / "given.npz"), str(tmp_path / "found.npz")
     np.savez(given, x=x, dy=dy)
     printed("-c", code, tmp_path, given, found, timeout=200)
-    results = list(np.load(found).values())
-    check_bounds(dict(zip(("y", "dx", "dscale"), results[:3], strict=True)), x, scale, dy=dy, **options)
-    leaves = [tf.constant(x), model.trainable_variables[0].value]
-    with tf.GradientTape() as outer:
-        outer.watch(leaves)
-        with tf.GradientTape() as tape:
-            tape.watch(leaves)
-            y = model(leaves[0])
-        dx = tape.gradient(y, leaves[0], dy)
-    for got, w in zip(results[3:], outer.gradient(dx, leaves, dy), strict=True):
-        # about a hundred roundings of float32 each
-        assert np.abs(got - w).max() <= 64 * np.finfo(np.float32).eps * np.abs(w).max()
+    y, dx, dscale = np.load(found).values()
+    check_bounds({"y": y, "dx": dx, "dscale": dscale}, x, scale, dy=dy, **options)
 
 
 def test_functions_take_keras_variables() -> None:
     x, scale = keras.Variable(normal(3, 8)), keras.Variable(normal(8, seed=1), dtype="bfloat16")
     tensors = tf.constant(normal(3, 8)), tf.cast(normal(8, seed=1), tf.bfloat16)
-    assert (
-        (rms_norm(x, scale, scale, residual=x)[0] == rms_norm(*tensors, tensors[1], residual=tensors[0])[0])
-        .numpy()
-        .all()
-    )
-    for got, want in zip(rms_norm_vjp(x, x, scale, scale), rms_norm_vjp(tensors[0], *tensors, tensors[1]), strict=True):
-        assert got.dtype == want.dtype
-        np.testing.assert_array_equal(got, want)
+    for got, want in (
+        (rms_norm(x, scale, scale, residual=x), rms_norm(*tensors, tensors[1], residual=tensors[0])),
+        (rms_norm_vjp(x, x, scale, scale), rms_norm_vjp(tensors[0], *tensors, tensors[1])),
+    ):
+        assert [part.dtype for part in got] == [part.dtype for part in want]
+        assert all(map(np.array_equal, got, want))
     assert RMSNormalization()(x).shape == x.shape
     for other in (keras.KerasTensor((3, 8)), tf.sparse.from_dense(x), tf.ragged.constant([[1.0], [2.0, 3.0]])):
         with pytest.raises(TypeError, match=r"(?s)rms_norm: x is .*, expected a tf\.Tensor"):
             rms_norm(other)
 
 
-@pytest.mark.parametrize(
-    ("options", "of_values"),
-    [
-        ({}, {}),
-        ({"axis": (-2, -1)}, {"axis": (1, 2)}),
-        ({"axis": 3, "feature_axis": (2, 3)}, {"axis": 2, "feature_axis": (1, 2)}),
-    ],
-)
-def test_a_ragged_tensor(options: Any, of_values: Any) -> None:
+def test_a_ragged_tensor() -> None:
     """Keras's own layers take one. The axes that are not ragged are normalised, by the flat values."""
     x = normal(5, 3, 8)
     ragged = tf.RaggedTensor.from_row_lengths(x, [2, 0, 3])
-    layer, flat = RMSNormalization(**options, dtype="mixed_bfloat16"), RMSNormalization(**of_values)
-    flat.build(x.shape)
-    want = {"axis": flat.axis, "feature_axis": flat.feature_axis, "variant": "keras", "out_dtype": "bfloat16"}
-    for run in (layer, tf.function(layer)):
-        y = run(ragged)
-        assert (y.shape.as_list(), y.row_lengths().numpy().tolist()) == ([3, None, 3, 8], [2, 0, 3])
-        check_bounds({"y": y.flat_values}, x.astype("bfloat16"), flat.scale.numpy(), **want)
-
-
-def test_a_ragged_tensor_that_cannot_be_normalised() -> None:
-    ragged = tf.RaggedTensor.from_row_lengths(normal(5, 8), [2, 0, 3])
+    for options, of_values in (
+        ({}, {"axis": -1}),
+        ({"axis": (-2, -1)}, {"axis": (1, 2)}),
+        ({"axis": 3, "feature_axis": (2, 3)}, {"axis": 2, "feature_axis": (1, 2)}),
+    ):
+        layer = RMSNormalization(**options)
+        for run in (layer, tf.function(layer)):
+            y = run(ragged)
+            assert (y.shape.as_list(), y.row_lengths().numpy().tolist()) == ([3, None, 3, 8], [2, 0, 3])
+            check_bounds({"y": y.flat_values}, x, layer.scale.numpy(), variant="keras", **of_values)
     for options, arguments, match in (
         ({"axis": 1, "scale": False}, {}, "x is .*, expected a tensor with no ragged axis from axis 1 on"),
-        ({"axis": 0, "scale": False}, {}, "x is .*, expected a tensor with no ragged axis from axis 0 on"),
         ({}, {"gate": ragged}, "gate is .*, expected None beside a ragged x"),
     ):
         with pytest.raises(TypeError, match=f"RMSNormalization: {match}"):
@@ -143,22 +117,16 @@ def test_a_ragged_tensor_that_cannot_be_normalised() -> None:
 
 def test_what_the_layer_is_given_may_change() -> None:
     """epsilon, partial and variant: None brings back what the variant has, and an error changes nothing."""
-    layer = RMSNormalization(variant="torch", epsilon=1e-3)
-    layer.epsilon = None
-    assert layer.epsilon is layer.variant.eps is None
-    layer.epsilon, layer.partial = 0.1, 0.5
-    layer.variant = "gemma"
-    assert (layer.variant.name, layer.epsilon, layer.partial) == ("gemma", 0.1, 0.5)
+    layer, x = RMSNormalization(variant="torch", epsilon=1e-3), normal(2, 8)
+    layer(x)
+    layer.epsilon, layer.partial, layer.variant = 0.1, 0.5, "gemma"
     for name, wrong in (("epsilon", -1.0), ("partial", 2.0), ("variant", "gema")):
         with pytest.raises(ValueError, match=f"RMSNormalization: {name[:3]}"):
             setattr(layer, name, wrong)
     assert (layer.variant.name, layer.epsilon, layer.partial) == ("gemma", 0.1, 0.5)
+    check(layer(x).numpy(), layer, x)
     layer.epsilon = layer.partial = None
     assert layer.variant == RMSNormalization(variant="gemma").variant
-    x = normal(2, 8)
-    layer(x)
-    layer.epsilon = 0.5
-    check(layer(x).numpy(), layer, x)
 
 
 def test_errors() -> None:
@@ -166,14 +134,11 @@ def test_errors() -> None:
     for arguments, error, match in (
         ({"axis": 3}, ValueError, r"RMSNormalization: axis is 3, expected between -3 and 2 for x f32\[2, 3, 4\]"),
         ({"axis": [1, -2]}, ValueError, r"RMSNormalization: axis \(1, -2\) names an axis of x f32\[2, 3, 4\] twice"),
-        ({"axis": []}, ValueError, "RMSNormalization: axis is empty, expected at least one axis"),
-        ({"axis": 1.5}, TypeError, r"RMSNormalization: axis is 1\.5 \(float\), expected an integer or a sequence"),
         ({"feature_axis": -4}, ValueError, "RMSNormalization: feature_axis is -4, expected between -3 and 2"),
     ):
-        with pytest.raises(error, match=match):
-            RMSNormalization(**arguments).build(x.shape)
-        with pytest.raises(error, match=match):
-            RMSNormalization(**arguments).compute_output_shape(x.shape)
+        for act in ("build", "compute_output_shape"):
+            with pytest.raises(error, match=match):
+                getattr(RMSNormalization(**arguments), act)(x.shape)
     with pytest.raises(ValueError, match="RMSNormalization: x axis 1 has an unknown size, expected a known one"):
         RMSNormalization(1).build((2, None, 4))
     with pytest.raises(ValueError, match=r"rms_norm: scale has shape \(4,\), expected \(5,\) to match axis -1"):
@@ -191,12 +156,6 @@ def test_other_backends(backend: str, tmp_path: Path) -> None:
     run_backend(backend, tmp_path)
 
 
-@pytest.mark.slow
-def test_a_compiled_step_on_torch(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    run_backend("torch", tmp_path, "compiled")
-
-
 def run_backend(backend: str, *arguments: Any) -> None:
     ignored = (
         f"{NUMPY_2}:DeprecationWarning",
@@ -211,11 +170,11 @@ def run_backend(backend: str, *arguments: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=getattr(check, "pytestmark", ())) for name, check in CHECKS.items()]
+    "name", [pytest.param(name, marks=getattr(check, "pytestmark", ())) for name, check in keras_layer.CHECKS.items()]
 )
 def test_on_tensorflow(name: str, tmp_path: Path) -> None:
     """The checks that keras_layer runs on the other backends, too."""
-    CHECKS[name](tmp_path)
+    keras_layer.CHECKS[name](tmp_path)
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
-from functools import partial
 from typing import Any
 
 import calls
@@ -13,16 +11,14 @@ import pytest
 
 from rmsnorm import cpu
 from rmsnorm import numpy_impl as golden
-from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.parity.judge import compare
-from rmsnorm.specification import dtypes
 
 tf = pytest.importorskip("tensorflow")
 
 from frameworks import way as way_of  # noqa: E402
-from tf_arrays import GRAPHS, check_bounds, forward_mode, to_tf, with_gradients  # noqa: E402
+from tf_arrays import check_bounds, to_tf, with_gradients  # noqa: E402
 
-from rmsnorm.tf_impl import kernels, rms_norm, rms_norm_vjp  # noqa: E402
+from rmsnorm.tf_impl import kernels, rms_norm  # noqa: E402
 
 tf.get_logger().setLevel("ERROR")  # each case traces its own function, which TensorFlow warns of
 RNG = np.random.default_rng(0)
@@ -45,20 +41,12 @@ def test_a_graph_holds_plain_operations() -> None:
     assert not any(t.dtype == tf.float64 for op in graph.get_operations() for t in op.outputs)
 
 
-@pytest.mark.parametrize("variant", ["zhang_torch", "x_transformers"])
-def test_a_row_without_elements_whose_size_is_not_known(variant: str) -> None:
-    """1 / rho is 0, and gradients of the parameters are, too."""
-    traced = tf.function(
-        lambda x, dy, scale: [
-            *with_gradients(x, dy, scale, variant=variant),
-            rms_norm(x, variant=variant, return_inverse_rms=True)[1],
-        ],
-        input_signature=[tf.TensorSpec([None, None]), tf.TensorSpec([None, None]), tf.TensorSpec([None])],
-    )
-    y, dx, dscale, inverse_rms = traced(tf.zeros((3, 0)), tf.zeros((3, 0)), tf.zeros(0))
-    assert y.shape == dx.shape == (3, 0)
-    assert dscale.shape == (0,)
-    assert (inverse_rms.numpy() == 0).all()
+def test_a_row_without_elements_whose_size_is_not_known() -> None:
+    """Gradients are 0."""
+    function = lambda *tensors: with_gradients(*tensors, variant="zhang_torch")  # noqa: E731
+    traced = tf.function(function, input_signature=[tf.TensorSpec([None] * rank) for rank in (2, 2, 1)])
+    y, dx, dscale = traced(tf.zeros((3, 0)), tf.zeros((3, 0)), tf.zeros(0))
+    assert (*y.shape, *dx.shape, *dscale.shape) == (3, 0, 3, 0, 0)
     assert traced(tf.zeros((0, 4)), tf.zeros((0, 4)), tf.ones(4))[2].numpy().tolist() == [0] * 4
 
 
@@ -86,92 +74,24 @@ def test_in_loops_maps_and_pipelines() -> None:
     with tf.GradientTape() as tape:  # of all rows, outside tf.vectorized_map, which drops custom gradients
         tape.watch(x)
         stacked = tf.vectorized_map(mapped, x)[0]
-    vectorized_dx = tape.gradient(stacked, x, dy)
+    check(stacked, tape.gradient(stacked, x, dy))
     y, dx = both(x)
     rows = tf.data.Dataset.from_tensor_slices(X).map(lambda row: mapped(row)[0], num_parallel_calls=2)
-    results = [y, stacked, tf.map_fn(lambda row: mapped(row)[0], x), np.stack([*rows])]
-    for got in results:
-        check(got)
-    check(dx=dx)
-    check(dx=vectorized_dx)
+    check(y, dx)
+    check(np.stack([*rows]))
 
 
 def test_gradients_of_chosen_rows() -> None:
     """The gradient of tf.gather is tf.IndexedSlices."""
-    dy = np.zeros_like(X)
+    dy, x = np.zeros_like(X), to_tf(X)
     dy[0], dy[2] = 1, 2
-
-    def function(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tf.gather(rms_norm(x, to_tf(SCALE)), [0, 2, 2])
-        return tape.gradient(y, x)
-
-    for run in (function, tf.function(function)):
-        check(dx=run(to_tf(X)), dy=dy)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.gather(rms_norm(x, to_tf(SCALE)), [0, 2, 2])
+    check(dx=tape.gradient(y, x), dy=dy)
 
 
-@pytest.mark.parametrize(("variant", "dtype"), [("keras", "bfloat16"), ("zhang_torch", "float32"),
-                                                ("x_transformers", "float64")])  # fmt: skip
-def test_a_row_with_an_infinity(variant: str, dtype: str) -> None:
-    """As the golden: rho is infinite, and every finite number over it is 0."""
-    x = np.stack([X[0, 0], X[0, 1], X[0, 2]]).astype(dtype)
-    x[0, 3], x[1, 5] = np.inf, np.nan
-    with np.errstate(invalid="ignore"):
-        check_bounds({"y": tf.function(lambda x: rms_norm(x, variant=variant))(to_tf(x))}, x, variant=variant)
-
-
-@pytest.mark.parametrize("way", GRAPHS)
-def test_gradients_by_every_way_through_a_graph(way: Any) -> None:
-    """A tape within and around the function, and tf.gradients: what crosses between graphs is what it says."""
-    data = calls.arguments_of({"variant": "zhang_torch", "x": "float64", "layout": "two axes", "mask": "mask",
-                               "bias": "bias"})  # fmt: skip
-    options = {**data.options, "mask": to_tf(data.mask)}
-    arrays = [*map(to_tf, (data.x, data.scale, data.bias))]
-    got = way(lambda *arrays: rms_norm(*arrays, **options), arrays, to_tf(data.dy))
-    more = {"variant": data.variant, "axis": data.axis, "mask": data.mask, "dy": data.dy}
-    check_bounds(dict(zip(("dx", "dscale", "dbias"), got, strict=True)), data.x, data.scale, data.bias, **more)
-
-
-@pytest.mark.parametrize("variant", ["llama", "t5"])
-def test_in_graphs_too_a_rounding_is_the_identity_to_a_tangent(variant: str) -> None:
-    """There TensorFlow derives the forward pass itself: with its roundings in the products 1 in 4 elements differs."""
-    rng = np.random.default_rng(0)
-    values = [rng.standard_normal(shape).astype("bfloat16") for shape in ((64, 33), (33,), (33,))]
-    tangents = [np.zeros_like(values[0]), *(rng.standard_normal(33).astype("bfloat16") for _ in range(2))]
-    want = golden.rms_norm_jvp(values, tangents, variant=variant)
-    arrays, directions = [*map(to_tf, values)], [*map(to_tf, tangents)]
-    function = partial(rms_norm, variant=variant)
-    got = tf.function(lambda arrays, directions: forward_mode(function, arrays, directions))(arrays, directions)
-    apart = ulps(got.numpy(), want)
-    assert apart.max() <= 1
-    assert (apart == 0).mean() >= 0.999
-
-
-def test_vectorized_map() -> None:
-    """With a mask, and the gradient: in tf.vectorized_map TensorFlow derives the operations itself."""
-    rng = np.random.default_rng(0)
-    x, dy, mask = rng.standard_normal((3, 4, 8)), rng.standard_normal((3, 4, 8)), rng.random((3, 4, 8)) > 0.3
-    scale = rng.standard_normal(8)
-    for dtype in dtypes.FLOATS:
-        values = [value.astype(dtype) for value in (x, dy, scale)]
-        a, upstream, g = map(to_tf, values)
-
-        def one(row: Any) -> Any:
-            return rms_norm(row[0], g, variant="llama", mask=row[1], partial=0.6)  # noqa: B023
-
-        with tf.GradientTape() as tape:
-            tape.watch(a)
-            y = tf.vectorized_map(one, (a, tf.constant(mask)))
-        got = {"y": y, "dx": tape.gradient(y, a, upstream)}
-        options = {"variant": "llama", "mask": mask, "partial": 0.6}
-        if dtype in dtypes.HALF:  # a gradient in the dtype of each product
-            del got["dx"]
-        check_bounds(got, values[0], values[2], dy=values[1], **options)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+@pytest.mark.parametrize(("dtype", "masked"), [("bfloat16", False), ("float64", True)])
 def test_backward_keeps_nothing_else_of_the_size_of_x(dtype: str, masked: bool) -> None:
     """What the operations of the backward pass read of those of the forward pass: x, and a few numbers for each row."""
     with tf.Graph().as_default() as graph:
@@ -191,27 +111,6 @@ def test_backward_keeps_nothing_else_of_the_size_of_x(dtype: str, masked: bool) 
     assert {tuple(t.shape) for name, t in kept.items() if name not in expected} <= {(6, 1), (16,)}
 
 
-def test_derivatives_of_the_vjp_in_a_graph_of_tensorflow_1() -> None:
-    """With an empty row and one of zeros, where a comparison that is none would let NaN through."""
-    x, mask = np.random.default_rng(0).standard_normal((3, 5)), np.arange(15).reshape(3, 5) % 7 < 4
-    mask[1], x[2] = False, 0
-
-    def second(x: Any) -> Any:
-        dx = rms_norm_vjp(tf.ones((3, 5), tf.float64), x, variant="zhang_torch", mask=tf.constant(mask))[0]
-        return tf.reduce_sum(dx * dx)
-
-    with tf.GradientTape() as tape:
-        leaf = tf.constant(x)
-        tape.watch(leaf)
-        y = second(leaf)
-    want = tape.gradient(y, leaf).numpy()
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        leaf = tf.constant(x)
-        got = session.run(tf.gradients(second(leaf), leaf)[0])
-    assert np.isfinite(want).all()
-    np.testing.assert_allclose(got, want, rtol=2.0**-44, atol=2.0**-44)
-
-
 def test_a_tape_keeps_no_more_than_that() -> None:
     """Eagerly: tensors of the size of x that are alive while the tape is."""
 
@@ -221,28 +120,27 @@ def test_a_tape_keeps_no_more_than_that() -> None:
             tape.watch(x)
             y = function(x)
         gc.collect()
-        others = (o for o in gc.get_objects() if o is not x and o is not y)
-        # by type(): isinstance asks the object, and there are some that warn when asked
-        alive = sum(issubclass(type(o), tf.Tensor) and o.shape == x.shape for o in others)
+        alive = sum(type(o) is type(x) and o is not x and o is not y and o.shape == x.shape for o in gc.get_objects())
         assert tape.gradient(y, x) is not None
         return alive
 
-    assert saved(rms_norm) <= 1  # y again: the object that tf.custom_gradient returns a copy of, in the same memory
+    for options in ({}, {"axis": 0}):  # by a kernel and by the recipe
+        # y again: the object that tf.custom_gradient returns a copy of, in the same memory
+        assert saved(lambda x, options=options: rms_norm(x, **options)) <= 1
     assert (
         saved(lambda x: tf.cast(tf.cast(x, tf.float64) * tf.ones(129, tf.float64) * 2, tf.float32)) > 1
     )  # it can tell
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_magnitude_compiled(dtype: str) -> None:
+@pytest.mark.parametrize("magnitude", [2e38, 1e-37])
+def test_every_magnitude_compiled(magnitude: float) -> None:
     """Also if 1 / rho is below the normal numbers of float32, which XLA takes as 0; without an eps."""
     rng = np.random.default_rng(0)
-    for magnitude in (1e20, 2e38, 1e-30, 1e-37):
-        x = (rng.uniform(0.5, 1.5, (16, 64)) * magnitude).astype(dtype)
-        dy = (rng.standard_normal(x.shape) * max(1, magnitude) ** 0.9).astype(dtype)
-        scale = rng.standard_normal(64).astype(dtype)
-        y, dx, dscale = tf.function(with_gradients, jit_compile=True)(*map(to_tf, (x, dy, scale)), eps=0.0)
-        check_bounds({"y": y, "dx": dx, "dscale": dscale}, x, scale, dy=dy, variant="paper")
+    x = (rng.uniform(0.5, 1.5, (16, 64)) * magnitude).astype("float32")
+    dy = (rng.standard_normal(x.shape) * max(1, magnitude) ** 0.9).astype("float32")
+    scale = rng.standard_normal(64).astype("float32")
+    y, dx, dscale = tf.function(with_gradients, jit_compile=True)(*map(to_tf, (x, dy, scale)), eps=0.0)
+    check_bounds({"y": y, "dx": dx, "dscale": dscale}, x, scale, dy=dy, variant="paper")
 
 
 @pytest.mark.parametrize("readable", [True, False])
@@ -267,14 +165,14 @@ def test_the_number_of_counted_elements_is_exact_where_the_size_is_unknown() -> 
     """As Variant.counted, by the squares of the first k ones: n 0.07 in floating point counts 8 of 100."""
     calls = [
         {"variant": variant, "eps": 0.0, "partial": partial, "return_inverse_rms": True}
-        for variant, partial in itertools.product(("paper", "zhang_tf"), (0.07, 0.29, 0.999999999, 1e-9, 1.0))
+        for variant, partial in (("paper", 0.07), ("zhang_tf", 0.29), ("paper", 0.999999999), ("zhang_tf", 1e-9))
     ]
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.float64)])
     def counted(x: Any) -> Any:
         return [rms_norm(x, **options)[1] for options in calls]
 
-    for n in (1, 99, 100, 101, 300, 1234):
+    for n in (1, 100, 101, 1234):
         x = 2.0 ** -np.arange(n)  # the sum, 4/3 (1 - 4^-k) / k, shows k
         for y, options in zip(counted(tf.constant(x)), calls, strict=True):
             np.testing.assert_allclose(y.numpy(), golden.rms_norm(x, **options)[1], rtol=2.0**-48)
@@ -292,8 +190,4 @@ def test_errors_while_a_graph_is_traced() -> None:
         trace(rms_norm, tf.TensorSpec([None, 16], tf.float32), tf.TensorSpec([8], tf.float32))
     with pytest.raises(ValueError, match="rms_norm: x axis 1 has an unknown size, expected a known one"):
         trace(lambda x: rms_norm(x, partial=1 / 3), tf.TensorSpec([None, None], tf.float32))
-    assert trace(lambda x: rms_norm(x, partial=1 / 3), tf.TensorSpec([None, 16], tf.float32)).output_shapes == (
-        None,
-        16,
-    )
     assert trace(rms_norm, tf.TensorSpec([None, 4], tf.float16)).structured_outputs.shape.as_list() == [None, 4]
