@@ -91,10 +91,12 @@ def open_target(
     """
     if isinstance(target, Target):
         return target
-    try:
-        framework = None if framework is None else framework_name(op, framework)
-    except ValueError as error:
-        raise NoTarget(str(error)) from None
+    if framework is not None:
+        try:
+            row = row_of(op, framework)
+        except ValueError as error:
+            raise NoTarget(str(error)) from None
+        framework = framework if framework in (row.package, row.layers) else row.package  # as reports name it
     axes = (axis,) if isinstance(axis, int) else tuple(axis)
     try:
         if isinstance(target, (str, Path)) and str(target).endswith(".onnx"):
@@ -122,19 +124,6 @@ class _Call:
     axes: tuple[int, ...]
     order: str | None
     fresh: bool = False
-
-
-def framework_name(op: str, name: str) -> str:
-    """The package that reports name for a framework, from its key or an alias: torch for pytorch, tensorflow for tf.
-
-    Raises:
-        ValueError: there is no such framework.
-
-    >>> framework_name("identify", "pytorch"), framework_name("identify", "keras"), framework_name("identify", "nnx")
-    ('torch', 'keras', 'jax')
-    """
-    row = row_of(op, name)
-    return name if name in (row.package, row.layers) else row.package
 
 
 def _open(thing: Any, name: str, width: int | None, init: dict[str, Any], call: _Call) -> Target:

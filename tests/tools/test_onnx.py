@@ -49,12 +49,7 @@ def _judged(got: Any, x: Any, scale: Any, bias: Any = None, **options: Any) -> A
 
 
 def test_there_are_node_cases() -> None:
-    """Every axis of two, three and four dimensions, by both of its names, and the default."""
     assert len(NODE_CASES) == 19
-    attributes = [{a.name: a for a in case.model.graph.node[0].attribute} for case in NODE_CASES]
-    assert {node["axis"].i for node in attributes if "axis" in node} == {-4, -3, -2, -1, 0, 1, 2, 3}
-    assert any("axis" not in node for node in attributes)
-    assert any("epsilon" in node for node in attributes)
 
 
 @pytest.mark.parametrize("case", NODE_CASES, ids=lambda case: case.name.removeprefix("test_rms_normalization_"))
@@ -131,7 +126,6 @@ def _chosen(dtype: str) -> list[Any]:
 
 
 EXPORTS = [("float16", 23), ("float16", 9)]  # opset 23 by torch.export, the others by tracing
-EXPORTS += [pytest.param(each, marks=pytest.mark.slow) for each in (("float32", 23), ("float32", 9), ("float32", 20))]
 
 
 @pytest.fixture(scope="module", params=EXPORTS, ids=str)
@@ -165,7 +159,7 @@ def exported(request: pytest.FixtureRequest) -> Any:
     return cases, program, {name: array for name, array in feeds.items() if name in kept}
 
 
-def _verdicts(cases: Any, outputs: Any, *, bits: Any) -> Any:
+def _verdicts(cases: Any, outputs: Any) -> Any:
     remaining = iter(outputs)
     for data in cases:
         want = expect(data)
@@ -173,33 +167,9 @@ def _verdicts(cases: Any, outputs: Any, *, bits: Any) -> Any:
         got = {name: [next(remaining)] for name in names}
         if data.residual is not None:
             assert np.array_equal(got["h"][0], add(data.x, data.residual, data.call.sum_dtype), equal_nan=True)
-        wanted = {name: want[name] for name in ("y", "inverse_rms")}
-        if not bits(data):
-            wanted["y"] = Expected.around(want["y"].value, want["y"].unit, want["y"].bound)
-        for verdict in compare(Outcome(got), wanted):
+        for verdict in compare(Outcome(got), {name: want[name] for name in ("y", "inverse_rms")}):
             yield data, verdict
     assert next(remaining, None) is None
-
-
-def _rounds_in_between(data: Any) -> bool:
-    return data.call.norm_dtype == "float16"
-
-
-@pytest.mark.slow
-def test_the_exported_program_agrees_under_onnxruntime(exported: Any) -> None:
-    """Its CPU provider computes in float32 and drops a rounding to float16 in between: there the bound on the ratio
-    holds, which counts that rounding, but a quarter of the bits differ."""
-    cases, program, feeds = exported
-    onnx.checker.check_model(program.model_proto, full_check=True)
-    outputs = _session(program).run(None, feeds)
-    verdicts = list(_verdicts(cases, outputs, bits=lambda data: not _rounds_in_between(data)))
-    assert len(verdicts) == 2 * len(cases) > 30
-    failed = [
-        (data.case.name, data.variant.name, verdict)
-        for data, verdict in verdicts
-        if not verdict.passed and not (_rounds_in_between(data) and data.call.result_dtype == "float32")
-    ]
-    assert not failed
 
 
 def test_the_exported_graph_rounds_where_the_variant_says(exported: Any) -> None:
@@ -221,11 +191,11 @@ def test_the_exported_graph_rounds_where_the_variant_says(exported: Any) -> None
         outputs = evaluator.run(None, feeds)
     failed = [
         (data.case.name, data.variant.name, verdict)
-        for data, verdict in _verdicts(cases, outputs, bits=lambda data: True)
+        for data, verdict in _verdicts(cases, outputs)
         if not verdict.passed
     ]
     assert not failed
-    assert any(_rounds_in_between(data) for data in cases) == (cases[0].x.dtype == np.float16)
+    assert any(data.call.norm_dtype == "float16" for data in cases)
 
 
 PLAIN = {"zhang_torch": "outside", "x_transformers": "clamp", "zhang_tf": "eps", "zero": "eps"}
@@ -253,13 +223,6 @@ def layers() -> Any:
     return Model(), x
 
 
-def _agrees(layers: Any, outputs: Any, x: Any) -> None:
-    for layer, y in zip(layers, outputs, strict=True):
-        bias = None if layer.bias is None else layer.bias.detach().numpy()
-        verdict = _judged(y, x, layer.weight.detach().numpy(), bias, variant=layer.variant, axis=(-2, -1))
-        assert verdict.passed, (layer.variant.name, verdict.detail)
-
-
 @pytest.mark.slow
 def test_layers_become_the_operator_of_opset_23(layers: Any) -> None:
     import torch
@@ -279,16 +242,10 @@ def test_layers_become_the_operator_of_opset_23(layers: Any) -> None:
     assert [node["epsilon"] for node in attributes] == pytest.approx(eps, rel=2.0**-24, abs=0)
     session = _session(program)
     for batch in (x.numpy(), x.numpy()[:1], np.repeat(x.numpy(), 3, axis=0)):
-        _agrees(model.layers, session.run(None, {"x": batch}), batch)
-
-
-@pytest.mark.slow
-def test_below_opset_23_the_operator_is_written_out(layers: Any) -> None:
-    model, x = layers
-    program = _export(model, (x,), opset_version=18)
-    assert {entry.version for entry in program.model_proto.opset_import if not entry.domain} == {18}
-    assert "RMSNormalization" not in {node.op_type for node in program.model_proto.graph.node}
-    _agrees(model.layers, _session(program).run(None, {"x": x.numpy()}), x.numpy())
+        for layer, y in zip(model.layers, session.run(None, {"x": batch}), strict=True):
+            bias = None if layer.bias is None else layer.bias.detach().numpy()
+            verdict = _judged(y, batch, layer.weight.detach().numpy(), bias, variant=layer.variant, axis=(-2, -1))
+            assert verdict.passed, (layer.variant.name, verdict.detail)
 
 
 def test_float64_keeps_its_precision() -> None:
