@@ -158,6 +158,11 @@ class Candidate:
         return low - room, high + room
 
 
+def of_call(data: Data) -> Candidate:
+    """What a call asks for, without mistakes."""
+    return Candidate(data.variant, activation=None if data.gate is None else data.variant.gate_function)
+
+
 def after(first: Change, then: Change) -> Change:
     """Two changes of one step, one after the other."""
     return lambda s, value: then(s, first(s, value))

@@ -19,8 +19,6 @@ _INEXACT: Final = 2.0**-8  # of 1 / rho in bfloat16, with two roundings
 _POWERS: Final = {  # of the mean square, by which x is multiplied
     0.5: "multiplied by the root of its {}, not divided by it, as by x / rsqrt(q + eps)",
     -1.0: "divided by its {}, not by the root of it",
-    1.0: "multiplied by its {}, not divided by the root of it",
-    -0.25: "divided by the fourth root of its {}, not by the square root",
 }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from rmsnorm.accuracy.bounds import FORMULA
 from rmsnorm.identify import mistakes
 from rmsnorm.identify.asking import Probe
-from rmsnorm.identify.candidates import ANY, Candidate
+from rmsnorm.identify.candidates import ANY, Candidate, of_call
 from rmsnorm.identify.layout import ROWS
 from rmsnorm.identify.mistakes import Mistake
 from rmsnorm.parity import equations
@@ -58,8 +58,7 @@ def _allowed(candidate: Candidate, dtype: str) -> float:
 
 def explanation(name: str, data: Data, got: Array, candidate: Candidate | None = None) -> str:
     """The first known mistake with which the equations give this gradient of a call; empty where none does."""
-    gate = None if data.gate is None else data.variant.gate_function
-    candidate = candidate or Candidate(data.variant, activation=gate)
+    candidate = candidate or of_call(data)
     if name in ("dx", "dresidual"):
         known = mistakes.of_dx(int(data.call.n))
     else:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from rmsnorm.identify import mending, mistakes, names
-from rmsnorm.identify.candidates import HOLDS, Candidate
+from rmsnorm.identify.candidates import HOLDS, Candidate, of_call
 from rmsnorm.identify.gradients import explanation
 from rmsnorm.identify.mistakes import Mistake
 from rmsnorm.parity.cases import Array, Data, recast
@@ -31,14 +31,13 @@ def explained(quantity: str, data: Data, got: Array) -> str:
             return words
     if says := mistaken(_mistakes(data), data, got):
         return says
-    candidate = Candidate(data.variant, activation=gate)
-    is_centred = any(_holds(candidate.of(eps=eps).but(mistakes.CENTRED), data, got) for eps in _EPS)
+    is_centred = any(_holds(of_call(data).of(eps=eps).but(mistakes.CENTRED), data, got) for eps in _EPS)
     return "the mean is subtracted: it is LayerNorm" if is_centred else ""
 
 
 def mistaken(known: Iterable[Mistake], data: Data, got: Array) -> str:
     """The first of these mistakes that explains y, and more of it than the variant alone; empty where none does."""
-    candidate = Candidate(data.variant, activation=None if data.gate is None else data.variant.gate_function)
+    candidate = of_call(data)
     # Of one element more, at least: an element alone may be less than what may be elsewhere.
     least = max(HOLDS, candidate.gives(data, got).mean() + 0.5 / got.size) if got.size else HOLDS
     for mistake in known:

@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
+import numpy as np
+
 from rmsnorm.identify import mistakes
 from rmsnorm.identify.asking import Probe
-from rmsnorm.identify.candidates import Candidate
+from rmsnorm.identify.candidates import Candidate, of_call
 from rmsnorm.identify.gradients import explanation
 from rmsnorm.identify.instead import mistaken
 from rmsnorm.parity.asking import Refused, ask, questions
+from rmsnorm.parity.cases import Array, Data
 from rmsnorm.parity.questions import Question
 from rmsnorm.targets.target import Target, TargetError
 
@@ -138,7 +141,19 @@ class Judge:
         known += [*mistakes.of_width(int(data.call.n)), *mistakes.of_rows(data.x.size // max(1, int(data.call.n)))]
         if circumstance["eps"] != _PLAIN["eps"]:
             known = [mistakes.eps_ignored(self.candidate.variant.eps_for(data.x.dtype.name)), *known]
-        return mistaken(known, data, called.y) or "y is another one than in evaluation" * is_trained
+        return mistaken(known, data, called.y) or (
+            "y is another one than in evaluation" if is_trained else _place(data, called.y)
+        )
+
+
+def _place(data: Data, y: Array) -> str:
+    """Where y begins to be another one; empty where all of it is."""
+    alike = of_call(data).gives(data, y)
+    for axis, word, of in ((1, "row", ""), (0, "element", " of a row")):
+        wrong = np.flatnonzero(~alike.reshape(-1, int(data.call.n)).all(axis))
+        if len(wrong) and wrong[0] > 0:
+            return f"y of {len(wrong)} {word}{'s' * (len(wrong) > 1)}{of} is another one, from {word} {wrong[0]} on"
+    return ""
 
 
 def _plain(quantity: str) -> Levels:

@@ -15,7 +15,7 @@ from rmsnorm.identify.gradients import solve_gradients
 from rmsnorm.identify.groups import grouped
 from rmsnorm.identify.identity import Gate, Identity
 from rmsnorm.identify.judged import judge
-from rmsnorm.identify.layout import Layout
+from rmsnorm.identify.layout import ROWS, Layout
 from rmsnorm.identify.names import named
 from rmsnorm.identify.rounding import solve_roundings
 from rmsnorm.parity.first import ASKED, first_parameters
@@ -117,7 +117,8 @@ def _found(probe: Probe, *, gradients: bool, judged: bool) -> Identity:
             solve_gradients(probe, candidate)
         candidate, gated = solve_beside(probe, candidate)
     if probe.target.is_new and ASKED in probe.accepts:
-        wrong = first_parameters(probe.target, candidate.variant, probe.layout.shape(4))
+        rows = ROWS if probe.target.bridge.compiles else 4  # a shape that is compiled already
+        wrong = first_parameters(probe.target, candidate.variant, probe.layout.shape(rows))
         findings.defect(*(comparison.detail for comparison in wrong))
     kind = kind_of(candidate)
     if judged and confirmed and kind == "rmsnorm" and not findings.defects:  # else what is wrong is said already
