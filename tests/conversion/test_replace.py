@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,13 +105,6 @@ def test_an_eps_that_is_set_later_is_refused(norms: Any) -> None:
         np.testing.assert_allclose(norms.call(each, X), want, rtol=1e-6)
         norms.double(each)
         np.testing.assert_allclose(norms.call(each, X), 2 * want, rtol=1e-6)
-
-
-def test_every_kind_of_norm_has_a_reason() -> None:
-    identity = importlib.import_module("rmsnorm.identify.identity")
-    report = importlib.import_module("rmsnorm.conversion.replacement.report")
-    for kind in get_args(identity.Kind):
-        assert str(report._reason(identity.Identity("it", "numpy", kind=kind)))
 
 
 def test_what_is_no_model() -> None:
