@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -21,7 +20,6 @@ from timing import report
 from timing.backends import BACKENDS, open_backend
 from timing.cell import measure
 from timing.files import write_json, write_summary
-from timing.plot import write_plot
 from timing.problem import DTYPES, OPS, make
 from timing.run import BenchRun, hello, run, serve
 
@@ -47,7 +45,7 @@ EPILOG: Final = (
     "Examples:\n\n"
     "    python benchmarks/compare.py --backend torch --shape 512x768 --dtype float32\n\n"
     "    python benchmarks/compare.py --backend torch --shape 512x768 --no-compile    (seconds)\n\n"
-    "    python benchmarks/compare.py --backend flax --op fwd+bwd --seconds 5 --summary flax.jsonl --plot flax.svg\n\n"
+    "    python benchmarks/compare.py --backend flax --op fwd+bwd --seconds 5 --summary flax.jsonl\n\n"
     "    python benchmarks/compare.py --backend torch --device cuda --variant llama --dtype bfloat16\n\n"
     "Exit status: 0 all timed, 1 one of ours is wrong or a backend crashed, hung or was stopped, 2 bad usage or a "
     "requested backend is not installed."
@@ -187,7 +185,6 @@ def compare(
     ] = False,
     json: Json = None,
     summary: Annotated[Path | None, file(help="Write one line of JSON for each record, in few digits.")] = None,
-    plot: Annotated[Path | None, file(help="Draw GB/s over size as SVG.")] = None,
 ) -> None:
     """Time ours beside the framework's own layer, LayerNorm, each eagerly and compiled, and a copy of the same bytes.
 
@@ -213,8 +210,6 @@ def compare(
             raise errors.out_of_domain(command, "threads", threads, f"at most {os.cpu_count()}", "use less")
     except errors.InputError as error:
         raise unusable(str(error)) from None
-    if plot and find_spec("matplotlib") is None:
-        raise unusable(f"{command}: matplotlib is not installed, expected for --plot; pip install matplotlib")
     commands = {
         name: worker_command(
             name, ops=ops, shapes=shapes, dtypes=types, variant=variant, seconds=seconds, threads=threads,
@@ -232,8 +227,6 @@ def compare(
     runs = run_each(commands, dict.fromkeys(chosen, len(ops) * len(shapes) * len(types)), show_and_keep)
     printer.end(runs)
     keep(runs, is_over=True)
-    if plot and any(state.records for state in runs):
-        write_plot(runs, plot)
     end(runs, backend)
 
 

@@ -1,11 +1,9 @@
-"""What is timed, and what is the same in every framework: the copies, and the memory of the process."""
+"""What is timed, and what is the same in every framework: the copies."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,16 +25,12 @@ class Candidate:
         mode: how the layer is run: eagerly, or ``compiled``, ``graph`` or ``jit``. Layers are compared with those that
             are run in the same way. None for a copy. The empty one is eager.
         variant: the variant that its results must agree with; None if they are not RMSNorm.
-        saved: bytes that the forward pass keeps for the backward pass, x included; None if not known.
-        peak: bytes that a call adds to the allocated memory, results included; None if not known.
     """
 
     kind: str
     call: Call
     mode: str | None = None
     variant: Variant | None = None
-    saved: Callable[[], int | None] = lambda: None
-    peak: Callable[[], int | None] = lambda: None
 
     @property
     def name(self) -> str:
@@ -60,26 +54,6 @@ class Workbench:
     candidates: Callable[[Problem, str, Variant], list[Candidate]]
     fetch: Callable[[Any], Array] = np.asarray
     synchronise: Callable[[], None] = lambda: None
-
-
-def resident_peak(call: Call) -> int | None:
-    """The most bytes that a call adds to the resident memory of the process; None if Linux does not report it.
-
-    Allocators keep small blocks: below some MiB the number counts pages, not arrays.
-    """
-    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-        reset.write_text("5")
-        before = _field(status.read_text(), "VmRSS")
-        call()
-        return max(0, _field(status.read_text(), "VmHWM") - before)
-    except (OSError, AttributeError, StopIteration):
-        return None
-
-
-def _field(status: str, name: str) -> int:
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{name}:"))
 
 
 def copy(problem: Problem, op: str) -> Call:

@@ -1,4 +1,4 @@
-"""One cell: an op at a shape in a dtype. Checks each candidate, then times it, then measures its memory."""
+"""One cell: an op at a shape in a dtype. Checks each candidate, then times it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ class Record:
         bits: for every result the share of right bits.
         max_ulp: for every result the largest distance to the right result in ulps.
         first_call: seconds, with the compilation.
-        peak_bytes: what a call adds to the allocated memory at most.
-        saved_bytes: what the forward pass keeps for the backward pass.
         moved_bytes: the least that must be read and written.
         speedup: how many times faster than the built-in layer, run in the same way.
         layer_norm_speedup: how many times faster than LayerNorm, run in the same way.
@@ -47,8 +45,6 @@ class Record:
     max_ulp: Mapping[str, float] = field(default_factory=dict)
     first_call: float | None = None
     timing: Timing | None = None
-    peak_bytes: int | None = None
-    saved_bytes: int | None = None
     moved_bytes: int = 0
     speedup: float | None = None
     layer_norm_speedup: float | None = None
@@ -105,7 +101,7 @@ def measure(
     for candidate in right:
         name, record = candidate.name, records[candidate.name]
         record.others = None if math.isnan(busy) else busy
-        record.timing, record.peak_bytes, record.saved_bytes = timings[name], candidate.peak(), candidate.saved()
+        record.timing = timings[name]
         if candidate.mode is None:
             continue
         record.speedup = _ratio(timings, candidate.like(BUILTIN), name)

@@ -25,7 +25,7 @@ _LEGEND: Final = (
     "than LayerNorm. it / copy: how many times slower than a copy to new memory, whose pages the system must first "
     "provide. right bits, max ulp: of y/dx/dscale, against the right result for the candidate's own variant; y and dx "
     "in a sample of rows. first: the first call, with its compilation. -: not known. --summary has percentiles, a copy "
-    "to memory in use, bytes a second, and memory."
+    "to memory in use, and bytes a second."
 )
 
 

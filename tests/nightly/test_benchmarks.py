@@ -37,8 +37,6 @@ def test_every_backend_times_a_small_shape(backend, tmp_path):
     for name, record in records.items():  # a compiled one fails where there is no C++ compiler
         assert record["status"] == "timed" or (name.endswith("compiled") and record["status"] == "failed"), record
     assert records["ours"]["bits"]["y"] > 0.9, "one rounding of float32 arithmetic: few differ"
-    if backend in ("torch", "flax"):
-        assert min(records[name]["saved_bytes"] for name in ("ours", "built-in")) >= 3 * 40 * 4, "x at least"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")

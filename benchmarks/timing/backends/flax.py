@@ -108,14 +108,9 @@ def _workbench(device: str, version: str, layers: Callable[[Problem, Variant], L
             eager: Any = (lambda state, x, dy: (layer(x),)) if op == "fwd" else both
             jitted = jax.jit(run)
 
-            def peak() -> int:
-                memory = jitted.lower(state, x, dy).compile().memory_analysis()
-                return int(memory.temp_size_in_bytes + memory.output_size_in_bytes)
-
-            saved = partial(_saved, forward, state, x) if op != "fwd" else lambda: None
             return [
-                Candidate(kind, waited(eager, state, x, dy), "", expected, saved),
-                Candidate(kind, waited(jitted, state, x, dy), "jit", expected, saved, peak),
+                Candidate(kind, waited(eager, state, x, dy), "", expected),
+                Candidate(kind, waited(jitted, state, x, dy), "jit", expected),
             ]
 
         def write(x: Any, dy: Any) -> Any:
@@ -136,9 +131,3 @@ def _workbench(device: str, version: str, layers: Callable[[Problem, Variant], L
         ]
 
     return Workbench(version, target.device_kind if device == "cuda" else processor(), candidates)
-
-
-def _saved(forward: Any, state: Any, x: Any) -> int:
-    residuals = jax.make_jaxpr(lambda state, x: jax.vjp(forward, state, x)[1])(state, x).jaxpr.outvars
-    arrays = {id(variable): variable.aval for variable in residuals}.values()
-    return sum(int(array.size) * int(array.dtype.itemsize) for array in arrays)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from timing.candidates import (
     Workbench,
     copy,
     copy_into,
-    resident_peak,
 )  # fmt: skip
 from timing.machine import processor
 from timing.problem import Array, Problem
@@ -49,10 +47,7 @@ def _candidates(problem: Problem, op: str, variant: Variant) -> list[Candidate]:
         LAYER_NORM: (lambda: naive(True), None),
     }
     return [
-        *(
-            Candidate(kind, call, "", expected, peak=partial(resident_peak, call))
-            for kind, (call, expected) in functions.items()
-        ),
+        *(Candidate(kind, call, "", expected) for kind, (call, expected) in functions.items()),
         Candidate(COPY, copy(problem, op)),
         copy_into(problem, op),
     ]

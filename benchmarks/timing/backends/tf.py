@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from rmsnorm.specification.variants import Variant
@@ -23,15 +22,6 @@ def load(device: str) -> Workbench:
     gpus = tf.config.list_physical_devices("GPU")
     between = bridge("tf", device)
     device_name = "/GPU:0" if device == "cuda" else "/CPU:0"
-
-    def gpu_peak(call: Call) -> int:
-        tf.config.experimental.reset_memory_stats("GPU:0")
-        before = tf.config.experimental.get_memory_info("GPU:0")["current"]
-        call()
-        return int(tf.config.experimental.get_memory_info("GPU:0")["peak"]) - int(before)
-
-    # not known on a CPU, where TensorFlow keeps freed memory
-    peak: Callable[[Call], int | None] = gpu_peak if device == "cuda" else lambda call: None
 
     def placed(function: Callable[..., Any], *arguments: Any) -> Call:
         def call() -> Any:
@@ -64,7 +54,7 @@ def load(device: str) -> Workbench:
                 "jit": tf.function(function, jit_compile=True, autograph=False),
             }
             calls = {mode: placed(run, x, dy) for mode, run in runs.items()}
-            return [Candidate(kind, call, mode, expected, peak=partial(peak, call)) for mode, call in calls.items()]
+            return [Candidate(kind, call, mode, expected) for mode, call in calls.items()]
 
         def deep_copy() -> Any:
             return tf.raw_ops.DeepCopy(x=x) if op == "fwd" else (tf.raw_ops.DeepCopy(x=x), x + dy)

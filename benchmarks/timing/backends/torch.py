@@ -24,7 +24,6 @@ from timing.candidates import (
     Call,
     Candidate,
     Workbench,
-    resident_peak,
 )  # fmt: skip
 from timing.machine import processor
 from timing.problem import Problem
@@ -99,7 +98,6 @@ def load_keras(device: str) -> Workbench:
 
 def _workbench(device: str, version: str, layers: Callable[[Problem, Variant], Layers]) -> Workbench:
     between = bridge("torch", device)
-    peak: Callable[[Call], int | None] = _cuda_peak if device == "cuda" else resident_peak
 
     def candidates(problem: Problem, op: str, variant: Variant) -> list[Candidate]:
         torch.compiler.reset()
@@ -119,8 +117,7 @@ def _workbench(device: str, version: str, layers: Callable[[Problem, Variant], L
                     return (y, *torch.autograd.grad(y, (leaf, *parameters), dy))
 
                 call = forward if op == "fwd" else both
-                saved = (lambda: _saved(run, leaf)) if op != "fwd" else lambda: None
-                return Candidate(kind, call, mode, expected, saved, lambda: peak(call))
+                return Candidate(kind, call, mode, expected)
 
             return [candidate("", layer), candidate("compiled", torch.compile(layer, dynamic=False))]
 
@@ -138,25 +135,3 @@ def _workbench(device: str, version: str, layers: Callable[[Problem, Variant], L
     name = torch.cuda.get_device_name() if device == "cuda" else processor()
     synchronise = torch.cuda.synchronize if device == "cuda" else lambda: None
     return Workbench(version, name, candidates, between.fetch, synchronise)
-
-
-def _saved(run: Any, leaf: Any) -> int:
-    sizes: dict[int, int] = {}
-
-    def count(tensor: Any) -> Any:
-        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        y = run(leaf)
-    del y
-    return sum(sizes.values())
-
-
-def _cuda_peak(call: Call) -> int:
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return int(torch.cuda.max_memory_allocated()) - int(before)
