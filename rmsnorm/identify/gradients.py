@@ -144,9 +144,9 @@ def _sums_in_16_bits(probe: Probe, candidate: Candidate) -> list[str]:
         data, got = _asked(probe, candidate, arrays, dy)
     except TargetError as error:
         return [f"for {half} x, its gradient cannot be taken: {error}"]
-    said = []
+    said, right = [], wanted(candidate, data)
     for name in ("dscale", "dbias"):
-        want, gradient = wanted(candidate, data).get(name), got.get(name)
+        want, gradient = right.get(name), got.get(name)
         if want is None or gradient is None or gradient.size < _LEAST or gradient.shape != want.shape:
             continue
         is_far = apart(name, gradient, want, data.call.axes) > 2 * _allowed(candidate, half)
