@@ -1,4 +1,4 @@
-"""replace in Flax NNX: models compiled and copied."""
+"""replace in Flax NNX: models compiled and copied, and layers stacked for scan."""
 
 from __future__ import annotations
 
@@ -76,3 +76,22 @@ def test_a_model_says_and_learns_the_same() -> None:
     for got, expected in zip(measured(mine), want, strict=True):
         assert np.abs(got - expected).max() <= 2.0**-7 * np.abs(expected).max()  # two roundings to bfloat16
     assert "computed_by='rmsnorm'" in repr(mine)
+
+
+@pytest.mark.parametrize("make", [lambda rngs: FLAX.layer(own), lambda rngs: nnx.RMSNorm(8, rngs=rngs)])
+def test_layers_that_are_stacked_for_scan(make: Any) -> None:
+    @nnx.split_rngs(splits=3)
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def stacked(rngs: Any) -> Any:
+        return make(rngs)
+
+    def through(norms: Any, x: Any) -> Any:
+        return nnx.scan(lambda x, norm: norm(x) + x, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, norms)
+
+    layer, mine, other = (stacked(nnx.Rngs(0)) for _ in range(3))
+    (entry,) = replace(mine)
+    assert entry.variant is not None, entry
+    want = through(layer, X)
+    np.testing.assert_allclose(through(mine, X), want, rtol=1e-5)
+    replace(other, entry.variant.replace(eps=0.1))
+    assert np.abs(through(other, X) - want).max() > 1e-3, "it is its own code"

@@ -1,4 +1,4 @@
-"""replace in Keras: models that are saved and loaded, layers without options, masks and losses."""
+"""replace in Keras: models that are saved and loaded, layers without options, masks, losses and distributions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from programs import printed
 
 from rmsnorm.conversion import replace
 
@@ -201,3 +202,10 @@ def test_a_class_that_takes_no_options_of_every_layer() -> None:
     assert (entry.variant.eps, layer.compute_dtype, keras.config.dtype_policy()) == (1e-3, "bfloat16", before)
     got, want = (np.asarray(keras.ops.cast(each(X), "float32")) for each in (layer, other))
     np.testing.assert_allclose(got, want, rtol=2.0**-7)  # a unit in the last place of bfloat16
+
+
+def test_within_a_distribution_that_shards_the_scale() -> None:
+    pytest.importorskip("jax")
+    script = Path(__file__).with_name("keras_distribution.py")
+    devices = "--xla_force_host_platform_device_count=2"
+    assert printed(script, KERAS_BACKEND="jax", XLA_FLAGS=devices).splitlines()[-1] == "done"

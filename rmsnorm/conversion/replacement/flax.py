@@ -37,6 +37,16 @@ def _state(module: nnx.Module) -> Any:
     return graph, [leaf.tobytes() for leaf in jax.tree.leaves(state)]
 
 
+def _unstacked(module: nnx.Module) -> nnx.Module | None:
+    """The first of the modules that nnx.vmap has stacked in one, as scan over layers has them; None where it is one."""
+    graph, state = nnx.split(module)
+    leaves = jax.tree.leaves(state)
+    if {leaf.ndim for leaf in leaves} != {2} or len({leaf.shape[0] for leaf in leaves}) != 1:
+        return None
+    first: nnx.Module = nnx.merge(graph, jax.tree.map(lambda leaf: leaf[0], state))
+    return first
+
+
 @functools.cache
 def class_of(kind: Any, norm: Norm) -> Any:
     """A class whose call with x alone, or with x and a gate, is that of rms_norm; all else is inherited."""
@@ -80,7 +90,15 @@ class Flax(Backend):
             asked.dtype = None  # of y, which no variant says
         others = {*vars(nnx.Module()), *self.tensors(module)}
         own = {name: value for name, value in vars(module).items() if name not in others}
+        try:
+            return self._proven(asked, module, own)
+        except Unproven:
+            one = _unstacked(asked)
+            if one is None:
+                raise
+            return self._proven(one, module, own)
 
+    def _proven(self, asked: nnx.Module, module: nnx.Module, own: dict[str, Any]) -> Proof:
         def replacement(norm: Norm) -> Target:
             ours = nnx.clone(asked)
             self.become(ours, norm)

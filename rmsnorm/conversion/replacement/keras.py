@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Iterator
@@ -86,6 +87,17 @@ def is_float(value: Any) -> bool:
     return has_dtype and bool(keras.backend.is_float_dtype(keras.backend.standardize_dtype(value.dtype)))
 
 
+@contextlib.contextmanager
+def _on_one_device() -> Iterator[None]:
+    """Without the distribution of the caller's scope: new layers of other widths need not fit its devices."""
+    distribution = keras.distribution.distribution()
+    keras.distribution.set_distribution(None)
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(distribution)
+
+
 def _bits(layer: Any, norm: Norm, x: Any) -> bytes:
     """y of a layer, which stays as it is."""
     variables = [v.value for v in layer.trainable_variables], [v.value for v in layer.non_trainable_variables]
@@ -109,6 +121,7 @@ class Keras(Backend):
     def has_inner(self, layer: Any) -> bool:
         return len(list(layer._flatten_layers())) > 1
 
+    @_on_one_device()
     def prove(self, layer: Any) -> Proof:
         if self.has_inner(layer):
             raise Unproven("it has layers of its own")
@@ -137,6 +150,7 @@ class Keras(Backend):
         weights = tuple((weight.name, tuple(weight.shape)) for weight in layer.weights)
         return type(layer), repr(config), "call" in vars(layer), layer.built, weights
 
+    @_on_one_device()
     def require_as_proven(self, layer: Any, norm: Norm) -> None:
         """The layer itself must compute what a new one from its config, which was proven, computes with its weights.
 
