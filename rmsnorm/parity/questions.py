@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rmsnorm.parity.cases import Array, Case, Data, make
+from rmsnorm.parity.cases import Array, Case, Data, call_of, make
 from rmsnorm.parity.circumstances import MASKS, ONE_SIGN, OPTIONS, Circumstance, lead_of
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets.limits import Facts, dense
@@ -70,7 +70,8 @@ class Question:
         if scale is not None:
             layouts = {"strided gain": "every second element", "unaligned gain": "unaligned"}
             scale = in_memory(scale, layouts.get(level["gain's memory"], "contiguous"))
-        return replace(rows, scale=scale, **arrays)
+        case = replace(rows.case, shape=arrays["x"].shape)
+        return replace(rows, case=case, call=call_of(case, rows), scale=scale, **arrays)
 
 
 def question(circumstance: Circumstance, case: Case, variant: Variant) -> Question:
