@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
+
+import numpy as np
 
 from rmsnorm.identify.asking import Probe, open_probe
 from rmsnorm.identify.beside import solve_beside
@@ -15,7 +18,7 @@ from rmsnorm.identify.gradients import solve_gradients
 from rmsnorm.identify.groups import grouped
 from rmsnorm.identify.identity import Gate, Identity
 from rmsnorm.identify.judged import judge
-from rmsnorm.identify.layout import ROWS, Layout
+from rmsnorm.identify.layout import ROWS, Layout, parameters
 from rmsnorm.identify.names import named
 from rmsnorm.identify.rounding import solve_roundings
 from rmsnorm.parity.first import ASKED, first_parameters
@@ -23,6 +26,7 @@ from rmsnorm.targets.open import WIDTH, open_target
 from rmsnorm.targets.target import Target, TargetError, random_state_kept
 
 TIME_LIMIT: Final = 60.0
+_WIDTHS: Final = (128, 256, 512, 1024, 2048, 4096)  # that a kernel may be written for, and for no other one
 
 
 @random_state_kept()
@@ -96,9 +100,19 @@ def identify_opened(
         findings.withdraw_defects()  # they rest on a form that is not the target's
         findings.add("kind", "none", str(reason))
     except TargetError as error:
-        findings.defect(str(error))
+        findings.defect(f"{error}{'' if findings.answers else _hint_of_width(target)}")
     seconds = time.monotonic() - start
     return replace(identity, findings=findings.answers, defects=findings.defects, seconds=seconds)
+
+
+def _hint_of_width(target: Target) -> str:
+    """What to name where a target takes rows of one width alone, as kernels do; empty where it takes no usual one."""
+    for width in _WIDTHS if target.width is None else ():
+        x = np.ones((4, width), "float32")
+        with contextlib.suppress(TargetError):
+            target.forward(x, **parameters(target, x, scale=np.ones, bias=np.ones))
+            return f"; it takes rows of {width} elements, so name that width: --width {width}"
+    return ""
 
 
 def _found(probe: Probe, *, gradients: bool, judged: bool) -> Identity:

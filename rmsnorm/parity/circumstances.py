@@ -298,6 +298,8 @@ def levels_for(
     if target.framework == "keras":  # a layer takes batches, and has variables in float32 or its own dtype
         leave_out("axes", "1 axis")
         leave_out("gain", "gain bfloat16")
+    if target.sizes and target.sizes[0] is not None:
+        leave_out("rows", "no rows")
     if limits.max_rows is not None:
         rows = tuple(name for name in levels["rows"] if ROWS.get(name, limits.max_rows + 1) <= limits.max_rows)
         levels["rows"] = rows or ("1 row",)

@@ -38,6 +38,9 @@ def adapted(target: Target, case: Case, group_size: int | None) -> tuple[Target,
         case = replace(case, shape=(*case.shape[:-1], target.limits.width_near(case.shape[-1])))
     if group_size is not None:  # at least two groups in each row
         case = replace(case, shape=(*case.shape[:-1], group_size * max(2, case.shape[-1] // group_size)))
+    if target.sizes:
+        declared_sizes = zip(target.sizes[1:], case.shape[1:], strict=True)
+        case = replace(case, shape=(case.shape[0], *(own or size for own, size in declared_sizes)))
     if target.width is None:
         return target, case
     if target.resized is not None:

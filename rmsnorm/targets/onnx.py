@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from rmsnorm.specification import errors
 from rmsnorm.targets.arguments import argument_named
-from rmsnorm.targets.bridges import NumPy
+from rmsnorm.targets.bridges import Array, NumPy
 from rmsnorm.targets.names import assign
 from rmsnorm.targets.target import WIDTH, NoTarget, Target
 
@@ -19,9 +21,9 @@ def open_onnx(path: Path, device: str = "cpu") -> Target:
     """Open a model whose first output is y, and whose x is the first input without the name of another argument.
 
     Initializers with more than one element, and those with the name of a gain or a bias, become inputs, so that these
-    can be set. The axes before those of the gain take any size, also where torch.onnx.export wrote one. Whether it is a
-    model is for onnxruntime to say: it has operators of its own, also in ONNX's domain, that the checker of onnx does
-    not know.
+    can be set. A model for so many rows, as torch.onnx.export writes it, is run for as many batches as a call has, the
+    last one filled up. Whether it is a model is for onnxruntime to say: it has operators of its own, also in ONNX's
+    domain, that the checker of onnx does not know.
 
     Raises:
         NoTarget: there is no such file, or it is no ONNX model that onnxruntime runs.
@@ -64,29 +66,39 @@ def _opened(path: Path, onnx: Any, onnxruntime: Any, provider: str) -> Target:
     named = {str(argument_named(name)): name for name in reversed(required) if name != x}
     like_x: dict[str, str] = {argument: named[argument] for argument in ("gate", "residual") if argument in named}
     own = assign({name: tuple(size or 0 for size in shapes[name]) for name in others if name not in like_x.values()})
-    fixed = next((shapes[own[argument]] for argument in ("scale", "bias") if argument in own), ())
-    names = {"x": x, **like_x}
-    del graph.value_info[:]
-    for value in (*graph.output, *(value for value in graph.input if value.name in names.values())):
-        sizes = value.type.tensor_type.shape.dim
-        for size in sizes[: len(sizes) - max(1, len(fixed))]:
-            size.Clear()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[provider])
     if session.get_providers()[0] != provider:  # onnxruntime goes on without it
         raise ValueError(f"{provider} does not start")
 
+    names = {"x": x, **like_x}
+    batch = shapes[x][0] if len(shapes[x]) > 1 else None
+
+    def run(feeds: Mapping[str, Array]) -> list[Array]:
+        y, *more = session.run(None, {**{name: constants[name] for name in others if name in constants}, **feeds})
+        h = [array for array in more if array.shape == y.shape]  # the mean and 1 / rho have other shapes
+        return [y, *h] if "residual" in like_x else [y]
+
     def call(arrays: Mapping[str, Any]) -> Any:
         feeds = {name: arrays[argument] for argument, name in (own | names).items() if argument in arrays}
         for name, array in feeds.items():
             if array.dtype.name != types[name]:
                 raise TypeError(f"{name} is {types[name]} in the model")
-        y, *more = session.run(None, {**{name: constants[name] for name in others if name in constants}, **feeds})
-        h = [array for array in more if array.shape == y.shape]  # the mean and 1 / rho have other shapes
-        return (y, *h) if h and "residual" in like_x else y
+        if batch is None:
+            results = run(feeds)
+        else:
+            count = len(arrays["x"])
+            rows = {name: feeds[name] for name in names.values() if name in feeds}
+            parts = [
+                run(feeds | {name: _filled(array[start : start + batch], batch) for name, array in rows.items()})
+                for start in range(0, max(1, count), batch)
+            ]
+            results = [np.concatenate(entries)[:count] for entries in zip(*parts, strict=True)]
+        return results[0] if len(results) == 1 else tuple(results)
 
     last = shapes[x][-1] if shapes[x] else None
+    fixed = next((shapes[own[argument]] for argument in ("scale", "bias") if argument in own), ())
     count = math.prod(size or 0 for size in fixed)  # one number goes with any width
     size = last or (count if count > 1 else None)
     few = tuple(size or 4 for size in shapes[x][:-1])
@@ -94,10 +106,15 @@ def _opened(path: Path, onnx: Any, onnxruntime: Any, provider: str) -> Target:
     return Target(
         str(path), "onnx", NumPy(), call, (*own, *like_x), width=size,
         shape_of=lambda argument, shape: tuple(n or shape[-1] for n in shapes[own[argument]]),
-        rank=len(shapes[x]) or None, x_shape=(*few, size or WIDTH) if is_declared else None,
+        rank=len(shapes[x]) or None, sizes=shapes[x], x_shape=(*few, size or WIDTH) if is_declared else None,
         dtypes={argument: types[name] for argument, name in (own | names).items()},
         required=frozenset({"residual"} & {*like_x}),
     )  # fmt: skip
+
+
+def _filled(array: Array, size: int) -> Array:
+    """So many rows of an array that has fewer."""
+    return np.resize(array, (size, *array.shape[1:]))
 
 
 _PROVIDERS: Final = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}

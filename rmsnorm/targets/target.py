@@ -92,8 +92,8 @@ class Target:
         arguments: what the function takes beside x: some of scale, bias, factor, gate, gate_vector, mask and residual.
         optional, required: those that it need not get; and of residual and mask those that it gets in every call, a
             residual of zeros and a mask that counts all where nothing else is asked.
-        width, rank, dtypes: what it takes alone: a size of the normalised axis, a number of axes, a dtype of each
-            argument by its name.
+        width, rank, sizes, dtypes: what it takes alone: a size of the normalised axis, a number of axes, a size of each
+            axis (None for any), a dtype of each argument by its name.
         named_width: the width that its user named, where it is made for others, too.
         limits: of what x it takes, as its user declared them.
         x_shape: the shape of x to ask with, whose first size counts examples unless it is normalised; None to try some.
@@ -121,6 +121,7 @@ class Target:
     required: frozenset[str] = frozenset()
     width: int | None = None
     rank: int | None = None
+    sizes: tuple[int | None, ...] = ()
     dtypes: Mapping[str, str] = field(default_factory=dict)
     named_width: int | None = None
     limits: Limits = field(default_factory=Limits)

@@ -71,7 +71,7 @@ def decide(
     if target.returned:
         raise (NoNorm if gate is None else Unproven)(f"it returns {' and '.join(sorted(target.returned))}")
     if not identity.answered:
-        raise NoNorm(f"it cannot be called with x alone: {'; '.join(identity.defects)}")
+        raise NoNorm(f"it cannot be called with x alone: {'; '.join(identity.defects)}{_may_need(call, gate)}")
     norm = _norm(target, identity, first_parameter(call), gate)
     try:
         ours = replaced(norm)
@@ -234,6 +234,13 @@ def _gate_parameter(call: Callable[..., Any]) -> str | None:
     if required:
         raise NoNorm(f"its call needs {', '.join(required)}, expected x alone, or x and a gate")
     return gate
+
+
+def _may_need(call: Callable[..., Any], gate: str | None) -> str:
+    """The arguments that it may be called without, and that it may need none the less."""
+    others = list(inspect.signature(call).parameters.values())[1:]
+    none = [parameter.name for parameter in others if parameter.default is None and parameter.name != gate]
+    return f"; does its call need {', '.join(none)}?" if none else ""
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
