@@ -216,13 +216,10 @@ def test_the_names_of_every_version(tmp_path: Path) -> None:
     known = {row.name: row for row in variables(config_of("deep theano with offset").replace(norm_offset=True))}
     for name, v01, theano in (
         ("encoder/forward-stack/level0/gru0/gates_bias", "encoder/forwardEncoder/gates_bias", "encoder_b"),
-        ("encoder/backward-stack/level0/gru1/proposal_bias", None, "encoder_r_bx_drt_1"),
         ("encoder/forward-stack/level1/gru0/state_to_gates", None, "encoder_r_2_U"),
         ("encoder/backward-stack/level1/gru1/gates_state_norm/new_std", None, "encoder_2_U_drt_1_lns"),
         ("decoder/base/gru1/gates_x_norm/new_std", "decoder/gates_x_norm_1/new_std", "decoder_Wc_lns"),
-        ("decoder/base/gru1/gates_bias", "decoder/gates_bias_1", "decoder_b_nl"),
         ("decoder/base/gru2/proposal_state_norm/new_mean", None, "decoder_Ux_nl_drt_1_lnb"),
-        ("decoder/high/level1/gru1/state_to_proposal", None, "decoder_3_Ux_drt_1"),
         ("decoder/embedding/embeddings", "decoder/y_embeddings_layer/embeddings", "Wemb_dec"),
         ("decoder/next_word_predictor/state_to_hidden/new_std", None, "ff_logit_lstm_ln_s"),
     ):

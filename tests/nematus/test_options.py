@@ -67,15 +67,6 @@ def test_every_form_says_which_norm_it_was(kind: str, form: str, tmp_path: Path)
         assert nematus.load(tmp_path / TARGETS[form].file).config == config
 
 
-def test_a_norm_is_written_down_only_where_the_names_do_not_tell(tmp_path: Path) -> None:
-    config, _ = save(tmp_path, "tied decoder")
-    zero = config_of("zero rms")
-    for other in (config.replace(norm="rms"), zero.replace(options=write(zero.replace(norm="prms")))):
-        assert "norm" not in write(other)
-    reoption(tmp_path, norm=None)
-    assert [nematus.load(tmp_path / "model.npz", norm=norm).config.norm for norm in (None, "prms")] == ["rms", "prms"]
-
-
 OLD = {
     "embedding_size": 12, "state_size": 16, "source_vocab_sizes": [37], "target_vocab_size": 41, "enc_depth": 2,
     "dec_depth": 3, "use_layer_norm": True, "use_dropout": False, "dropout_hidden": 0.2, "saveto": "model.npz",
@@ -104,10 +95,7 @@ SIZES: dict[str, Any] = {"source_vocab_sizes": (9,), "target_vocab_size": 8}
         ({**ZERO, "model_name": "transformer_rela"}, {"relu_attention": True, "eps": 1e-8, "masked_score": -1e8}),
         ({**ZERO, "model_name": "transformer_aan"}, "model_name is 'transformer_aan', expected 'transformer' or"),
         ({**ZERO, "default_dtype": "float16"}, "default_dtype is 'float16', expected 'float32' or 'float64'.*not port"),
-        (
-            {**ZERO, "enable_noise_beam_search": True},
-            "enable_noise_beam_search is True, expected False",
-        ),
+        ({**ZERO, "enable_noise_beam_search": True}, "enable_noise_beam_search is True, expected False"),
         ({**ZERO, "model_name": "rnnsearch", "cell": "atr"}, "cell is 'atr', expected 'gru'; this part of zero is not"),
         ({**ZERO, "num_heads": 3}, "transformer_num_heads is 3, expected a divisor of 16"),
         ({**ZERO, "dtype_inf": "1e8"}, "masked_score is None, expected a number"),
@@ -155,9 +143,7 @@ def test_fields_that_contradict_each_other(kind: str, changes: dict[str, Any], m
         config_of(kind).replace(**changes)
 
 
-@pytest.mark.parametrize(
-    "kind", ["layer", "deep of odd depth", "deep v0.4", "deep theano with offset", "lexical", "zero rnn layer"]
-)
+@pytest.mark.parametrize("kind", ["layer", "deep of odd depth", "deep theano with offset", "lexical", "zero rnn layer"])
 def test_layer_norm_becomes_rms_norm_exactly(kind: str) -> None:
     """In zero the offsets go into biases."""
     config = config_of(kind)
