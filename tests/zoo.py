@@ -165,35 +165,31 @@ def fused(x: Any, residual: Any, weight: Any) -> Any:
     return standard(x + residual, weight), x + residual
 
 
-def masked(h: Any, weight: Any, mask: Any, eps_outside: bool = False, of_all: bool = False) -> Any:
-    """With a mask or None; ``of_all`` divides by n in place of the number of elements that count."""
+def masked(h: Any, weight: Any, mask: Any) -> Any:
+    """With a mask or None."""
     squares, count = wide(h) * wide(h), max(1, h.shape[-1])
     if mask is not None:
         mask = np.broadcast_to(mask, h.shape) if isinstance(h, np.ndarray) else mask.expand(h.shape)
         squares = np.where(mask, squares, 0.0) if isinstance(h, np.ndarray) else squares.where(mask, 0.0)
-        count = count if of_all else mask.sum(-1)[..., None].clip(1)
+        count = mask.sum(-1)[..., None].clip(1)
     q = squares.sum(-1)[..., None] / count
-    return wide(h) / (q**0.5 + 1e-6 if eps_outside else (q + 1e-6) ** 0.5) * wide(weight)
+    return wide(h) / (q + 1e-6) ** 0.5 * wide(weight)
 
 
 def sigmoid(z: Any) -> Any:
     return 1 / (1 + np.exp(-z)) if isinstance(z, np.ndarray) else z.sigmoid()
 
 
-def options(x: Any, weight: Any, mask: Any = None, residual: Any = None, gate: Any = None, **wrong: bool) -> Any:
-    """With each option that `check` passes, and SiLU of the gate after the norm; ``wrong`` is for ``masked``."""
+def options(x: Any, weight: Any, mask: Any = None, residual: Any = None, gate: Any = None) -> Any:
+    """With each option that `check` passes, and SiLU of the gate after the norm."""
     h = x if residual is None else x + residual
-    y = masked(h, weight, mask, **wrong)
+    y = masked(h, weight, mask)
     if gate is not None:
         y = y * wide(gate) * sigmoid(wide(gate))
     return like(y, x) if residual is None else (like(y, x), h)
 
 
 # Those that are wrong.
-
-
-def where_masked(**wrong: bool) -> Any:
-    return lambda x, weight, mask=None: options(x, weight, mask, **(wrong if mask is not None else {}))
 
 
 def forgets(option: str, *beside: str) -> Any:
@@ -221,17 +217,6 @@ def another_sum(second: Any) -> Any:
 def over_n_minus_1(x: Any, weight: Any, offset: float = 0.0) -> Any:
     q = (wide(x) * wide(x)).sum(-1)[..., None] / max(1, x.shape[-1] - 1)
     return like(wide(x) / (q + 1e-6) ** 0.5 * (offset + wide(weight)), x)
-
-
-def inverse_rounded(dtype: str) -> Any:
-    """1 / rho of x in that dtype is rounded to it. Of NumPy."""
-
-    def norm(x: Any, weight: Any) -> Any:
-        inverse = 1 / (mean_square(wide(x)) + 1e-6) ** 0.5
-        inverse = inverse.astype(dtype).astype(np.float64) if x.dtype == dtype else inverse
-        return like(wide(x) * inverse * wide(weight), x)
-
-    return norm
 
 
 def halves(x: Any, weight: Any) -> Any:
@@ -282,21 +267,3 @@ def of_blocks_of_8(x: Any, weight: Any) -> Any:
     """The rest of a row is 0."""
     end = x.shape[-1] - x.shape[-1] % 8
     return np.concatenate([standard(x, weight)[..., :end], 0 * x[..., end:]], axis=-1)
-
-
-def first_elements(count: Any, divisor: Any = None) -> Any:
-    """A norm whose statistic is of the first elements of a row, so many as ``count`` of n says."""
-
-    def norm(x: Any, weight: Any) -> Any:
-        n = x.shape[-1]
-        h = wide(x)[..., : count(n)]
-        q = (h * h).sum(-1)[..., None] / (divisor or count)(n)
-        return like(wide(x) / (q + 1e-6) ** 0.5 * wide(weight), x)
-
-    return norm
-
-
-def only_float32(x: Any, weight: Any) -> Any:
-    if x.dtype != np.float32:
-        raise TypeError("float32, please")
-    return rows(x, 1e-5) * weight

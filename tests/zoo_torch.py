@@ -43,12 +43,6 @@ def channels(x: torch.Tensor, weight: Any, condition: Any) -> Any:
     return like(y * weight.float()[:, None, None], x)
 
 
-def mamba2(x: Any, weight: Any, gate: Any) -> Any:
-    """Its norm in groups of 4, which must have its gate."""
-    h = x.float() * silu(gate.float())
-    return weight * rows(h.unflatten(-1, (h.shape[-1] // 4, 4))).flatten(-2).to(x.dtype)
-
-
 def sigmoid_gate(x: Any, gate: Any) -> Any:
     return rows(x) * torch.sigmoid(gate)
 
@@ -63,29 +57,6 @@ def sum_without_gradient(x: Any, weight: Any, residual: Any = None) -> Any:
     h = x if residual is None else x + residual.detach()
     y = like(rows(h) * weight, x)
     return y if residual is None else (y, h)
-
-
-class WritesDy(torch.autograd.Function):
-    """Where it has one element."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Any) -> Any:
-        return dy.detach().mul_(-1).neg() if dy.shape[-1] == 1 else dy
-
-
-def writes_dy(x: Any) -> Any:
-    return WritesDy.apply(like(rows(x.float()), x))
-
-
-def writes_one_element(x: Any) -> Any:
-    y = like(rows(x.float()), x)
-    if x.shape[-1] == 1 and x.numel():
-        x.detach().zero_()
-    return y
 
 
 class Stretched(torch.autograd.Function):
@@ -290,12 +261,9 @@ class Required(Plain):
 
 
 # fmt: off
-Fused = plain("Fused", forward=lambda self, x, residual: (standard(x + residual, self.weight), x + residual))
 # With a rounding before the gain
 Llama = plain("Llama", eps=1e-5, forward=lambda self, x: self.weight * rows(x.float(), self.eps).type_as(x))
-# All in the dtype of x, with the eps of Keras
-Keras5 = plain("Keras5", forward=lambda self, x: rows(x, self.eps) * self.weight)
-AllInT = plain("AllInT", Keras5, eps=1e-5)
+AllInT = plain("AllInT", eps=1e-5, forward=lambda self, x: rows(x, self.eps) * self.weight)
 Ceil = plain("Ceil", norm=lambda self, x: part(x) * self.gain())
 # x-transformers
 Clamp = plain("Clamp", forward=lambda self, x: unit(x, dim=-1) * x.shape[-1] ** 0.5 * self.weight)
@@ -317,8 +285,6 @@ MiniMind = plain("MiniMind", forward=lambda self, x: (self.weight * of_narrow_sq
 CoreML = plain("CoreML", norm=lambda self, x: rows(by_largest(x), 1e-5) * self.gain())
 # 1 + gain in the dtype of the gain, where Gemma casts first
 OffsetRounded = plain("OffsetRounded", gain=lambda self: (1 + self.weight).float())
-# unsloth: the gain gets no gradient
-NoGainGradient = plain("NoGainGradient", gain=lambda self: self.weight.float().detach())
 Constant = plain("Constant", norm=lambda self, x: by_constant(x) * self.gain())
 Learned = plain(
     "Learned", parameter=("factor", lambda dim: torch.tensor(0.5)),
@@ -334,7 +300,6 @@ Shifted = plain(
 )
 InTraining = plain(  # another one in training
     "InTraining", forward=lambda self, x: torch.nn.functional.dropout(Plain.forward(self, x), 0.5, self.training))
-CutOff = plain("CutOff", Qwen3Next, act=lambda self, gate: silu(gate.clamp(-10, 10)))
 ConstantGate = plain("ConstantGate", Qwen3Next, act=lambda self, gate: silu(gate.detach()))
 
 # Those that are none

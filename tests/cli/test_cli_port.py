@@ -85,6 +85,12 @@ def damaged(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:2000])
 
 
+def exchanged(folder: Path) -> None:
+    (folder / "0.json").rename(folder / "2.json")
+    (folder / "1.json").rename(folder / "0.json")
+    (folder / "2.json").rename(folder / "1.json")
+
+
 def write(name: str, content: bytes) -> Callable[[Path], Any]:
     return lambda folder: (folder / name).write_bytes(content)
 
@@ -101,7 +107,12 @@ SMALL = b'{"w0": 0, "w1": 1, "w2": 2}'
 REFUSALS: list[tuple[Callable[[Path], Any], list[tuple[Any, ...]], str]] = [
     (damaged, [TRANSLATE, SCORE, INFO, CONVERT, ("norms", ".", *SOURCE, *TARGET)],
      "model.npz is damaged .its end is missing., expected an npz archive; copy it again"),
-    (write("1.json", SMALL), [TRANSLATE, SCORE], "1.json has no word for 3 and 4 more, expected one for each of"),
+    (write("1.json", SMALL), [TRANSLATE, SCORE, CONVERT], "1.json has no word for 3 and 4 more, expected"),
+    (exchanged, [CONVERT], "expected a dictionary of 9 words for the source and one of 8 for the target"),
+    (write("0.json", b"[1, 2]"), [CONVERT], "0.json is no dictionary of Nematus"),
+    (write("out", b"a file"), [CONVERT], "out exists, expected a new or an empty folder; name another"),
+    (NOTHING, [("nematus", ".", "no/out", "--to", "numpy")], "no is not a folder, expected one to make out in"),
+    (NOTHING, [("nematus", ".", "out", "--to", "onnx")], "to is 'onnx', expected 'torch'.* or 'theano'"),
     (write("source", b""), [TRANSLATE, SCORE], r"the source is \[\], expected at least one line"),
     (write("source", b"w3 \xff"), [TRANSLATE, SCORE], "byte 4 of line 1 of "),
     (lambda folder: (folder / "source").unlink(), [TRANSLATE, SCORE], "No such file or directory"),

@@ -86,20 +86,6 @@ def test_other_numbers_are_not_written(tmp_path: Path, monkeypatch: pytest.Monke
         assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_where_nothing_is_written(tmp_path: Path) -> None:
-    saved(tmp_path)
-    (tmp_path / "file").write_text("a file")
-    for out, to, message in (
-        ("file", "numpy", "file exists, expected a new or an empty folder; name another"),
-        (".", "numpy", "exists, expected a new or an empty folder; name another"),
-        ("no/out", "numpy", "no is not a folder, expected one to make out in; make it"),
-        ("out", "onnx", f"to is 'onnx', expected {', '.join(map(repr, [*converting.TARGETS][:-1]))} or 'theano'"),
-    ):
-        assert message in run("nematus", tmp_path / "model.npz", tmp_path / out, "--to", to, status=2)
-    assert (tmp_path / "file").read_text() == "a file"
-    assert not (tmp_path / "out").exists()
-
-
 def test_without_the_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(tmp_path)
     monkeypatch.setattr(frameworks, "find_spec", lambda name: None if name.startswith("torch") else sys)
@@ -207,26 +193,3 @@ def test_a_proof_holds_until_the_model_is_another_one(kind: str, to: str, tmp_pa
     assert "not held in numpy" in run("verify", moved, "--backend", "numpy", status=1)
     path.unlink()
     assert "proof.json is missing, expected the proof that rmsnorm port writes" in run("verify", moved, status=2)
-
-
-def test_a_dictionary_that_does_not_fit_is_not_converted(tmp_path: Path) -> None:
-    """Too small, of another form, or exchanged; one that is missing is a warning."""
-    saved(tmp_path)
-    own = [(tmp_path / f"{number}.json").read_text() for number in (0, 1)]
-    arguments = ["nematus", tmp_path / "model.npz", tmp_path / "out", "--to", "numpy"]
-    for first, second, message in (
-        (
-            own[0],
-            '{"w0": 0, "w1": 1, "w2": 2}',
-            "1.json has no word for 3 and 4 more, expected one for each of the 8 ids",
-        ),
-        (own[1], own[0], "expected a dictionary of 9 words for the source and one of 8 for the target"),
-        ("[1, 2]", own[1], "0.json is no dictionary of Nematus"),
-    ):
-        (tmp_path / "0.json").write_text(first)
-        (tmp_path / "1.json").write_text(second)
-        assert message in run(*arguments, status=2)
-        assert not (tmp_path / "out").exists()
-    (tmp_path / "0.json").write_text(own[0])
-    (tmp_path / "1.json").unlink()
-    assert "1.json is missing: copy it beside the result" in run(*arguments).replace("\n", " ")

@@ -8,12 +8,10 @@ import sys
 import tracemalloc
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from rmsnorm import PRESETS, Variant
-from rmsnorm.accuracy.rounding import cast
 from rmsnorm.identify import mistakes
 from rmsnorm.numpy_impl import fast
 from rmsnorm.parity.arrays import arrays_of
@@ -50,8 +48,8 @@ def by_float32(x: Any, scale: Any) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_of_a_thousand_right_ys_none_fails(dtype: str) -> None:
-    for seed in range(1000):
+def test_of_300_right_ys_none_fails(dtype: str) -> None:
+    for seed in range(300):
         x, scale, _ = drawn(seed, (3, 96), dtype)
         assert_rms_norm(by_float32(x, scale), x, scale, variant="standard")
 
@@ -97,15 +95,6 @@ def test_the_first_line_names_what_it_is(y: Any, variant: str, words: str) -> No
     x = (x * np.float16(0.1)).astype(np.float16)  # so that eps shows
     with pytest.raises(AssertionError, match=re.escape(words)):
         assert_rms_norm(y(x, scale), x, scale, variant=variant)
-
-
-def test_zeros_that_a_wide_tolerance_lets_pass_fail() -> None:
-    """KernelBench 165: of small gains, 0 is within atol=1e-2 of y."""
-    x, scale, _ = drawn(8, (4, 64), "float32")
-    y = fast.rms_norm(x, np.full_like(scale, 1e-3))
-    np.testing.assert_allclose(0 * y, y, atol=1e-2)
-    with pytest.raises(AssertionError, match="y is not standard"):
-        assert_rms_norm(0 * y, x, np.full_like(scale, 1e-3), variant="standard")
 
 
 def test_wrong_gradients_are_named() -> None:
@@ -245,14 +234,6 @@ def test_arrays_of_every_framework(arrays: Any) -> None:
     assert low.dtype == high.dtype == y.dtype
     assert np.all(np.asarray(low <= y))
     assert np.all(np.asarray(y <= high))
-
-
-def test_a_cast_rounds_once() -> None:
-    """float64 just above the middle of two numbers of bfloat16 goes up, though float32 has the middle itself."""
-    values = np.array([1 + 2.0**-8, 1 + 2.0**-8 + 2.0**-40, -1 - 2.0**-8 - 2.0**-40, 1e39, 1e-60, np.nan, np.inf])
-    rounded = cast(values, "bfloat16").astype(np.float64)
-    np.testing.assert_array_equal(rounded, [1, 1 + 2.0**-7, -1 - 2.0**-7, np.inf, 0, np.nan, np.inf])
-    assert cast(values, "bfloat16").dtype == ml_dtypes.bfloat16
 
 
 def test_it_imports_no_framework_but_that_of_the_arrays() -> None:

@@ -27,7 +27,7 @@ def quantities(records: Any) -> set[str]:
     return {record.quantity for record in records}
 
 
-KINDS = ("standard", "llama", "gemma", "paper", "zhang_torch", "zhang_tf", "x_transformers", "lasagne")
+KINDS = ("llama", "zhang_tf", "x_transformers", "lasagne")
 
 
 @few
@@ -76,7 +76,7 @@ CLASSES = {
     "LlamaRMSNorm": ("llama", "llama"), "GemmaRMSNorm": ("gemma", "gemma"), "T5LayerNorm": ("t5", "t5"),
     "Qwen3RMSNorm": ("qwen3", "llama"), "Olmo2RMSNorm": ("olmo2", "olmo2"), "RMSNorm": ("", "torch"),
 }  # fmt: skip
-WIDTHS = (64, 768, 1024, 4096, 5120, 8192)
+WIDTHS = (64, 1024, 5120)
 
 
 def layer(name: str, width: int) -> Any:
@@ -89,8 +89,11 @@ def layer(name: str, width: int) -> Any:
 
 @few
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
-@pytest.mark.parametrize("name", CLASSES)
-@pytest.mark.parametrize(("width", "dtype"), [(768, "bfloat16"), (4096, "float16"), (8192, "float32")])
+@pytest.mark.parametrize(("name", "width", "dtype"), [
+    ("LlamaRMSNorm", 768, "bfloat16"), ("LlamaRMSNorm", 8192, "float32"), ("GemmaRMSNorm", 4096, "float16"),
+    ("T5LayerNorm", 768, "bfloat16"), ("Qwen3RMSNorm", 8192, "float32"), ("Olmo2RMSNorm", 4096, "float16"),
+    ("RMSNorm", 768, "bfloat16"), ("RMSNorm", 4096, "float16"),
+])  # fmt: skip
 def test_layers_agree_at_the_widths_of_models(name: str, width: int, dtype: str) -> None:
     """Their roundings are within the bounds, and the float32 sum that errs beside an outlier is."""
     result = check(layer(name, width), CLASSES[name][1], dtypes=dtype)
@@ -173,14 +176,6 @@ def test_flax_and_jax() -> None:
     assert quantities(result.run.records) == {"y", "dx"}
 
 
-def test_on_a_device() -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    result = check(torch.nn.RMSNorm, "torch", device="cuda")
-    assert result.passed, result.text
-
-
 # Batches, and what is compiled.
 
 
@@ -211,15 +206,6 @@ def test_rows_that_depend_on_their_number_and_calls_that_differ() -> None:
     report = check(lambda x, weight: zoo.standard(x, Unsteady.apply(weight)), framework="torch", **asked)
     (sentence,) = [record.detail for record in report.run.failures if record.case == BATCHES]
     assert sentence.startswith("dscale is not the same in two equal calls: ")
-
-
-@few
-@pytest.mark.torch
-def test_batches_of_groups_with_a_gate() -> None:
-    layers = pytest.importorskip("zoo_torch")
-    report = check(layers.mamba2, BEFORE, dtypes="bfloat16", group_size=4, batch_invariant=True)
-    assert report.passed, report.text
-    assert BATCHES in {record.case for record in report.run.records}
 
 
 @few

@@ -74,11 +74,3 @@ def test_the_other_snippets_in_python_run(number, project):
         (shown,) = re.findall(r"((?:^    .*\n)+)", PAGE.split("print(report.text)")[1], re.MULTILINE)[:1]
         printed = [_words(line) for line in done.stdout.splitlines()]
         assert [line for line in shown.splitlines() if _words(line[4:]) not in printed] == []
-
-
-@pytest.mark.slow
-def test_a_kernel_that_divides_is_refused(project):
-    path = project / "my_kernel.py"
-    path.write_text(path.read_text().replace("* torch.tensor(static_scale).reciprocal()", "/ static_scale"))
-    done = run([sys.executable, "-c", next(snippet for snippet in SNIPPETS if "check_quantised" in snippet)], project)
-    assert "is not vllm.static" in done.stderr

@@ -66,7 +66,7 @@ def test_a_norm_that_is_wrong_in_one_circumstance_is_rejected(name: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", [*list(RIGHT.values())[:3], by_vector_norm])
+@pytest.mark.parametrize("function", [*RIGHT.values(), by_vector_norm])
 def test_a_right_norm_holds_in_every_circumstance(function: Any) -> None:
     assert first_difference(function, ("float32",)) is None
 
@@ -77,9 +77,3 @@ def test_the_first_sentence_of_identify_says_the_cause(name: str) -> None:
     identity = identify(norm, framework=None if isinstance(norm, type) else "torch")
     assert not identity.recognised
     assert identity.defects[0] == WRONG[name].identify, identity.text
-
-
-@pytest.mark.parametrize("name", ["standard", "with a sum", "another eps"])
-def test_without_a_mistake_it_is_recognised(name: str) -> None:
-    identity = identify(RIGHT[name], framework="torch")
-    assert identity.recognised, identity.text

@@ -18,7 +18,8 @@ from commands import command, rmsnorm
 from rmsnorm import PRESETS, Variant, __version__
 from rmsnorm.cli import app, tables
 from rmsnorm.files import replacing, write_text
-from rmsnorm.numpy_impl.paper import derivation
+from rmsnorm.parity import backends
+from rmsnorm.parity.equations import candidate
 from rmsnorm.specification.families import families
 
 SELFTEST = ("selftest", "--backend", "numpy", "--variant", "mlx", "--dtype", "float32")
@@ -56,6 +57,9 @@ USAGE = [  # what is typed, and what is said; "compare" is a program in benchmar
     ("selftest --frobnicate 1", "No such option"),
     ("check", "rmsnorm check: TARGET is missing, expected your own such as my_norm.py:norm; to compare the backends "
      "of this package, use `rmsnorm selftest`"),
+    ("check x:y --dtype float8", "check: dtype is 'float8', expected 'float16', 'bfloat16', 'float32' or 'float64'"),
+    ("check x:y --variant lama", "or 'x_transformers'; did you mean 'llama'?"),
+    ("check x:y --quantity dw", "quantities is 'dw', expected 'y', 'dx'"),
     ("check x:y --framework caffe", "rmsnorm check: framework is 'caffe', expected 'torch'"),
     ("check no_such:norm", "rmsnorm check: no_such cannot be imported (ModuleNotFoundError: No module named 'no_such'"),
     ("check x:y --init dim", "rmsnorm check: init is 'dim', expected NAME=VALUE or a JSON object; write it as dim=64"),
@@ -92,13 +96,8 @@ def test_selftest_holds_and_writes_its_report(tmp_path: Path, monkeypatch: pytes
     assert (shown.exit_code, "NumPy held: all" in shown.stdout) == (0, True), shown.stderr
     records = json.loads(file.read_text())["records"]
     assert {(r["backend"], r["variant"], r["dtype"]) for r in records} == {("numpy", "llama", "bfloat16")}
-    true = derivation.Row.__init__
-
-    def wrong(row: Any, *args: Any, **options: Any) -> None:
-        true(row, *args, **options)
-        row.rho *= 1 + 1e-4
-
-    monkeypatch.setattr(derivation.Row, "__init__", wrong)
+    wrong = {"inverse": lambda s, inverse: inverse * (1 + 1e-4)}
+    monkeypatch.setattr(backends, "candidate", lambda data: candidate(data, wrong))
     shown = rmsnorm(*SELFTEST)
     assert shown.exit_code == 1, shown.stderr
     assert re.search(r"x numpy mlx f32 '[^']+' y: parity ratio", shown.stdout)

@@ -25,29 +25,16 @@ LITE = {"kv_lora_rank": 512, "rms_norm_eps": 3e-4, "hidden_size": 2048}
 
 # a file, and its norms: role -> (eps, path of eps in the file or where else it is from)
 FILES: dict[str, tuple[dict[str, Any], dict[str, tuple[float, str]]]] = {
-    "Qwen2.5-VL": (
-        {"model_type": "qwen2_5_vl", **TEXT, "vision_config": QWEN_VISION},
-        {"norm1": (1e-6, "code"), "norm2": (1e-6, "code"), "ln_q": (1e-6, "code"), "norm": (3e-4, "rms_norm_eps")},
-    ),
     "Qwen2.5-VL, saved again": (
         {"model_type": "qwen2_5_vl", "text_config": {"model_type": "qwen2_5_vl_text", **TEXT},
          "vision_config": QWEN_VISION, "rms_norm_eps": 1e-3},
         {"norm1": (1e-6, "code"), "norm2": (1e-6, "code"), "ln_q": (1e-6, "code"),
          "norm": (3e-4, "text_config.rms_norm_eps")},
     ),
-    "HunyuanOCR": (
-        {"model_type": "hunyuan_vl", **TEXT, "head_dim": 128,
-         "vision_config": {"model_type": "hunyuan_vl", "layer_norm_eps": 2e-4}},
-        {"query_layernorm": (3e-4, "rms_norm_eps"), "before_rms": (2e-4, "vision_config.layer_norm_eps")},
-    ),
     "LFM3": ({"model_type": "lfm3", "rms_norm_eps": 3e-4, "norm_eps": 1e-3},
              {"q_norm": (3e-4, "rms_norm_eps"), "embedding_norm": (3e-4, "rms_norm_eps")}),
     "DeepSeek-V2": ({"model_type": "deepseek_v2", **LITE, "q_lora_rank": 1536},
                     {"q_a_layernorm": (1e-6, "code"), "norm": (3e-4, "rms_norm_eps")}),
-    "Kimi K2": ({"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"], "rms_norm_eps": 3e-4},
-                {"q_a_layernorm": (1e-6, "code"), "norm": (3e-4, "rms_norm_eps")}),
-    "LLaMA by its class": ({"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 3e-4},
-                           {"norm": (3e-4, "rms_norm_eps")}),
     "LLaMA of a family of one's own": (
         {"model_type": "ours", "architectures": ["OursForCausalLM", "LlamaForCausalLM"], "rms_norm_eps": 3e-4},
         {"norm": (3e-4, "rms_norm_eps")},
@@ -88,8 +75,6 @@ def test_a_published_file(name, tmp_path):
     ("config", "role"),
     [
         ({"model_type": "deepseek_v3", **LITE, "q_lora_rank": None}, "q_a_layernorm"),
-        ({"model_type": "kimi_k25", "text_config": {"q_lora_rank": None}}, "q_a_layernorm"),
-        ({"model_type": "glm4_moe"}, "q_norm"),
         ({"model_type": "lfm3", "use_sandwich_norm": False}, "post_ffn_norm"),
     ],
 )
@@ -121,17 +106,15 @@ def test_parts_are_followed(tmp_path):
     [
         ('{"architectures": ["OursForCausalLM"]}', r"no family has the architectures \['OursForCausalLM'\]"),
         ('{"architectures": "LlamaForCausalLM"}', r"architectures is 'LlamaForCausalLM' \(str\), expected a list"),
-        ('{"model_type": "lfm3", "rms_norm_eps": "1e-5"}', r"rms_norm_eps is '1e-5' \(str\), expected a number"),
         (
             '{"model_type": "hunyuan_vl", "vision_config": {"layer_norm_eps": -1}}',
             r"vision_config\.layer_norm_eps is -1",
         ),
         ("model", "config.json is not JSON"),
-        ("[1]", r"config.json is \[1\] \(list\), expected an object"),
         ('{"model_type": 3}', r"model_type is 3 \(int\), expected a name"),
         ("{}", "model_type is None, expected one of the"),
+        ('{"model_type": "qwen3_nxt"}', "expected one of the .* for its norms .names like it: qwen3_next, "),
         ('{"model_type": "llama", "rms_norm_eps": true}', r"rms_norm_eps is True \(bool\), expected a number"),
-        ('{"model_type": "llama", "rms_norm_eps": -1e-5}', "rms_norm_eps is -1e-05, expected a finite number >= 0"),
         ('{"model_type": "llama", "rms_norm_eps": NaN}', "rms_norm_eps is nan, expected a finite number >= 0"),
         ('{"model_type": "llama", "rms_norm_eps": 1' + "0" * 400 + "}", "expected a finite number >= 0"),
         ('{"text_config":' * 100_000, "is not JSON .nested too deep|is not JSON"),
@@ -199,14 +182,6 @@ def test_the_command_prints_lines_of_80_columns_or_json(tmp_path):
         shown = rmsnorm("identify", *arguments)
         words = f"got {got}, expected one of them" in " ".join(shown.stderr.split())
         assert (shown.exit_code, words) == (2, True)
-
-
-def test_an_unknown_model_is_said_and_what_to_do(tmp_path):
-    shown = rmsnorm("identify", "--model", str(write(tmp_path, {"model_type": "qwen3_nxt"})))
-    text = " ".join(shown.stderr.split())
-    assert shown.exit_code == 2
-    assert "model_type is 'qwen3_nxt', expected one of the " in text
-    assert "replace(model, dry_run=True) for its norms (names like it: qwen3_next, " in text
 
 
 def test_a_missing_or_huge_file(tmp_path):

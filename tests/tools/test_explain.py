@@ -96,17 +96,6 @@ def test_what_is_no_array_is_refused() -> None:
 
 
 @needs_kernels
-def test_a_switch_that_is_set_too_late_changes_neither_what_runs_nor_what_it_says(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    x = np.ones((4, 6), "float32")
-    before = rmsnorm.explain(x)
-    monkeypatch.setenv("RMSNORM_CPU_KERNELS", "0")
-    assert rmsnorm.explain(x) == before == "NumPy: kernel forward-float32-float32" + FOR
-    assert rmsnorm.explain(x[:0]) == "NumPy: the golden, as x has no elements"
-
-
-@needs_kernels
 @pytest.mark.torch
 def test_of_a_tensor_that_no_kernel_reads_it_says_why() -> None:
     torch = pytest.importorskip("torch")

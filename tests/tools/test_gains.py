@@ -41,19 +41,10 @@ def saved(path: Path, arrays: dict[str, Any]) -> Path:
     ("arrays", "variant", "agrees", "words"),
     [
         (model(0, last=8.69), "gemma", True, "model.norm.weight has mean 8.7 and fits w, unlike the others: such numb"),
-        (
-            model(0) | {"model.layers.0.linear_attn.norm.weight": gains(1, 7)},
-            "gemma",
-            True,
-            "may differ from the trunk",
-        ),
-        (model(0) | {"mtp.layers.0.input_layernorm.weight": gains(1, 7)}, "gemma", True, "may differ from the trunk"),
         (model(0) | {"visual.blocks.0.norm1.weight": gains(1, 7)}, "gemma", True, "may differ from the trunk"),
-        (model(1) | {"model.norm.weight": gains(0, 7)}, "llama", False, "left out when the others were converted?"),
         (model(0) | {"model.norm.weight": gains(1, 7)}, "gemma", False, "left out when the others were converted?"),
         (model(1) | {NAMES[2]: gains(0, 7)}, "llama", False, f"{NAMES[2]} do not fit w: left out"),
         (model(2), "gemma", False, "they lie around 2: 1 was added twice"),
-        (model(2), "llama", False, "they lie around 2: 1 was added twice"),
         (model(1, last=1.9), "llama", True, "they fit w, as llama has it"),
         (model(1), "gemma", False, "every norm's y is 2 times as large"),
     ],
@@ -124,10 +115,8 @@ def test_rounded_twice_as_much_missing_and_another(tmp_path: Path) -> None:
     a = saved(tmp_path / "a.safetensors", model(0))
     rounded = {name: (values + 1).astype(ml_dtypes.bfloat16) for name, values in model(0).items()}
     found = compare_gains(a, saved(tmp_path / "b.safetensors", rounded))
-    assert (found.agrees, found.text.splitlines()[1]) == (
-        True,
-        "9 of them are rounded to 16 bits in one of the files",
-    )
+    assert found.agrees
+    assert "9 of them are rounded to 16 bits in one of the files" in found.text
     twice = {name: values + np.float32(2) for name, values in model(0).items()}
     assert compare_gains(a, saved(tmp_path / "c.safetensors", twice)).text == "B = A + 2 in 9 of 9 norms"
     few = model(0)
@@ -139,15 +128,6 @@ def test_rounded_twice_as_much_missing_and_another(tmp_path: Path) -> None:
     assert f"  {NAMES[1]}: another, up to " in found.text
     with pytest.raises(ValueError, match="have no norm in common, expected two forms of one model"):
         compare_gains(a, saved(tmp_path / "e.safetensors", {"a.my_layernorm.weight": gains(1, 0)}))
-
-
-def test_gemma_has_four_norms_in_a_block(tmp_path: Path) -> None:
-    kinds = ("input", "post_attention", "pre_feedforward", "post_feedforward")
-    theirs = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
-    a = {f"model.layers.0.{kind}_layernorm.weight": gains(0, seed) for seed, kind in enumerate(kinds)}
-    b = {f"blk.0.{kind}.weight": gains(0, seed) + np.float32(1) for seed, kind in enumerate(theirs)}
-    found = compare_gains(saved(tmp_path / "a.safetensors", a), in_gguf(tmp_path / "b.gguf", b))
-    assert found.text == "B = A + 1 in 4 of 4 norms"
 
 
 def test_a_damaged_gguf_is_refused(tmp_path: Path) -> None:

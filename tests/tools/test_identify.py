@@ -43,19 +43,6 @@ def test_shape_axis_and_options_are_as_asked() -> None:
     assert {axis for axis, holds in over.items() if holds} == {1, -3, (1,)}
 
 
-def test_without_gradients_none_are_asked_for() -> None:
-    asked = []
-
-    def norm(x: Any, weight: Any) -> Any:
-        asked.append(x.requires_grad)
-        return nn.functional.rms_norm(x, x.shape[-1:], weight)
-
-    assert identify(norm, gradients=False).recognised
-    assert not any(asked)
-    assert identify(norm)["gradients"] == "agree"
-    assert any(asked)
-
-
 def test_an_identity_is_written_as_json() -> None:
     identity = identify(layers.AllInT)
     data = json.loads(json.dumps(identity.json))

@@ -9,7 +9,7 @@ import pytest
 import zoo
 
 from rmsnorm.parity import check
-from rmsnorm.targets.limits import Facts, Limits, explaining, limits_of
+from rmsnorm.targets.limits import Limits
 
 few = pytest.mark.usefixtures("few_circumstances")
 ASKED: dict[str, Any] = {"dtypes": "float32", "gradients": False, "framework": "numpy"}
@@ -82,22 +82,6 @@ def test_a_refusal_is_an_edge() -> None:
     strict = check(kernel, **ASKED, extremes=True)
     assert strict.run.refusals
     assert not strict.passed
-
-
-def test_the_width_near_another_one_is_within_the_limits() -> None:
-    for limits, width, near in (
-        (Limits(multiple_of=8), 1531, 1536), (Limits(multiple_of=64), 33, 64),
-        (Limits(widths=(768, 4096)), 3000, 4096), (Limits(), 33, 33),
-        (limits_of("check", {"widths": [96], "multiple_of": 48}), 64, 96),
-    ):  # fmt: skip
-        assert limits.width_near(width) == near
-        assert limits.allow(Facts(2, near, 4, True, True))
-
-
-def test_limits_that_no_answer_supports_are_not_found() -> None:
-    there = [Facts(2, 72, 5, True, True), Facts(3, 33, 5, True, True)]
-    assert explaining(there, [Facts(2, 40, 5, True, False)]).options == "--contiguous"
-    assert explaining([*there, Facts(2, 40, 7, True, False)], [Facts(2, 40, 5, True, False)]).options == ""
 
 
 @pytest.mark.parametrize(("limits", "words"), [

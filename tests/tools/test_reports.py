@@ -18,7 +18,6 @@ from commands import rmsnorm
 from rich.console import Console
 
 from rmsnorm import PRESETS, Variant
-from rmsnorm.identify import identify
 from rmsnorm.parity import check, report
 from rmsnorm.parity.comparison import Comparison, Run
 from rmsnorm.parity.selftest import compare
@@ -50,7 +49,7 @@ def test_the_text_says_where_and_what_it_is_instead() -> None:
     result = check(wrong, "llama", dtypes="float32")
     assert str(result) == repr(result) == result.text
     lines, failures, records = result.text.splitlines(), result.run.failures, result.run.records
-    assert "y of row 1 is another one" in lines[0]
+    assert "y of 1 row is another one, from row 1 on" in lines[0]
     assert f"{len(failures)} of {len(records)} comparisons differ (numpy {np.__version__} on cpu), in " in result.text
     data = failures[0]
     assert data.detail.startswith("at (1, 2) got ")
@@ -73,25 +72,6 @@ def test_what_was_not_compared_is_listed_with_the_reason(tmp_path: Path) -> None
     (backend,) = json.loads((tmp_path / "a.json").read_text())["backends"]
     reason = "it has no argument of that name"
     assert {"case": "mask", "dtype": "", "reason": reason, "edge": False} in backend["skipped"]
-
-
-@pytest.mark.parametrize(
-    ("target", "options", "words"),
-    [
-        (zoo.llama, {"dtypes": "float8"}, r"check: dtype is 'float8', expected 'float16', 'bfloat16', 'float32' or"),
-        (zoo.llama, {"variant": "lama"}, r"check: variant is 'lama', expected .*did you mean 'llama'\?"),
-        (zoo.llama, {"dtypes": []}, r"check: dtype is None, expected 'float16', 'bfloat16', 'float32' or"),
-        (zoo.llama, {"quantities": "y,dw"}, "quantities is 'dw', expected 'y', 'dx'"),
-        (zoo.llama, {"framework": "caffe"}, "^check: framework is 'caffe', expected "),
-        ("no_such:norm", {}, "^check: no_such cannot be imported "),
-    ],
-)
-def test_what_cannot_be_asked_is_refused(target: Any, options: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        check(target, **options)
-    if not {"dtypes", "variant", "quantities"} & {*options}:
-        with pytest.raises(ValueError, match=words.replace("check", "identify")):
-            identify(target, **options)
 
 
 def test_a_check_of_nothing_fails() -> None:
@@ -179,9 +159,7 @@ class WithoutGradient(Norm):
     [
         ("Norm", 2),
         ("Norm --init secret=64", 0),
-        ('Norm --init {"secret":64,"eps":1e-5}', 1),
         ("Norm --init secret=64 --init group=16 --group-size 16", 0),
-        ("Norm --init secret=64 --init group=16 --group-size 32", 1),
         ("WithoutGradient --init secret=64 --no-gradients", 0),
         ("WithoutGradient --init secret=64", 1),
     ],
@@ -193,8 +171,6 @@ def test_a_class_is_opened_in_the_same_way_by_both(command: str, arguments: str,
     name, *options = arguments.split()
     own = ["--variant", "llama", "--dtype", "float32"] if command == "check" else []
     done = rmsnorm(command, f"{tmp_path}/own.py:{name}", *options, *own)
-    if command == "identify" and "1e-5" in arguments:
-        status = 0  # it has another eps, which is no defect
     assert done.exit_code == status, done.output
     assert (f"rmsnorm {command}: " in done.stderr) == (status == 2)
 

@@ -161,18 +161,6 @@ def test_a_result_that_is_no_y_is_described(result, words):
         open_target(result, framework="torch").forward(np.ones((2, 4), "float32"))
 
 
-def test_a_layer_that_takes_x_of_two_axes_alone_has_its_parameters():
-    nn = pytest.importorskip("flax.linen")
-
-    class Flat(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            _, width = x.shape
-            return x * self.param("scale", nn.initializers.ones, (width,))
-
-    assert open_target(Flat()).arguments == ("scale",)
-
-
 def test_a_file_that_was_edited_is_loaded_again_and_what_its_user_compiled_stays(tmp_path):
     """Within one second, and of one size, which is all that Python's own cache of a module knows of it."""
     path, file = list(sys.path), tmp_path / "edited.py"
@@ -207,23 +195,6 @@ def test_a_weight_of_keras_without_a_name_is_that_of_its_attribute():
         y = target.forward(x.astype(dtype), gain.astype(dtype), bias.astype(dtype))
         np.testing.assert_array_equal(y[0].astype("float32"), gain + 3)
     assert target.names == {"bias": "shift", "scale": "gain"}
-
-
-def test_a_layer_without_a_gain_is_built_for_each_width():
-    """It may compute with the width that its constructor got."""
-
-    class Norm(torch.nn.Module):
-        def __init__(self, dim):
-            super().__init__()
-            self.size = dim**0.5
-
-        def forward(self, x):
-            return torch.nn.functional.normalize(x, dim=-1) * self.size
-
-    target = open_target(Norm)
-    assert target.width == 64
-    x = np.full((2, 96), 3.0, "float32")
-    assert np.allclose(target.resized(96).forward(x), 1.0)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
