@@ -44,7 +44,6 @@ class Row(NamedTuple):
     only: Collection[str] | None = None  # levels and options that every call has in which it fails
     has: Collection[str] = ()  # levels of calls that are compared
     says: Sequence[str] = ()  # words of the report of check
-    lacks: str | None = None  # words that it has not
     is_named: bool = False  # whether the first lines and the message of the run have those words, and how to mend it
     check: Mapping[str, Any] = NOTHING  # options of check
     identify: Mapping[str, Any] = NOTHING  # options of identify
@@ -76,7 +75,6 @@ class Row(NamedTuple):
         assert {*self.has} <= {level for record in found.run.records for level in levels_of(record.case)}
         for words in self.says:
             assert words in found.text or words in " ".join(found.text.split()), found.text
-        assert self.lacks is None or self.lacks not in found.text
         for sentence in self.defects or () if found.run.identity else ():
             assert sentence.removesuffix("...") in found.details, found.details
         if self.is_named:

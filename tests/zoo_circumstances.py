@@ -305,7 +305,6 @@ WRONG = {name: wrong if isinstance(wrong, Wrong) else Wrong(wrong) for name, wro
     "width 1": larger_where(lambda x: x.shape[-1] == 1),
     "one wide row": Wrong(
         larger_where(lambda x: rows_of(x) == 1 and x.shape[-1] >= 128), replace="in a call of 1 row", width=128),
-    "1,024 to 4,096 rows": Wrong(larger_where(lambda x: 1024 <= rows_of(x) <= 4096), replace=""),
     "six axes": larger_where(lambda x: x.ndim == 6),
     "no rows": lambda x, weight: right(x, weight) if x.numel() else x.new_zeros(1, x.shape[-1]),
     "rows beyond 64-row tiles": Wrong(cleared_tail, replace="'8,209 rows'"),
@@ -336,7 +335,6 @@ WRONG = {name: wrong if isinstance(wrong, Wrong) else Wrong(wrong) for name, wro
         with_dh(lambda through_y, dh: (through_y, through_y)),
         "with a residual, the gradient for x lacks that of the returned sum x + residual"),
     "dh to one": with_dh(lambda through_y, dh: (through_y + dh, through_y)),
-    "dh twice": with_dh(lambda through_y, dh: (through_y + 2 * dh, through_y + 2 * dh)),
     "truncated sum": Wrong(truncated_sum, TRUNCATED, dtypes=("bfloat16",)),
     **{words: norm for option in ("residual", "gate", "mask") for words, norm in read_wrongly(option).items()},
 }.items()}  # fmt: skip

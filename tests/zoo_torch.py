@@ -59,18 +59,6 @@ def sum_without_gradient(x: Any, weight: Any, residual: Any = None) -> Any:
     return y if residual is None else (y, h)
 
 
-class Stretched(torch.autograd.Function):
-    """The gradient is 1.5 times as large."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, dy: Any) -> Any:
-        return 1.5 * dy
-
-
 def with_gradient(second: float = 1.0, factor: float = 1.0) -> Any:
     """A norm whose dx, or the second term of it, is a little wrong."""
 

@@ -69,29 +69,6 @@ def gradient(second: float, factor: float, width: int, words: str) -> Row:
     return Row(layers.with_gradient(second, factor), recognised=False, defects=(f"{words}...",), identify=how)
 
 
-def gain(number: bool, wrong: bool) -> Row:
-    """A gain of one number, or beside a gate, whose gradient may be wrong."""
-
-    def norm(x: Any, weight: Any, gate: Any = None) -> Any:
-        weight = layers.Stretched.apply(weight) if wrong else weight
-        f = 1 if gate is None else layers.silu(gate.float())
-        return zoo.like(zoo.rows(x.float()) * weight.float() * f, x)
-
-    class OneNumber(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(1))
-
-        def forward(self, x: Any) -> Any:
-            return norm(x, self.weight)
-
-    finds = {"gradients": "wrong" if wrong else "agree"}
-    return Row(
-        OneNumber() if number else lambda x, weight, gate: norm(x, weight, gate), recognised=not wrong, finds=finds,
-        tells=["the gradient for the gain is wrong by"] * wrong, defects=None if wrong else (),
-    )  # fmt: skip
-
-
 def gate(act: Any, before: bool, is_known: bool = False) -> Row:
     norm = layers.plain("Norm", layers.Required, before=before, act=lambda self, z: act(z))
     finds = {"gate": f"sigmoid, {'before' if before else 'after'}"} if is_known else NONE
@@ -186,8 +163,6 @@ ROWS = {row.norm: row for row in (
     "channels": of_numpy(of_channels)._replace(tells=NOT_LAST),
     "two axes alone": of_numpy(in_two_axes, axes="last"),
     # gradients
-    **{f"a gain, one number {number}, wrong {bad}": gain(number, bad)
-       for number in (False, True) for bad in (False, True)},
     "1 / rho a constant": gradient(0.0, 1.0, 16384, "the gradient for x takes 1 / rho for a constant"),
     "dx wrong by 1 % of its second term": gradient(0.99, 1.0, 4096, "the gradient for x is wrong by "),
     # gates

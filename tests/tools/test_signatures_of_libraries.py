@@ -232,17 +232,6 @@ def test_a_function_of_torch_gives_what_it_wrote_and_its_inputs_are_as_before(re
     assert (target.touched, target.differentiable) == (set(), False)
 
 
-def test_a_function_of_float32_alone_is_no_defect():
-    def norm32(x: Any, weight: Any) -> Any:
-        if x.dtype.itemsize < 4:
-            raise TypeError("no 16 bits")
-        return norm(x.astype("float32"), weight.astype("float32"), 1e-6)
-
-    identity = identify(norm32, framework="numpy")
-    assert identity.recognised, identity.text
-    assert identity["result_dtype"] == "always float32"
-
-
 def test_a_compiled_function_is_called_as_the_command_says(tmp_path):
     (tmp_path / "own.py").write_text(
         "import numpy as np\n"

@@ -84,7 +84,7 @@ OF_NUMPY = {
     "state": wrong(zoo.doubled_after(1), asked="llama"),
     "error": wrong(zoo.out_of_luck, "RuntimeError: out of luck"),
     "shape": wrong(lambda x, weight: x[..., 1:], ", expected the shape of x"),
-    "input": wrong(zoo.in_place, "inputs written to: x", lacks="identify"),
+    "input": wrong(zoo.in_place, "inputs written to: x"),
     "dtype": wrong(lambda x, weight: zoo.standard(x, weight).astype(np.float64), "got f64["),
 }
 RIGHT = {
