@@ -198,10 +198,6 @@ def read_wrongly(option: str) -> dict[str, Callable[..., Any]]:
     def without_tail_of_columns(tensor):
         return torch.where(torch.arange(tensor.shape[-1]) < tensor.shape[-1] // 8 * 8, tensor, tensor[..., :1])
 
-    def row_modulo_256(tensor):
-        rows = tensor.reshape(-1, tensor.shape[-1])
-        return rows[torch.arange(len(rows)) % 256].reshape(tensor.shape)
-
     def as_if_dense(tensor):
         """The elements of its memory that a dense tensor would have."""
         strides = torch.empty(tensor.shape, device="meta").stride()
@@ -210,7 +206,7 @@ def read_wrongly(option: str) -> dict[str, Callable[..., Any]]:
 
     wrong = {
         "of 1,024 columns": first_columns, "without its tail": without_tail_of_columns,
-        "by row modulo 256": row_modulo_256, "as if dense": as_if_dense,
+        "as if dense": as_if_dense,
     }  # fmt: skip
     return {f"{option} {words}": norm(read) for words, read in wrong.items()}
 

@@ -159,11 +159,15 @@ ROWS = {row.norm: row for row in (
     "1,024 columns": of_numpy(
         lambda x, weight: np.concatenate([zoo.standard(x, weight)[..., :1024], x[..., 1024:]], axis=-1),
         tells=["y of 507 elements of a row is another one, from element 1024 on"]),
+    "1,024 rows": of_numpy(
+        zoo.where(lambda x: x.ndim == 2, lambda y: np.concatenate([y[:1024], 0 * y[1024:]])),
+        tells=["y of 1026 rows is another one, from row 1024 on"]),
     "axis 1 of 3": of_numpy(first_axis)._replace(tells=NOT_LAST),
     "channels": of_numpy(of_channels)._replace(tells=NOT_LAST),
     "two axes alone": of_numpy(in_two_axes, axes="last"),
     # gradients
     "1 / rho a constant": gradient(0.0, 1.0, 16384, "the gradient for x takes 1 / rho for a constant"),
+    "dx wrong by 0.5 %": gradient(1.0, 1.005, 64, "the gradient for x is wrong by 0.5 % of its largest element"),
     "dx wrong by 1 % of its second term": gradient(0.99, 1.0, 4096, "the gradient for x is wrong by "),
     # gates
     **{f"a gate of sigmoid, {before}": gate(torch.sigmoid, before, True) for before in (False, True)},

@@ -60,6 +60,8 @@ OF_NUMPY = {
     "only wide": wrong(
         zoo.where(lambda x: x.shape[-1] > 5000, lambda y: 2 * y),
         " is not standard: it agrees on the rows that identify tries, and not in ", check=F32),
+    "six axes": wrong(
+        zoo.where(lambda x: x.ndim == 6, lambda y: 2 * y), "6 axes", check=F32),
     "in parts": wrong(zoo.halves, "it agrees on the rows that identify tries, in groups of 32, and not in ", check=F32),
     # options, in both dtypes
     "the memory of a mask": wrong(
