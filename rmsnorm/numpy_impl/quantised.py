@@ -8,6 +8,8 @@ numbers. Each step grows with |y|: amax, the scale of it, and the code for a giv
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import ml_dtypes
@@ -68,19 +70,9 @@ def rms_norm_quantised(
         array([[ 2, -2,  0,  3]], dtype=int8)
     """
     steps = Steps(x, scale, residual, eps, quantisation, static_scale, global_scale)
-    preset, shape = steps.preset, steps.call.shape
-    with np.errstate(all="ignore"):
-        amax = np.concatenate([steps.amax(steps.y(rows)) for rows in steps.blocks])
-        g = steps.g(amax)
-        divisors, stored = steps.scales(amax, g)
-        q = np.concatenate([steps.codes(steps.y(rows), divisors[rows], g) for rows in steps.blocks])
-        h = steps.stored().reshape(shape)
-    return (
-        in_format(q, preset.element).reshape(shape),
-        stored.reshape(*shape[:-1], amax.shape[1]) if stored.ndim else stored,
-        *((g,) if preset.global_scale == "amax" else ()),
-        *(() if residual is None else (h,)),
-    )
+    outputs, lead = steps.outputs(), steps.call.shape[:-1]
+    outputs["q"] = in_format(outputs["q"], steps.preset.element)
+    return tuple(array.reshape(*lead, array.shape[-1]) if array.ndim else array for array in outputs.values())
 
 
 class _Fraction(NamedTuple):
@@ -128,11 +120,26 @@ class Steps:
         self.static_scale = _positive("static_scale", static_scale, preset.block == "static")
         self.given_g = _positive("global_scale", global_scale, preset.global_scale == "given")
 
-    @property
-    def blocks(self) -> list[slice]:
-        """Rows whose temporaries stay in cache."""
-        step = max(1, 2**15 // max(1, self.call.n))
-        return [slice(start, start + step) for start in range(0, max(1, len(self.x)), step)]
+    def outputs(
+        self, got: Mapping[str, Array] = MappingProxyType({}), error: float = 0.0, slack: float = 0.0
+    ) -> dict[str, Array]:
+        """The numbers of q, the scales, g if the call computes it, h if there is a residual: matrices of rows.
+
+        Each is what follows from those that a function returned before it. 1 / rho has a relative error, which is
+        -error where amax is taken: so both signs give the ends of every output. ``slack``: the error of y / s.
+        """
+        step = max(1, 2**15 // max(1, self.call.n))  # rows whose temporaries stay in cache
+        blocks = [slice(start, start + step) for start in range(0, max(1, len(self.x)), step)]
+        with np.errstate(all="ignore"):
+            amax = np.concatenate([self.amax(self.y(rows, -error)) for rows in blocks])
+            g = self.g(amax)
+            own = got["g"].astype(np.float32) if "g" in got and got["g"] > 0 else g
+            s, stored = self.scales(amax, own)
+            if "scales" in got and self.preset.quantise_with == "stored":
+                s = np.broadcast_to(got["scales"].astype(np.float32), amax.shape)
+            q = np.concatenate([self.codes(self.y(rows, error), s[rows], own, slack) for rows in blocks])
+            h = {} if self.residual is None else {"h": self.stored()}
+        return {"q": q, "scales": stored, **({"g": g} if self.preset.global_scale == "amax" else {}), **h}
 
     def stored(self, rows: slice = _EVERY) -> Array:
         """x + residual in T."""
@@ -141,7 +148,7 @@ class Steps:
         total = DoubleDouble(self.x[rows]) + DoubleDouble(self.residual[rows])
         return (total.truncate if self.preset.residual_rounding == "truncate" else total.round)(self.call.sum_dtype)
 
-    def y(self, rows: slice = _EVERY, error: float = 0.0) -> _Fraction:
+    def y(self, rows: slice, error: float) -> _Fraction:
         """y where 1 / rho has a relative error."""
         preset, sums = self.preset, {"stored": scaled(self.stored(rows)), "sum": scaled(self.x[rows])}
         if self.residual is not None:
@@ -197,7 +204,7 @@ class Steps:
         stored = in_format(rounded(DoubleDouble(number), name, rounding, overflow, 0.0, FORMATS[name].largest), name)
         return (stored.astype(np.float32) if preset.quantise_with == "stored" else s), stored
 
-    def codes(self, y: _Fraction, s: Array, g: Array, error: float = 0.0) -> Array:
+    def codes(self, y: _Fraction, s: Array, g: Array, error: float) -> Array:
         """Their numbers in float64, for y / s with a relative error: infinity where they leave a format."""
         preset, s = self.preset, np.repeat(s, self.size, axis=1)
         y = y.times(scaled(np.asarray(1.0 + error)))
