@@ -104,13 +104,6 @@ def with_narrow_sums(factor: float) -> Any:
     return lambda x, weight: Norm.apply(x, weight)
 
 
-def as_if_dy_were_dense(x: Any, weight: Any) -> Any:
-    y = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-6)
-    if y.requires_grad:
-        y.register_hook(lambda dy: dy.as_strided(dy.shape, torch.empty(dy.shape).stride()))
-    return y
-
-
 def needs_a_gpu(x: torch.Tensor) -> Any:
     return rows(x) + torch.zeros(1, device="cuda")
 

@@ -62,9 +62,7 @@ def test_layer_norm_becomes_rms_norm(tmp_path: Path) -> None:
     config = nematus.load(out).config
     assert (config.norm, config.norm_offset) == ("rms", True)
     again = run("nematus", out, tmp_path / "again", "--to", "numpy", "--norm", "rms", status=2)
-    assert (
-        "the model is 'rnn with rms', expected 'rnn with layer'" in again.replace('"', "'") or "rnn with rms" in again
-    )
+    assert "rnn with rms" in again
     assert not (tmp_path / "again").exists()
 
 
@@ -144,18 +142,10 @@ def test_info(tmp_path: Path) -> None:
         f"{spare[0]}, {spare[1]} and {len(spare) - 2} more: "
         "biases of encoder transitions, which Nematus keeps but never adds",
     ]
-    for kind, changes, wanted in (
-        ("transformer tied decoder", {}, {"norm": "pRMSNorm, without offsets"}),
-        (
-            "factors",
-            {"search": "costs"},
-            {"version": "Nematus v0.4", "sizes": "embedding 6, in factors of 4, 2, state 5"},
-        ),
-    ):
-        config, path = config_of(kind).replace(**changes), tmp_path / "a.safetensors"
-        nematus.save_safetensors(path, config, random_parameters(config))
-        assert wanted.items() <= info(path).items()
-        assert info(path)["model"].endswith("Transformer" if "transformer" in kind else "RNNSearch")
+    config, path = config_of("transformer tied decoder"), tmp_path / "a.safetensors"
+    nematus.save_safetensors(path, config, random_parameters(config))
+    assert info(path)["norm"] == "pRMSNorm, without offsets"
+    assert info(path)["model"].endswith("Transformer")
 
 
 @pytest.mark.filterwarnings("ignore:save_theano. Theano Nematus will compute other numbers:UserWarning")  # of deep v0.4

@@ -104,10 +104,7 @@ def test_wrong_gradients_are_named() -> None:
     steps = arrays_of("test", {"x": x, "scale": scale, "dy": dy}, Variant.get("standard"), -1, None, None).data()
     constant = candidate(steps, next(m for m in mistakes.of_dx(64) if "constant" in m.says).changes).results["dx"][0]
     for gradients, words in (
-        (
-            {"dx": constant},
-            r"^dx is not standard: dx\[\d+,\d+\] is .*; the gradient for x takes 1 / rho for a constant",
-        ),
+        ({"dx": constant}, r"^dx is not standard: .*; the gradient for x takes 1 / rho for a constant"),
         ({"dscale": 0 * dscale}, "; the gradient for the gain is 0"),
         ({"dx": dx, "dscale": dscale * np.float32(1.001)}, "64 elements of dscale are outside"),
         ({"dx": dx[:5]}, r"^dx is not standard: it is f32\[5, 64\], expected f32\[33, 64\]"),

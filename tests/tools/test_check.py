@@ -114,13 +114,6 @@ def test_identify_names_layers_of_every_width(name: str, width: int) -> None:
 
 @few
 @pytest.mark.torch
-def test_strides_of_dy_that_are_ignored() -> None:
-    layers = pytest.importorskip("zoo_torch")
-    assert quantities(check(layers.as_if_dy_were_dense, dtypes="float32").run.failures) in ({"dx"}, {"dx", "dscale"})
-
-
-@few
-@pytest.mark.torch
 def test_groups() -> None:
     """Of 16 elements, of 8, of all, and every fourth element: each is right for itself alone."""
     layers = pytest.importorskip("zoo_torch")

@@ -52,7 +52,7 @@ def test_an_onnx_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "shape"),
-    [("float32", (40, 64)), ("float32", ("rows", 64)), ("float16", (2, 3, 64)), ("float32", (5, 1, 2, 1, 1, 16))],
+    [("float32", ("rows", 64)), ("float16", (2, 3, 64)), ("float32", (5, 1, 2, 1, 1, 16))],
 )
 @pytest.mark.usefixtures("few_circumstances")
 def test_a_file_is_called_as_it_declares(dtype: str, shape: tuple[Any, ...], tmp_path: Path) -> None:

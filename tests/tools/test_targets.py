@@ -178,25 +178,6 @@ def test_a_file_that_was_edited_is_loaded_again_and_what_its_user_compiled_stays
         sys.path[:] = path
 
 
-def test_a_weight_of_keras_without_a_name_is_that_of_its_attribute():
-    keras = pytest.importorskip("keras", reason="keras is not installed; pip install '.[tf]'")
-
-    class Norm(keras.layers.Layer):
-        def build(self, shape):
-            self.shift = self.add_weight(shape=shape[-1:], initializer="zeros")
-            self.gain = self.add_weight(shape=shape[-1:], initializer="ones")
-
-        def call(self, x):
-            return x * self.gain + self.shift
-
-    target = open_target(Norm(), width=8)
-    x, gain, bias = np.ones((2, 8), "float32"), np.arange(8, dtype="float32"), np.full(8, 3, "float32")
-    for dtype in ("float32", "float64", "float16"):  # each has a layer of its own
-        y = target.forward(x.astype(dtype), gain.astype(dtype), bias.astype(dtype))
-        np.testing.assert_array_equal(y[0].astype("float32"), gain + 3)
-    assert target.names == {"bias": "shift", "scale": "gain"}
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
 def test_what_torch_compile_made_has_gradients():
     """Its backward pass frees what it read, and so each one gets a call of its own."""
