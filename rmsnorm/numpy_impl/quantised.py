@@ -26,7 +26,6 @@ from rmsnorm.specification.variants import Variant, check_eps
 _OP: Final = "rms_norm_quantised"
 _MOST: Final = np.float32(FORMATS["float32"].largest)
 _UNIT: Final = scaled(np.ones(()))
-_EVERY: Final = slice(None)
 
 
 def rms_norm_quantised(
@@ -138,10 +137,10 @@ class Steps:
             if "scales" in got and self.preset.quantise_with == "stored":
                 s = np.broadcast_to(got["scales"].astype(np.float32), amax.shape)
             q = np.concatenate([self.codes(self.y(rows, error), s[rows], own, slack) for rows in blocks])
-            h = {} if self.residual is None else {"h": self.stored()}
+            h = {} if self.residual is None else {"h": self.stored(slice(None))}
         return {"q": q, "scales": stored, **({"g": g} if self.preset.global_scale == "amax" else {}), **h}
 
-    def stored(self, rows: slice = _EVERY) -> Array:
+    def stored(self, rows: slice) -> Array:
         """x + residual in T."""
         if self.residual is None:
             return self.x[rows]
