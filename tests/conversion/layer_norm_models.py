@@ -27,8 +27,8 @@ class Torch:
     key = "torch"
 
     def __init__(self) -> None:
-        self.torch = pytest.importorskip("torch")
-        self.operations = self.torch
+        self.torch = self.operations = pytest.importorskip("torch")
+        self.of_layers = self.torch.nn.Module, "forward", self.torch.nn.Parameter
 
     def layer(self, kind: str, *sizes: Any) -> Any:
         nn = self.torch.nn
@@ -83,6 +83,7 @@ class Keras:
         pytest.importorskip("tensorflow")
         self.keras = pytest.importorskip("keras")
         self.operations = self.keras.ops
+        self.of_layers = self.keras.layers.Layer, "call", None
 
     def layer(self, name: str, kind: str, *sizes: Any) -> Any:
         make = self.keras.layers
@@ -124,6 +125,7 @@ class Flax:
     def __init__(self) -> None:
         self.jax = pytest.importorskip("jax")
         self.nnx = pytest.importorskip("flax.nnx")
+        self.of_layers = self.nnx.Module, "__call__", self.nnx.Param
         self.operations = SimpleNamespace(**{**vars(self.jax.numpy), **vars(self.jax.nn)})
 
     def layer(self, kind: str, *sizes: Any) -> Any:

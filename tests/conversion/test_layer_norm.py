@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layer_norm_models import FRAMEWORKS, MODELS, SAMPLES, A, X, randomised
+from layer_norm_models import FRAMEWORKS, MODELS, SAMPLES, A, Flax, Keras, X, randomised
 
 from rmsnorm.conversion import to_rms_norm
-from rmsnorm.conversion.layer_norm.result import difference
+from rmsnorm.conversion.layer_norm.search import difference
 
 ROUNDING = 1e-12  # in float64: some 1e4 roundings of 1.1e-16
 SINGLE = 2e-6  # of the greatest output in float32: some 30 roundings of 6e-8
@@ -103,14 +103,10 @@ def own_norm(framework: Any) -> Any:
     def build(self: Any, shape: Any) -> None:
         self.g = self.add_weight(shape=(shape[-1],), name="g")
 
-    if framework.key == "keras":
-        return type("OwnNorm", (framework.keras.layers.Layer,), {"call": normed, "build": build})()
-    torch = framework.key == "torch"
-    base = framework.torch.nn.Module if torch else framework.nnx.Module
-    layer = type(base)("OwnNorm", (base,), {"forward" if torch else "__call__": normed})()
-    layer.g = (
-        framework.torch.nn.Parameter(framework.array(gain)) if torch else framework.nnx.Param(framework.array(gain))
-    )
+    base, call, parameter = framework.of_layers
+    layer = type(base)("OwnNorm", (base,), {call: normed, "build": build})()
+    if framework.key != "keras":
+        layer.g = parameter(framework.array(gain))
     return layer
 
 
@@ -144,3 +140,118 @@ def test_differences():
 def test_what_is_no_model():
     with pytest.raises(TypeError, match=r"to_rms_norm: model is 3 \(int\), expected torch.nn.Module, keras.Model or"):
         to_rms_norm(3)
+
+
+# What Keras and Flax have beside the table of models.
+
+
+def keras_models(keras: Any) -> dict[str, tuple[Any, Any, set[str]]]:
+    """Models with models inside, casts and layers that have layers; a sample, and the norms that stay."""
+    make = keras.layers
+
+    class Block(make.Layer):  # type: ignore[name-defined,misc]
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.norm = make.LayerNormalization(name="norm")
+
+        def call(self, x: Any) -> Any:
+            return self.norm(x)
+
+    class Net(keras.Model):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense, self.norm = make.Dense(4), make.LayerNormalization(name="norm")
+
+        def call(self, x: Any) -> Any:
+            return self.norm(self.dense(x))
+
+    def norm(name: str) -> Any:
+        return make.LayerNormalization(name=name)
+
+    x, dense = keras.Input((3,)), make.Dense(3, name="dense")
+    innermost = keras.Sequential([keras.Input((3,)), dense, norm("n")], name="innermost")
+    deep = norm("last")(dense(keras.Sequential([keras.Input((3,)), innermost, norm("m")], name="inner")(x)))
+    half = keras.ops.cast(make.Dense(4)(x), "float16")
+    image = keras.Input(SAMPLES["image"].shape[1:])
+    inner = keras.Sequential([norm("n"), make.Dense(6), norm("m")], name="inner")
+    nested = make.EinsumDense("...c,cd->...d", 5)(inner(make.Reshape((16, 4))(make.Conv2D(4, 3)(image))))
+    return {
+        "deep": (keras.Model(x, deep), SAMPLES[X], {"inner/m"}),
+        "nested": (keras.Model(image, norm("last")(nested)), SAMPLES["image"], set()),
+        "casts": (keras.Model(x, norm("n")(keras.ops.cast(half, "float32"))), SAMPLES[X], set()),
+        "within a layer": (keras.Model(x, Block(name="deep")(make.Dense(4)(x))), SAMPLES[X], set()),
+        "not built": (keras.Sequential([make.Dense(4), norm("n"), make.Dense(2)]), SAMPLES[X], set()),
+        "a call of its own": (Net(), SAMPLES[X], set()),
+    }
+
+
+@pytest.mark.parametrize("name", ["deep", "nested", "casts", "within a layer", "not built", "a call of its own"])
+def test_keras(name):
+    framework = Keras()
+    model, x, stays = keras_models(framework.keras)[name]
+    model(x)
+    result = to_rms_norm(randomised(framework, model), x)
+    assert left(result).keys() == stays
+    assert result.exact <= ROUNDING
+    bound = 2.0**-9 if name == "casts" else SINGLE  # two float16 numbers that are neighbours differ by 2^-10
+    assert distance(framework.outputs(model, x)[0], framework.outputs(result.model, x)[0]) <= bound
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
+def test_a_keras_model_is_saved_and_trained(tmp_path):
+    """What comes out is an ordinary model, and has RMSNorm when it is loaded."""
+    keras = Keras().keras
+    layers = [keras.Input((3,)), keras.layers.Dense(4), keras.layers.LayerNormalization(name="n")]
+    result = to_rms_norm(keras.Sequential(layers), SAMPLES[X]).model
+    result.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(loaded.get_layer("n")).__name__ == "RMSNormalization"
+    assert np.array_equal(result(SAMPLES[X]).numpy(), loaded(SAMPLES[X]).numpy())
+    loaded.compile("sgd", "mse")
+    assert np.isfinite(loaded.train_on_batch(SAMPLES[X], np.ones((2, 4), "float32")))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of Keras, that rms_scaling is deprecated
+def test_what_keras_does_not_make_again_or_is_none():
+    keras = Keras().keras
+
+    class Bare(keras.Model):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = keras.layers.LayerNormalization()
+
+        def call(self, x: Any) -> Any:
+            return self.norm(x)
+
+        def get_config(self) -> Any:
+            raise NotImplementedError("no config")
+
+    with pytest.raises(ValueError, match=r"the class of the model is 'Bare \(no config\)'.*give its class get_config"):
+        to_rms_norm(Bare(), SAMPLES[X])
+    norm = keras.layers.LayerNormalization(rms_scaling=True, name="n")
+    result = to_rms_norm(keras.Sequential([keras.layers.Dense(4), norm]), SAMPLES[X])
+    assert left(result) == {"n": "it does not compute LayerNorm over the last axis"}
+
+
+@pytest.mark.parametrize("name", ["tied", "a mask", "bfloat16"])
+def test_flax(name):
+    """One array that embeds and makes logits stays; a norm with a mask is RMSNorm with that mask."""
+    framework = Flax()
+    jax, nnx = framework.jax, framework.nnx
+    rngs, norm = nnx.Rngs(0), nnx.LayerNorm(4, rngs=nnx.Rngs(0))
+    mask, half = framework.array(np.array([[True, True, False, True]] * 2)), {"dtype": jax.numpy.bfloat16}
+    parts, forward, x, stays = {
+        "tied": ({"e": nnx.Embed(11, 4, rngs=rngs), "n": norm}, lambda m, _, x: m.e.attend(m.n(m.e(x))), "ids", {"n"}),
+        "a mask": ({"a": nnx.Linear(3, 4, rngs=rngs), "n": norm}, lambda m, ops, x: m.n(m.a(x), mask=mask), X, {"n"}),
+        "bfloat16": ({"a": nnx.Linear(3, 4, rngs=rngs, **half), "n": nnx.LayerNorm(4, rngs=rngs, **half)},
+                     lambda m, ops, x: m.n(m.a(x)), X, set()),
+    }[name]  # fmt: skip
+    framework.layer = lambda part: part
+    model = framework.model(forward, {key: (part,) for key, part in parts.items()}, None)
+    x = framework.array(SAMPLES[x])
+    with jax.numpy_dtype_promotion("standard" if name == "bfloat16" else "strict"):  # flax.nnx.LayerNorm needs it
+        result = to_rms_norm(randomised(framework, model), x)
+    assert left(result).keys() == stays
+    assert all(why.startswith(SEEN) for why in left(result).values())
+    assert (result.exact or 0.0) <= ROUNDING
+    assert (result.error is None) == bool(stays)

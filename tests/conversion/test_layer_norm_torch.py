@@ -66,7 +66,6 @@ MODELS: dict[str, tuple[Any, dict[str, Any], tuple[str, ...]]] = {
     "written through a view": (lambda m, x: m.n(torch.cat([m.a(x).flatten()[:7], torch.ones(1)]).view(2, 4)), {}, ()),
     "a gain of features": (lambda m, x: m.n(m.a(x) * m.g), {"g": nn.Parameter(torch.ones(4))}, ()),
     "int8": (lambda m, x: m.n(x @ m.w.to(x.dtype)), {"w": torch.arange(12).reshape(3, 4).to(torch.int8)}, ()),
-    "a constant": (lambda m, x: m.n(m.a(x) + torch.arange(4.0)), {}, ()),
 }  # fmt: skip
 
 
@@ -88,23 +87,20 @@ def test_models(name):
 
 
 def test_a_tied_buffer_stays_a_buffer_and_a_tied_parameter_a_parameter():
-    """Where one reader needs it as it was, and the norm needs it centred; of two that need it centred it is one."""
+    """Where one reader needs it as it was, and the norm needs it centred."""
 
     def both(m: Any, x: Any) -> Any:
         return m.n(x + m.s + m.p[:2]), m.other.s * m.other.p.sum()
 
-    for forward, tied in ((both, False), (lambda m, x: m.n(m.s + m.other.s + m.p[:2] + m.other.p[:2]), True)):
-        other = net(lambda m, x: x, s=torch.arange(4.0), p=nn.Parameter(torch.eye(3, 4)))
-        model = net(forward, s=other.s, p=other.p, other=other, n=nn.LayerNorm(4), a=nn.Linear(3, 4))
-        first = nn.Sequential(nn.Linear(3, 4), model)
-        result = to_rms_norm(randomised(Torch(), first.eval()), ROWS)
-        new = result.model[1]
-        assert not left(result)
-        assert {"1.s", "1.p"} <= {*result.centred}
-        assert isinstance(new.p, nn.Parameter)
-        assert "s" in new._buffers
-        assert (new.p is new.other.p, new.s is new.other.s) == (tied, tied)
-        assert ("1.s: no longer tied to 1.other.s" in result.notes) == (not tied)
+    other = net(lambda m, x: x, s=torch.arange(4.0), p=nn.Parameter(torch.eye(3, 4)))
+    model = nn.Sequential(nn.Linear(3, 4), net(both, s=other.s, p=other.p, other=other, n=nn.LayerNorm(4)))
+    result = to_rms_norm(randomised(Torch(), model.eval()), ROWS)
+    new = result.model[1]
+    assert not left(result)
+    assert {"1.s", "1.p"} <= {*result.centred}
+    assert (isinstance(new.p, nn.Parameter), "s" in new._buffers) == (True, True)
+    assert (new.p is new.other.p, new.s is new.other.s) == (False, False)
+    assert "1.s: no longer tied to 1.other.s" in result.notes
 
 
 def test_what_stays_of_a_module():
@@ -151,7 +147,7 @@ def test_what_is_refused(monkeypatch):
         to_rms_norm(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.LayerNorm(4)), ROWS)
 
 
-def test_subclasses_and_layers_that_cannot_be_asked():
+def test_subclasses():
     class Same(nn.LayerNorm):
         def forward(self, x: Any) -> Any:
             return nn.functional.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -171,17 +167,10 @@ def test_subclasses_and_layers_that_cannot_be_asked():
         def forward(self, x: Any) -> Any:
             return super().forward(x) + 1
 
-    class Closed(Narrow):
-        def __deepcopy__(self, memo: Any) -> Any:
-            if not memo:  # of itself, and not of a model
-                raise RuntimeError("it makes no copies")
-            return memo.setdefault(id(self), Narrow())
-
-    pairs = [layer for norm in (Same(4), Narrow(), MoreLayerNorm(4), Closed()) for layer in (nn.Linear(4, 4), norm)]
+    pairs = [layer for norm in (Same(4), Narrow(), MoreLayerNorm(4)) for layer in (nn.Linear(4, 4), norm)]
     result = to_rms_norm(nn.Sequential(nn.Linear(3, 4), *pairs), ROWS)
     assert [layer.kind for layer in result.layers if layer.variant] == ["Same", "Narrow"]
     assert left(result)["6"] == "it does not compute LayerNorm over the last axis"
-    assert "it makes no copies" in left(result)["8"]
     assert type(result.model[2]).__name__ == "RMSNorm"
     assert result.exact <= ROUNDING
 

@@ -13,8 +13,7 @@ import importlib
 import sys
 from typing import Any
 
-from rmsnorm.conversion.layer_norm.result import Conversion
-from rmsnorm.conversion.layer_norm.search import convert
+from rmsnorm.conversion.layer_norm.search import Conversion, convert
 from rmsnorm.specification import errors
 
 __all__ = ["Conversion", "to_rms_norm"]

@@ -20,32 +20,21 @@ Values = Mapping[str, Array]  # parameters by their places: one that is tied has
 
 
 class Sampled:
-    """A model, a sample of its arguments, and a copy in float64, in evaluation: what a framework does in its own way.
+    """A model, a sample of its arguments, and a copy in float64, in evaluation; each framework fills it in."""
 
-    Attributes:
-        backend, bridge: what the framework knows of its layers, and its arrays.
-        tree_map, is_float: its functions of containers and of arrays.
-        separator: between the name of a layer and that of its parameter.
-        own: what the framework's own LayerNorm computes, without the mean; None for other layers.
-        widen: makes ``copy`` and ``values``, which are its parameters.
-        run: all arrays that the copy returns with these parameters, in the framework.
-        outputs: of a model with the dtypes of the original, in evaluation, on the sample.
-        become: turns a LayerNorm into an RMSNorm, in place.
-        changed: a copy of the model in its own dtypes with these parameters and norms, and notes.
-    """
-
-    backend: ClassVar[Backend]
-    bridge: Bridge
-    tree_map: Callable[..., Any]
-    is_float: Callable[[Any], bool]
-    separator: ClassVar[str] = "/"
+    backend: ClassVar[Backend]  # what the framework knows of its layers
+    bridge: Bridge  # its arrays
+    tree_map: Callable[..., Any]  # of containers
+    is_float: Callable[[Any], bool]  # of arrays
+    separator: ClassVar[str] = "/"  # between the name of a layer and that of its parameter
     copy: Any
-    values: Values
-    own: Callable[[Any], Norm | None]
-    widen: Callable[[], None]
-    run: Callable[[Mapping[str, Any], Any], list[Any]]
-    outputs: Callable[[Any], list[Array]]
-    become: Callable[[Any, Norm], None]
+    values: Values  # the parameters of the copy
+    own: Callable[[Any], Norm | None]  # what the framework's own LayerNorm computes, without the mean
+    widen: Callable[[], None]  # makes copy and values
+    run: Callable[[Mapping[str, Any], Any], list[Any]]  # all arrays that the copy returns with these parameters
+    outputs: Callable[[Any], list[Array]]  # of a model with the dtypes of the original, in evaluation, on the sample
+    become: Callable[[Any, Norm], None]  # turns a LayerNorm into an RMSNorm, in place
+    # A copy of the model in its own dtypes with these parameters and norms, and notes.
     changed: Callable[[Values, Norms], tuple[Any, list[str]]]
 
     def __init__(self, model: Any, inputs: Any, options: Any) -> None:

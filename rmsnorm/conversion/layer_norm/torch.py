@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from rmsnorm.conversion.layer_norm.result import first_names
 from rmsnorm.conversion.layer_norm.sampled import Array, Norms, Sampled, Values
+from rmsnorm.conversion.layer_norm.search import first_names
 from rmsnorm.conversion.replacement.layout import Norm
 from rmsnorm.conversion.replacement.torch import BACKEND, become_layer, is_float
 from rmsnorm.specification import errors
