@@ -26,6 +26,7 @@ def where(condition: Any, factor: float = 1.0) -> Any:
     return norm
 
 
+@few
 def test_what_is_refused_is_named_by_the_options_that_declare_it() -> None:
     """A kernel for dense x of two axes whose width 8 divides, and a gain of its dtype."""
     kernel = where(lambda x, w: x.ndim == 2 and not x.shape[-1] % 8 and x.flags.c_contiguous and w.dtype == x.dtype)
@@ -42,6 +43,7 @@ def test_what_is_refused_is_named_by_the_options_that_declare_it() -> None:
     assert declared.run.cases > report.run.cases  # cases get other shapes, and are not left out
 
 
+@few
 @pytest.mark.parametrize(("condition", "words", "limits"), [
     (lambda x, w: x.shape[-1] <= 1024, r"(--width \d+ )+--width 1024", None),
     (lambda x, w: x.shape[-1] == 8192, "--width 8192", {"widths": [8192]}),  # only some circumstances have it
