@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +12,7 @@ from rmsnorm.conversion import replace
 
 jax = pytest.importorskip("jax")
 nnx = pytest.importorskip("flax.nnx")
-from norms import FRAMEWORKS, counting, own  # noqa: E402
+from norms import FRAMEWORKS, own  # noqa: E402
 
 pytestmark = pytest.mark.flax
 jnp = jax.numpy
@@ -35,7 +33,6 @@ class Net(nnx.Module):
         rngs = nnx.Rngs(0)
         self.dense = nnx.Linear(8, 8, rngs=rngs)
         self.norms = in_list([FLAX.layer(own), nnx.RMSNorm(8, dtype=jnp.bfloat16, rngs=rngs)])
-        self.others = in_list([nnx.BatchNorm(8, rngs=rngs), FLAX.layer(counting)])
 
     def __call__(self, x: Any) -> Any:
         x = self.norms[0](self.dense(x))
@@ -54,25 +51,15 @@ def measured(model: Any) -> list[Any]:
 
 
 def test_a_model_says_and_learns_the_same() -> None:
+    """The norms keep their place, their class and their state; test_replace.py has copies and what is left."""
     model, mine = Net(), Net()
     norms, kinds, want = list(mine.norms), [type(norm) for norm in mine.norms], measured(model)
     state = nnx.state(mine)
-    report = {entry.name: entry for entry in replace(mine)}
-    assert {name: entry.why for name, entry in report.items() if entry.variant is None} == {
-        "others/0": "it holds bias, mean, scale, var, expected a gain and perhaps a bias",
-        "others/1": "a call changes its state",
-    }
-    assert [report[f"norms/{i}"].variant.eps for i in range(2)] == [1e-5, 1e-6]
+    assert {entry.name: entry.variant.eps for entry in replace(mine)} == {"norms/0": 1e-5, "norms/1": 1e-6}
     assert all(norm is own for norm, own in zip(mine.norms, norms, strict=True))
     assert all(isinstance(norm, kind) and type(norm) is not kind for norm, kind in zip(norms, kinds, strict=True))
     assert jax.tree.structure(nnx.state(mine)) == jax.tree.structure(state)
     nnx.update(mine, nnx.state(model))
-    # Flax 0.11 keeps the functions that made parameters, and pickle does not know those of nnx.Linear.
-    dumped = [] if hasattr(mine.dense, "kernel_init") else [pickle.loads(pickle.dumps(mine))]
-    for other in (mine, nnx.clone(mine), copy.deepcopy(mine), *dumped):
-        assert [type(norm) for norm in other.norms] == [type(norm) for norm in norms]
-        y = other(X)
-        np.testing.assert_allclose(np.asarray(y, np.float64), want[0], rtol=0.01, atol=0.01)
     for got, expected in zip(measured(mine), want, strict=True):
         assert np.abs(got - expected).max() <= 2.0**-7 * np.abs(expected).max()  # two roundings to bfloat16
     assert "computed_by='rmsnorm'" in repr(mine)

@@ -224,9 +224,7 @@ def test_a_small_call_again_is_that_of_our_layer() -> None:
             ours.weight.copy_(layer.weight)
             x = randn(*shape)
             assert torch.equal(layer(x), ours(x))
-            assert len(vars(layer).get("_kept", ())) == len(ours._kept)
         again = pickle.loads(pickle.dumps(layer))
-    assert "_kept" not in vars(again) | vars(copy.deepcopy(layer))
     assert torch.equal(again(x), ours(x))
     layer(x).sum().backward()
     assert layer.weight.grad is not None
