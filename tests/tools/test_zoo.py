@@ -154,7 +154,7 @@ WRONG = {
     # no norms
     **{name: Row(norm, asked, differ, words, {"kind": "none"}) for name, norm, asked, differ, words in (
         ("tanh", torch.tanh, None, "", "no element of x changes another one's y: nothing is normalised"),
-        ("softmax", lambda x: torch.softmax(x, -1), "standard", "y dx",
+        ("softmax", lambda x: torch.softmax(x, -1), None, "",
          "y is not the row divided by one number: its elements have different factors"),
         ("largest", layers.Largest, None, "",
          "the denominator is the largest |x| of a row, not its root mean square"),
@@ -182,8 +182,6 @@ OF_CHECK = {  # of PyTorch; identify is not asked
         check={"quantities": "y,dx"}),
     "no gradient for the residual": Row(
         layers.sum_without_gradient, "standard", "dresidual", defects=None, check=F32),
-    "twice the residual": Row(
-        lambda x, residual, weight: zoo.fused(x, 2 * residual, weight), "standard", None, defects=None),
     "a gate for which there must be none": Row(
         layers.Mamba2, "llama", None, defects=None, only={"gate"}, says=("gate",)),
     "a constant gate": Row(layers.ConstantGate, APEX, "dgate", defects=None, check=F32),
