@@ -1,13 +1,15 @@
-"""The GRU and the LSTM of the authors' Theano programs, over the operations of any framework.
+"""The GRU and the LSTM of the authors' Theano programs, over the operations of any framework, and their parameters.
 
-The module of each framework has ``gru`` and ``lstm``, which are these functions with its operations. Sequences are
-time-major, and keep their dtype.
+The module of each framework has ``gru`` and ``lstm``, which are these functions with its operations; PyTorch, Keras and
+Flax have a layer of them, too: ``Recurrent``. Sequences are time-major, and keep their dtype.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
 
 from rmsnorm.nematus.config import Norm
 from rmsnorm.nematus.models.operations import Array, Arrays, Operations
@@ -112,7 +114,7 @@ def cell_shapes(kind: Kind, features: int, state: int, norm: Norm) -> Shapes:
     """The shapes of the parameters of a cell."""
     check_norm(norm)
     if kind not in ("gru", "lstm"):
-        raise errors.not_a_choice("cell_shapes", "kind", kind, ("gru", "lstm"))
+        raise errors.not_a_choice("Recurrent", "kind", kind, ("gru", "lstm"))
     if kind == "gru":
         shapes = {row.theano: row.shape(features, state) for row in GRU}
         widths = [shapes[name][1] for name in _NORMALISED]
@@ -122,3 +124,21 @@ def cell_shapes(kind: Kind, features: int, state: int, norm: Norm) -> Shapes:
     for letter in "sb"[: {"none": 0, "layer": 2}.get(norm, 1)]:
         shapes |= {f"{letter}{number}": (width,) for number, width in enumerate(widths, start=1)}
     return shapes
+
+
+def new_parameters(kind: Kind, features: int, state: int, norm: Norm, seed: int) -> dict[str, Any]:
+    """As Nematus begins: orthogonal squares for the state, numbers of size 0.01 for the input, gains 1, all else 0."""
+    rng = np.random.default_rng(seed)
+
+    def new(letter: str, shape: tuple[int, ...]) -> Any:
+        if letter == "U":
+            squares = [np.linalg.qr(rng.standard_normal((state, state))) for _ in range(shape[1] // state)]
+            return np.hstack([q * np.sign(np.diag(r)) for q, r in squares])  # each is as likely as another
+        return 0.01 * rng.standard_normal(shape) if letter == "W" else np.full(shape, float(letter == "s"))
+
+    return {name: new(name[0], shape) for name, shape in cell_shapes(kind, features, state, norm).items()}
+
+
+def first_states(kind: Kind, states: tuple[Any, ...], zeros: Any) -> tuple[Any, ...]:
+    """The first states of a layer, or zeros where there are none."""
+    return states or (zeros,) * (2 if kind == "lstm" else 1)

@@ -1,4 +1,4 @@
-"""RNNSearch, the Transformer and the authors' cells in Flax, as modules whose parameters have Nematus's names."""
+"""RNNSearch, the Transformer and the recurrent cells in Flax, as modules whose parameters have Nematus's names."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from flax import nnx
 from jax import numpy as jnp
 
 from rmsnorm.nematus import cells, flax_operations, protocol
-from rmsnorm.nematus.config import Config
-from rmsnorm.nematus.models.parameters import Parameters
+from rmsnorm.nematus.config import Config, Norm
+from rmsnorm.nematus.models.parameters import PARTIAL, Parameters
 from rmsnorm.specification import errors
 
-__all__ = ["RNNSearch", "Transformer", "gru", "lstm"]
+__all__ = ["RNNSearch", "Recurrent", "Transformer", "gru", "lstm"]
 
 
 class Scope(nnx.Module):
@@ -105,3 +105,36 @@ class Transformer(Model, protocol.Transformer):
 
 _jit: Final = bind(jax.jit, inline=True, static_argnames=("norm", "partial"))
 gru, lstm = _jit(bind(cells.gru, flax_operations)), _jit(bind(cells.lstm, flax_operations))
+
+
+class Recurrent(Named):
+    """A layer of one of the authors' cells: see rmsnorm.nematus.cells. kind is ``gru`` or ``lstm``.
+
+    Example:
+        >>> layer = Recurrent("lstm", 3, 4, norm="rms", rngs=nnx.Rngs(0))
+        >>> [states.shape for states in layer(jnp.zeros((5, 2, 3)), mask=jnp.ones((5, 2)))]
+        [(5, 2, 4), (5, 2, 4)]
+    """
+
+    def __init__(
+        self,
+        kind: cells.Kind,
+        input_size: int,
+        hidden_size: int,
+        *,
+        norm: Norm = "none",
+        partial: float = PARTIAL,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ) -> None:
+        dtype = errors.dtype_named("Recurrent", "param_dtype", param_dtype)
+        seed = int(jax.random.randint(rngs.params(), (), 0, 2**31 - 1))
+        parameters = cells.new_parameters(kind, input_size, hidden_size, norm, seed)
+        super().__init__({name: jnp.asarray(value, dtype) for name, value in parameters.items()})
+        self.kind, self.hidden_size, self.norm, self.partial = kind, hidden_size, norm, partial
+
+    def __call__(self, x: jax.Array, *states: jax.Array, mask: jax.Array | None = None) -> Any:
+        """The states (length, batch, hidden_size), of an LSTM (h, c). Without first states these are zeros."""
+        states = cells.first_states(self.kind, states, jnp.zeros((x.shape[1], self.hidden_size), x.dtype))
+        cell = lstm if self.kind == "lstm" else gru
+        return cell(x, *states, self.by_name(), mask=mask, norm=self.norm, partial=self.partial)

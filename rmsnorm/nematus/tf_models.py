@@ -1,10 +1,11 @@
-"""RNNSearch, the Transformer and the authors' cells in Keras on TensorFlow: weights have the names of Nematus.
+"""RNNSearch, the Transformer and the recurrent cells in Keras on TensorFlow: weights have the names of Nematus.
 
 In a function with jit_compile=True the tape must be inside, as for all loops of TensorFlow.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from functools import partial as bind
 from typing import Any, ClassVar, Final
@@ -25,11 +26,42 @@ with imported("tf"):
     import tensorflow as tf
 
     from rmsnorm.nematus import cells, protocol, tf_operations
-    from rmsnorm.nematus.config import Config
-    from rmsnorm.nematus.models.parameters import Parameters
+    from rmsnorm.nematus.config import Config, Norm
+    from rmsnorm.nematus.models.parameters import PARTIAL, Parameters
     from rmsnorm.nematus.names import variables
 
-__all__ = ["RNNSearch", "Transformer", "gru", "lstm"]
+__all__ = ["RNNSearch", "Recurrent", "Transformer", "gru", "lstm"]
+
+
+class Named(keras.layers.Layer):
+    """A layer or model whose weights have names with slashes, as ``gru0/state_to_gates``; with dots in Keras."""
+
+    def add_by_name(self, name: str, shape: Any, initializer: Any) -> None:
+        name = name.replace("/", ".")
+        # As an attribute, because tf.train.Checkpoint and SavedModel find weights by attributes.
+        setattr(self, name, self.add_weight(shape=shape, initializer=initializer, name=name))
+
+    def by_name(self) -> dict[str, keras.Variable]:
+        return {weight.name.replace(".", "/"): weight for weight in self.weights}
+
+    def tensors(self) -> dict[str, tf.Tensor]:
+        """The weights as tensors, read once and not in every step of a loop; in the compute dtype if Keras casts."""
+        return {name: tf.convert_to_tensor(weight) for name, weight in self.by_name().items()}
+
+    def save_own_variables(self, store: Any) -> None:
+        for weight in self.by_name().values():
+            store[weight.name] = weight.numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        weights = {weight.name: weight for weight in self.by_name().values()}
+        if weights.keys() != set(store.keys()):
+            missing, extra = sorted(weights.keys() - store.keys()), sorted(store.keys() - weights.keys())
+            raise ValueError(
+                f"{self.name}: the file lacks {missing[:1]} and holds {extra[:1]} instead, expected the weights by "
+                "their names; is it the file of another model?"
+            )
+        for name, weight in weights.items():
+            weight.assign(store[name])
 
 
 class Graphs:
@@ -59,7 +91,7 @@ class Graphs:
         return self.traced[key](*tensors)
 
 
-class Model(protocol.Model, keras.Model):
+class Model(protocol.Model, Named, keras.Model):
     """A Keras model of batches (x, x_mask, y, y_mask), whose output is the loss of each sentence.
 
     ``compile`` takes no loss, because ``fit`` minimises the mean of the output. The batch is not the first axis: give
@@ -76,32 +108,8 @@ class Model(protocol.Model, keras.Model):
         self.seed = keras.random.SeedGenerator()
         self.graphs = Graphs()
         for name, array in arrays.items():
-            name = name.replace("/", ".")
-            # As an attribute, because tf.train.Checkpoint and SavedModel find weights by attributes.
-            setattr(self, name, self.add_weight(shape=array.shape, initializer=array, name=name))
+            self.add_by_name(name, array.shape, array)
         self.built = True
-
-    def by_name(self) -> dict[str, keras.Variable]:
-        return {weight.name.replace(".", "/"): weight for weight in self.weights}
-
-    def tensors(self) -> dict[str, tf.Tensor]:
-        """The weights as tensors, read once and not in every step of a loop; in the compute dtype if Keras casts."""
-        return {name: tf.convert_to_tensor(weight) for name, weight in self.by_name().items()}
-
-    def save_own_variables(self, store: Any) -> None:
-        for weight in self.by_name().values():
-            store[weight.name] = weight.numpy()
-
-    def load_own_variables(self, store: Any) -> None:
-        weights = {weight.name: weight for weight in self.by_name().values()}
-        if weights.keys() != set(store.keys()):
-            missing, extra = sorted(weights.keys() - store.keys()), sorted(store.keys() - weights.keys())
-            raise ValueError(
-                f"{self.name}: the file lacks {missing[:1]} and holds {extra[:1]} instead, expected the weights by "
-                "their names; is it the file of another model?"
-            )
-        for name, weight in weights.items():
-            weight.assign(store[name])
 
     def call(self, inputs: Any, training: bool = False) -> tf.Tensor:
         return self.loss(*inputs, training=bool(training))
@@ -172,3 +180,40 @@ def _cell(function: Callable[..., Any], *arrays: Any, mask: Any = None, **option
 
 
 gru, lstm = bind(_cell, cells.gru), bind(_cell, cells.lstm)
+
+
+@keras.saving.register_keras_serializable(package="rmsnorm")
+class Recurrent(Named):
+    """A layer of one of the authors' cells: see rmsnorm.nematus.cells. Sequences have the batch first.
+
+    Example:
+        >>> layer = Recurrent("lstm", 4, norm="rms")
+        >>> [states.shape for states in layer(tf.zeros((2, 5, 3)), mask=tf.ones((2, 5)))]
+        [TensorShape([2, 5, 4]), TensorShape([2, 5, 4])]
+    """
+
+    def __init__(
+        self, kind: cells.Kind, units: int, *, norm: Norm = "none", partial: float = PARTIAL, **kwargs: Any
+    ) -> None:
+        cells.cell_shapes(kind, 1, units, norm)  # which says what is wrong with them
+        super().__init__(**kwargs)
+        self.kind, self.units = kind, units
+        self.norms: dict[str, Any] = {"norm": norm, "partial": partial}
+        self.supports_masking = True
+
+    def build(self, input_shape: Any) -> None:
+        seed = random.getrandbits(31)  # as keras.utils.set_random_seed seeds it
+        parameters = cells.new_parameters(self.kind, input_shape[-1], self.units, self.norms["norm"], seed)
+        for name, value in parameters.items():
+            self.add_by_name(name, value.shape, value)
+
+    def call(self, x: Any, *states: Any, mask: Any = None) -> Any:
+        """The states (batch, length, units), of an LSTM (h, c). Without first states these are zeros."""
+        x, mask = tf.transpose(x, (1, 0, 2)), None if mask is None else tf.transpose(tf.cast(mask, x.dtype))
+        states = cells.first_states(self.kind, states, tf.zeros((tf.shape(x)[1], self.units), x.dtype))
+        cell = lstm if self.kind == "lstm" else gru
+        results = cell(x, *states, self.tensors(), mask=mask, **self.norms)
+        return tf.nest.map_structure(lambda states: tf.transpose(states, (1, 0, 2)), results)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "kind": self.kind, "units": self.units, **self.norms}

@@ -1,4 +1,4 @@
-"""RNNSearch, the Transformer and the authors' cells in PyTorch: modules whose parameters have the names of Nematus."""
+"""RNNSearch, the Transformer and the recurrent cells in PyTorch: modules whose parameters have the names of Nematus."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from rmsnorm.nematus import cells, protocol, torch_operations
-from rmsnorm.nematus.config import Config
-from rmsnorm.nematus.models.parameters import Parameters
+from rmsnorm.nematus.config import Config, Norm
+from rmsnorm.nematus.models.parameters import PARTIAL, Parameters
 from rmsnorm.nematus.names import dotted, slashed
+from rmsnorm.specification import errors
 
-__all__ = ["RNNSearch", "Transformer", "gru", "lstm"]
+__all__ = ["RNNSearch", "Recurrent", "Transformer", "gru", "lstm"]
 
 
 class Scope(torch.nn.Module):
@@ -81,3 +82,42 @@ class Transformer(Model, protocol.Transformer):
 
 
 gru, lstm = bind(cells.gru, torch_operations), bind(cells.lstm, torch_operations)
+
+
+class Recurrent(Named):
+    """A layer of one of the authors' cells: see rmsnorm.nematus.cells. kind is ``gru`` or ``lstm``.
+
+    Example:
+        >>> layer = Recurrent("lstm", 3, 4, norm="rms")
+        >>> [states.shape for states in layer(torch.zeros(5, 2, 3), mask=torch.ones(5, 2))]
+        [torch.Size([5, 2, 4]), torch.Size([5, 2, 4])]
+    """
+
+    def __init__(
+        self,
+        kind: cells.Kind,
+        input_size: int,
+        hidden_size: int,
+        *,
+        norm: Norm = "none",
+        partial: float = PARTIAL,
+        device: Any = None,
+        dtype: torch.dtype | str | None = None,
+    ) -> None:
+        if dtype is not None:
+            dtype = getattr(torch, errors.dtype_named("Recurrent", "dtype", dtype))
+        seed = int(torch.randint(2**31, ()).item())
+        parameters = cells.new_parameters(kind, input_size, hidden_size, norm, seed)
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        super().__init__({name: torch.as_tensor(v, device=device, dtype=dtype) for name, v in parameters.items()})
+        self.kind, self.hidden_size = kind, hidden_size
+        self.norms: dict[str, Any] = {"norm": norm, "partial": partial}
+
+    def forward(self, x: Tensor, *states: Tensor, mask: Tensor | None = None) -> Any:
+        """The states (length, batch, hidden_size), of an LSTM (h, c). Without first states these are zeros."""
+        states = cells.first_states(self.kind, states, x.new_zeros(x.shape[1], self.hidden_size))
+        cell: Any = lstm if self.kind == "lstm" else gru
+        return cell(x, *states, self.by_name(), mask=mask, **self.norms)
+
+    def extra_repr(self) -> str:
+        return f"{self.kind}, norm={self.norms['norm']!r}, {super().extra_repr()}"

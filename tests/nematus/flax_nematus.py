@@ -100,3 +100,14 @@ def pull_back(cell: str, inputs: Any, cotangents: Any, **options: Any) -> tuple[
         return outputs, pullback(cotangents if isinstance(outputs, tuple) else cotangents[0])
 
     return jax.tree.map(numpy, both(tuple(inputs), tuple(cotangents)))
+
+
+def new_cell(cell: str, size: int, state: int, **options: Any) -> Any:
+    return nematus.Recurrent(cell, size, state, **options, rngs=nnx.Rngs(0))
+
+
+def load(layer: Any, weights: dict[str, Any]) -> None:
+    """By their names, where a slash is a module."""
+    assert layer.by_name().keys() == weights.keys()
+    flat = [(tuple(name.split("/")), nnx.Param(jnp.asarray(value))) for name, value in weights.items()]
+    nnx.update(layer, nnx.from_flat_state(flat))

@@ -7,7 +7,7 @@
 - ``quick()``: a context where float64 is known and nothing is compiled, which takes longer than a short sentence;
 - ``wide()``: a context where float64 is known. All but ``numpy_nematus`` also have
 - ``pull_back(cell, inputs, cotangents, **options)``: the outputs of a cell and the gradients of its inputs;
-- ``overwrite(model)``.
+- ``overwrite(model)``, ``new_cell(cell, size, state, **options)``, and but for ``tf_nematus`` ``load(layer, weights)``.
 """
 
 from __future__ import annotations

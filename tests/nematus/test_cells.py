@@ -1,4 +1,4 @@
-"""The authors' recurrent cells in every framework: against Theano and against the golden."""
+"""The authors' recurrent cells in every framework: against Theano, against the golden, and as layers."""
 
 from __future__ import annotations
 
@@ -61,21 +61,60 @@ def test_the_authors_cells(adapter: Any, name: str, norm: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("norm", NORMS)
-def test_a_cell_is_the_golden(adapter: Any, kind: str, norm: str) -> None:
-    """In float32, with and without a mask."""
+def test_a_layer_is_the_golden_of_its_parameters(adapter: Any, kind: str, norm: str) -> None:
+    """In float32, with and without a mask and first states; a cell of Keras has the batch first."""
     (x, *states), weights, mask = inputs_of(kind, norm, "float32")
-    own = {name: adapter.array(value) for name, value in weights.items()}
-    for some in (mask, None):
-        options: dict[str, Any] = {"norm": norm, "partial": 0.4}
-        wanted = getattr(numpy_nematus.nematus, kind)(x, *states, weights, mask=some, **options)
-        arrays = map(adapter.array, (x, *states))
-        own_mask = None if some is None else adapter.array(some)
-        results = getattr(adapter.nematus, kind)(*arrays, own, mask=own_mask, **options)
+    layer = adapter.new_cell(kind, SIZE, STATE, norm=norm, partial=0.4)
+    adapter.load(layer, weights)
+    golden = getattr(numpy_nematus.nematus, kind)
+    turned = (lambda array: np.swapaxes(array, 0, 1)) if adapter.KEY == "tf" else np.asarray
+    for first, own in ((states, mask), ([], None)):
+        arrays = [adapter.array(turned(x)), *map(adapter.array, first)]
+        results = layer(*arrays, mask=None if own is None else adapter.array(turned(own)))
+        wanted = golden(x, *(first or [0 * state for state in states]), weights, mask=own, norm=norm, partial=0.4)
         for result, expected in zip(several(results), several(wanted), strict=True):
-            check_close(adapter.numpy(result), expected, "float32")
+            check_close(turned(adapter.numpy(result)), expected, "float32")
 
 
-def test_a_wrong_norm(adapter: Any) -> None:
-    (x, *states), weights, _ = inputs_of("gru", "none", "float32")
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_new_layer_holds(adapter: Any, kind: str, norm: str) -> None:
+    """As Nematus begins: orthogonal squares for the state, small numbers for the input, gains 1, all else 0."""
+    layer = adapter.new_cell(kind, SIZE, STATE, norm=norm)
+    weights = {name: adapter.numpy(value) for name, value in layer.by_name().items()}
+    gains, squares = {name for name in weights if name[0] == "s"}, []
+    for name, value in weights.items():
+        if value.ndim == 1:
+            assert (value == float(name in gains)).all(), name
+        elif value.shape[0] == STATE:
+            squares += np.split(value, value.shape[1] // STATE, axis=1)
+        else:
+            assert 0 < abs(value).max() < 0.06, name
+    for square in squares:
+        np.testing.assert_allclose(square.T @ square, np.eye(STATE), rtol=0, atol=1e-5)
+    assert len({square.tobytes() for square in squares}) == len(squares), "drawn one by one"
+    assert len(gains) == (0 if norm == "none" else 3 if kind == "lstm" else 4)
+    if adapter.KEY == "flax":
+        half = adapter.new_cell(kind, SIZE, STATE, norm=norm, param_dtype="bfloat16")
+        assert {value.dtype.name for value in half.by_name().values()} == {"bfloat16"}
+
+
+def test_errors(adapter: Any) -> None:
     with pytest.raises(ValueError, match="norm is 'batch', expected 'none', 'layer', 'rms' or 'prms'"):
-        adapter.nematus.gru(*map(adapter.array, (x, *states)), weights, norm="batch")
+        adapter.new_cell("gru", SIZE, STATE, norm="batch")
+    with pytest.raises(ValueError, match="Recurrent: kind is 'rnn', expected 'gru' or 'lstm'"):
+        adapter.new_cell("rnn", SIZE, STATE)
+
+
+def test_keras_makes_a_layer_anew_and_masks_what_an_embedding_masks() -> None:
+    keras = pytest.importorskip("keras")
+    import tf_nematus
+
+    ids, cut = np.array([[1, 2, 0, 0]]), np.array([[1, 2]])
+    layer = tf_nematus.nematus.Recurrent("gru", STATE, norm="prms", partial=0.5, dtype="float64")
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
+    assert again.get_config() == layer.get_config()
+    embed = keras.layers.Embedding(5, SIZE, mask_zero=True)
+    states, short = (layer(embed(array)).numpy() for array in (ids, cut))
+    np.testing.assert_allclose(states[:, :2], short, rtol=1e-12)
+    np.testing.assert_array_equal(states[:, 2:], states[:, [1, 1]])

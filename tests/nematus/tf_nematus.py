@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import keras
 import nematus_framework
 import tensorflow as tf
 
@@ -64,3 +65,17 @@ def pull_back(cell: str, inputs: Any, cotangents: Any, **options: Any) -> tuple[
         outputs = getattr(nematus, cell)(*tensors, **options)
     gradients = tape.gradient(tf.nest.flatten(outputs), tensors, list(map(tf.constant, cotangents)))
     return tf.nest.map_structure(numpy, outputs), tf.nest.map_structure(numpy, gradients)
+
+
+def new_cell(cell: str, size: int, state: int, **options: Any) -> Any:
+    keras.utils.set_random_seed(0)
+    layer = nematus.Recurrent(cell, state, **options)
+    layer.build((None, None, size))
+    return layer
+
+
+def load(layer: Any, weights: dict[str, Any]) -> None:
+    """By their names."""
+    assert layer.by_name().keys() == weights.keys()
+    for name, value in weights.items():
+        layer.by_name()[name].assign(value)

@@ -53,3 +53,14 @@ def pull_back(cell: str, inputs: Any, cotangents: Any, **options: Any) -> tuple[
     )
     torch.autograd.backward(outputs if isinstance(outputs, tuple) else (outputs,), list(map(array, cotangents)))
     return tree_map(numpy, outputs), tree_map(lambda value: numpy(value.grad), leaves)
+
+
+def new_cell(cell: str, size: int, state: int, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return nematus.Recurrent(cell, size, state, **options)
+
+
+def load(layer: Any, weights: dict[str, Any]) -> None:
+    """By their names, where a slash is a dot."""
+    state = {name.replace("/", "."): array(value) for name, value in weights.items()}
+    layer.to(next(iter(state.values())).dtype).load_state_dict(state)

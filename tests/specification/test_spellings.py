@@ -48,20 +48,23 @@ def test_layers_spell_dtypes_as_functions_do():
     torch, nnx, jax = (pytest.importorskip(name) for name in ("torch", "flax.nnx", "jax"))
     from rmsnorm import flax_impl, torch_impl
     from rmsnorm.flax_impl import linen
+    from rmsnorm.nematus import flax_models, torch_models
 
-    rngs, key = nnx.Rngs(0), jax.random.key(0)
+    rngs, key, of_b = nnx.Rngs(0), jax.random.key(0), lambda layer: layer.by_name()["b"].dtype
     torch.manual_seed(0)
     for new, argument, dtype_of in (
         (lambda **o: torch_impl.RMSNorm(16, **o), "dtype", lambda layer: layer.weight.dtype),
+        (lambda **o: torch_models.Recurrent("gru", 3, 4, **o), "dtype", lambda layer: next(layer.parameters()).dtype),
         (lambda **o: flax_impl.RMSNorm(16, rngs=rngs, **o), "param_dtype", lambda layer: layer.scale[...].dtype),
         (lambda **o: flax_impl.RMSNorm(16, rngs=rngs, **o), "dtype", lambda layer: layer(X).dtype),
         (linen.RMSNorm, "param_dtype", lambda layer: layer.init(key, X)["params"]["scale"].dtype),
         (linen.RMSNorm, "dtype", lambda layer: layer.init_with_output(key, X)[0].dtype),
+        (lambda **o: flax_models.Recurrent("gru", 3, 4, rngs=rngs, **o), "param_dtype", of_b),
     ):
         for dtype in ("bf16", torch.bfloat16, ml_dtypes.bfloat16):
             assert dtypes.spelled(dtype_of(new(**{argument: dtype}))) == "bfloat16"
         for dtype in (float, "double"):
-            words = f"^RMSNorm: {argument} is .*, expected 'float16', 'bfloat16'"
+            words = f"^(RMSNorm|Recurrent): {argument} is .*, expected 'float16', 'bfloat16'"
             with pytest.raises(ValueError, match=words):
                 new(**{argument: dtype})
 
