@@ -15,7 +15,7 @@ import numpy as np
 from rmsnorm import Variant
 from rmsnorm.identify import Identity, identify
 from rmsnorm.parity import check
-from rmsnorm.parity.circumstances import MASKS, OPTIONS, levels_of
+from rmsnorm.parity.design import MASKS, OPTIONS, levels_of
 from rmsnorm.parity.report import Report
 from rmsnorm.targets.bridges import NumPy
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from rmsnorm.numpy_impl.arithmetic import add
 from rmsnorm.parity.cases import Array, Case, Data, call_of, make
-from rmsnorm.parity.circumstances import NAMED, Circumstance, circumstances, levels_for
 from rmsnorm.parity.comparison import Comparison
+from rmsnorm.parity.design import NAMED, Circumstance, circumstances, levels_for
 from rmsnorm.parity.equations import Steps
 from rmsnorm.parity.fitting import adapted, in_groups, requires_gate, without_groups
 from rmsnorm.parity.judge import Expected, Outcome, compare, expect, failed, golden, wrong_inverse_rms

@@ -11,8 +11,8 @@ from rmsnorm.accuracy.bounds import QUANTITIES
 from rmsnorm.identify import identify
 from rmsnorm.parity import asking
 from rmsnorm.parity.batches import BATCHES, batches
-from rmsnorm.parity.circumstances import EDGES, OPTIONS, Circumstance
 from rmsnorm.parity.comparison import Comparison, Run, Skip, labelled, version_of
+from rmsnorm.parity.design import EDGES, OPTIONS, Circumstance
 from rmsnorm.parity.first import ASKED, first_parameters
 from rmsnorm.parity.judge import failed
 from rmsnorm.parity.lines import skips
@@ -55,7 +55,7 @@ def check(
 
     It is called along the last axis, with the gain and the bias that it takes, in calls in which every pair of
     circumstances occurs: rows, widths, axes, dtypes, memory, values, options, gradients, modes, what was called before
-    (rmsnorm/parity/circumstances.py). Of a mask, a residual, a gate and eps it is called with each that it takes, by
+    (rmsnorm/parity/design.py). Of a mask, a residual, a gate and eps it is called with each that it takes, by
     the name of the argument, and without it. If it must have a gate, every call has one, and the variant says what is
     done with it. If it raises in some calls and answers others, the report names the limits that explain it. Sums in
     float32 that are as inexact as terms added one after the other hold, and the report says so. A function that

@@ -10,8 +10,8 @@ from functools import reduce
 from operator import and_
 from typing import Final
 
-from rmsnorm.parity.circumstances import is_circumstance, levels_of
 from rmsnorm.parity.comparison import Comparison, Refusal, Run
+from rmsnorm.parity.design import is_circumstance, levels_of
 from rmsnorm.specification import dtypes
 
 _WIDTH: Final = 100  # columns of a line; most fit into 80

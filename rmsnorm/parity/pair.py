@@ -14,7 +14,7 @@ from rmsnorm.identify.identity import Identity
 from rmsnorm.parity.asking import Answer, Refused, answer, judged, questions
 from rmsnorm.parity.cases import Array
 from rmsnorm.parity.checking import dtypes_named
-from rmsnorm.parity.circumstances import levels_for, levels_of
+from rmsnorm.parity.design import levels_for, levels_of
 from rmsnorm.parity.fitting import adapted
 from rmsnorm.parity.judge import bits_of
 from rmsnorm.parity.lines import shared

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from rmsnorm.parity.cases import Array, Case, Data, call_of, make
-from rmsnorm.parity.circumstances import MASKS, ONE_SIGN, OPTIONS, Circumstance, lead_of
+from rmsnorm.parity.design import MASKS, ONE_SIGN, OPTIONS, Circumstance, lead_of
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets.limits import Facts, dense
 

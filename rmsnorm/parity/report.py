@@ -17,8 +17,8 @@ from rich.text import Text
 
 from rmsnorm.files import write_text
 from rmsnorm.identify import mending
-from rmsnorm.parity.circumstances import is_circumstance
 from rmsnorm.parity.comparison import Comparison, Run
+from rmsnorm.parity.design import is_circumstance
 from rmsnorm.parity.lines import difference, inexact, not_compared, numbers, places, refused, shortened, wrapped
 from rmsnorm.specification import dtypes
 from rmsnorm.specification.frameworks import FRAMEWORKS

@@ -15,7 +15,7 @@ from rmsnorm.identify import identify
 from rmsnorm.numpy_impl import fast
 from rmsnorm.parity import check, check_quantised
 from rmsnorm.parity.batches import BATCHES
-from rmsnorm.parity.circumstances import levels_of
+from rmsnorm.parity.design import levels_of
 from rmsnorm.targets import open_target
 
 few = pytest.mark.usefixtures("few_circumstances")

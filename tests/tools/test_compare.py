@@ -11,7 +11,7 @@ import pytest
 from commands import rmsnorm
 
 import rmsnorm as package
-from rmsnorm.parity.circumstances import levels_of
+from rmsnorm.parity.design import levels_of
 from rmsnorm.parity.pair import compare
 
 pytestmark = pytest.mark.usefixtures("few_circumstances")

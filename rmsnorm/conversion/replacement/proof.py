@@ -15,8 +15,8 @@ from rmsnorm.conversion.replacement.report import UNSUPPORTED, NoNorm, Unproven,
 from rmsnorm.identify import Identity, Target
 from rmsnorm.identify.search import identify_opened
 from rmsnorm.parity.asking import Refused, ask, in_circumstances
-from rmsnorm.parity.circumstances import AXES
 from rmsnorm.parity.comparison import Run, labelled
+from rmsnorm.parity.design import AXES
 from rmsnorm.parity.lines import places, shortened
 from rmsnorm.targets.arguments import argument_named, means_eps
 from rmsnorm.targets.target import WIDTH, random_state_kept

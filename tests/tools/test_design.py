@@ -10,7 +10,7 @@ import pytest
 
 from rmsnorm.identify import identify
 from rmsnorm.parity import asking
-from rmsnorm.parity.circumstances import AXES, FACTORS, MOST, ROWS, allows, circumstances, lead_of
+from rmsnorm.parity.design import AXES, FACTORS, MOST, ROWS, allows, circumstances, lead_of
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import open_target
 
