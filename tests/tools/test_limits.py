@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import zoo
 
+from rmsnorm.identify import identify
 from rmsnorm.parity import check
 from rmsnorm.targets.limits import Limits
 
@@ -41,6 +42,13 @@ def test_what_is_refused_is_named_by_the_options_that_declare_it() -> None:
     declared = check(kernel, **ASKED, limits=limits)
     assert declared.passed
     assert declared.run.cases > report.run.cases  # cases get other shapes, and are not left out
+
+
+def test_identify_says_how_a_width_is_named_which_is_the_only_one() -> None:
+    kernel = where(lambda x, w: x.shape[-1] == 128)
+    (defect,) = identify(kernel, framework="numpy").defects
+    assert defect.endswith("another shape, please; it takes rows of 128 elements, so name that width: --width 128")
+    assert identify(kernel, framework="numpy", width=128).recognised
 
 
 @few

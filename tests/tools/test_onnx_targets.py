@@ -110,12 +110,13 @@ def test_onnxruntime_decides_what_a_model_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("sizes", "gains"), [([2, 16, 64], 64), ([64], 64), (["n", 16, 64], 1)], ids=str)
 def test_identify_takes_any_sizes_and_a_gain_of_one_number(tmp_path: Path, sizes: list[Any], gains: int) -> None:
-    """As torch.onnx.export writes them."""
+    """As torch.onnx.export writes them, with the sizes in constants of the graph, too: in as many batches as needed."""
     make, number = onnx.helper, onnx.TensorProto.FLOAT
     x, y = (make.make_tensor_value_info(name, number, sizes) for name in "xy")
     constants = {"eps": np.float32(1e-5), "axes": np.array([-1]), "scale": np.full(gains, 1.5, "float32")}
     nodes = [("Mul", "x x", "s"), ("ReduceMean", "s axes", "m"), ("Add", "m eps", "q"), ("Sqrt", "q", "r"),
-             ("Div", "x r", "d"), ("Mul", "d scale", "y")]  # fmt: skip
+             ("Div", "x r", "d"), ("Mul", "d scale", "z"), ("Reshape", "z sizes", "y")]  # fmt: skip
+    constants["sizes"] = np.array([-1 if size == "n" else size for size in sizes])
     graph = make.make_graph(
         [make.make_node(name, inputs.split(), [output]) for name, inputs, output in nodes], "norm", [x], [y],
         [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
@@ -125,6 +126,10 @@ def test_identify_takes_any_sizes_and_a_gain_of_one_number(tmp_path: Path, sizes
     identity = identify(path)
     assert identity.recognised, identity.text
     assert identity["eps"] == 1e-5
+    if sizes[0] == 2:
+        rows = np.random.default_rng(0).normal(size=(5, 16, 64)).astype("float32")
+        want = rows / np.sqrt((rows * rows).mean(-1, keepdims=True) + 1e-5)
+        np.testing.assert_allclose(open_target(path).forward(rows, np.ones(gains, "float32")), want, rtol=1e-6)
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
