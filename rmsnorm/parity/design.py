@@ -47,7 +47,7 @@ FACTORS: Final[dict[str, tuple[str, ...]]] = {
     "eps": ("eps of the variant", "eps 0.25", "eps 0.0"),
     "layout": ("contiguous", "a slice", "every second element", "transposed", "unaligned", "x expanded",
                "x alone a slice", "x alone transposed", *_NUMPY),
-    "gain's memory": ("dense gain", "strided gain", "unaligned gain"),
+    "gain's memory": ("dense gain", "strided gain", "unaligned gain", "expanded gain"),
     "values": ("normal", "heavy tails", "one sign", "zeros in the gain", "ties", "large", "small", "a row of zeros",
                "NaN in a row", "infinity in a row", "huge", "tiny", "NaN under the mask"),
     "gradients": ("none", "all", "frozen gain", "frozen x", "dy alone", "dh alone"),
@@ -191,6 +191,8 @@ def _allows_arrays(row: Mapping[str, str]) -> bool:
         get("gain's memory", "dense gain") != "dense gain" or values == "zeros in the gain"
         or history == "gain updated in place"
     ):  # fmt: skip
+        return False
+    if get("gain's memory") == "expanded gain" and history == "gain updated in place":  # it is one number in memory
         return False
     if get("eps") == "eps 0.0" and (values in _ZEROS or get("width") == "1"):  # 0 / 0, or a gradient that cancels
         return False

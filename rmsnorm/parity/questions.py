@@ -109,6 +109,8 @@ def _with_values(data: Data, level: Circumstance) -> Data:
     if values == "zeros in the gain" and scale is not None:
         scale = scale.copy()
         scale.flat[::3], scale.flat[1::3] = 0.0, -data.variant.scale_offset
+    if level["gain's memory"] == "expanded gain" and scale is not None:
+        scale = np.broadcast_to(scale.ravel()[:1].reshape([1] * scale.ndim), scale.shape)
     gate = data.gate
     if gate is not None and values == "heavy tails":  # up to 40, where f(z) is z, and down to -60
         gate = (gate.astype(np.float64) * 3).astype(gate.dtype)
