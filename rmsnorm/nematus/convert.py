@@ -141,10 +141,13 @@ class Verdict(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The largest difference of a score."""
-        pairs = zip(self.scores, self.expected_scores, strict=True)
-        error = max(abs(one - other) for one, other in pairs)
-        return error if np.isfinite(error) else float("inf")
+        """The largest difference of a score; infinity if one is no number.
+
+        >>> Verdict([], [1.0, float("nan")], [], [1.0, 1.0]).error
+        inf
+        """
+        errors = np.abs(np.subtract(self.scores, self.expected_scores))
+        return float(np.max(np.where(np.isnan(errors), np.inf, errors)))
 
     @property
     def bound(self) -> float:
