@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Final
 
 import frameworks
 import pytest
 from packaging.requirements import Requirement
 
 from rmsnorm import cpu, engines
+from rmsnorm.parity import asking
+from rmsnorm.parity.design import lead_of
 from rmsnorm.specification.frameworks import FRAMEWORKS
 
 # OpenMP reads this when PyTorch loads it: a thread that waits for work sleeps. One that spins takes a core from others
@@ -30,6 +33,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+_MOST: Final = 2**19  # elements of x
 _REQUIRED = [name for name in os.environ.get("RMSNORM_REQUIRE", "").split(",") if name]
 
 
@@ -155,6 +159,31 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, forg
     elif not cpu.is_available():
         pytest.skip("there are no kernels")
     return str(request.param)
+
+
+@pytest.fixture
+def small_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``check`` and ``replace`` ask no circumstances of large arrays, which take seconds."""
+    every = asking.circumstances
+
+    def small(levels: Mapping[str, Sequence[str]], *, strength: int) -> list[asking.Circumstance]:
+        found = every(levels, strength=strength)
+        if strength == 1:  # identify asks but few
+            return found
+        return [each for each in found if math.prod(lead_of(each.levels)) * int(each["width"]) <= _MOST]
+
+    monkeypatch.setattr(asking, "circumstances", small)
+
+
+@pytest.fixture
+def few_circumstances(small_circumstances: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They ask an eighth of these: for tests of what else they do."""
+    small = asking.circumstances
+    monkeypatch.setattr(
+        asking,
+        "circumstances",
+        lambda levels, *, strength: small(levels, strength=strength)[:: 8 if strength > 1 else 1],
+    )
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -49,9 +49,13 @@ LEFT = {
 }
 
 
+@pytest.mark.usefixtures("few_circumstances")
 @pytest.mark.parametrize("name", RECOGNISED)
 def test_what_is_recognised_says_and_learns_the_same(norms: Any, name: str) -> None:
-    """It keeps its class, its state and its own code for the calls that were not proven."""
+    """It keeps its class, its state and its own code for the calls that were not proven.
+
+    In few circumstances: a file for each framework has models that are asked in all.
+    """
     layer = norms.layer(RIGHT[name])
     kind, inputs = type(layer), [X, X[::-1].copy()] if "gate" in name else [X]
     want = norms.results(layer, *inputs)
@@ -92,6 +96,7 @@ def test_what_is_left_alone_and_why(norms: Any, name: str) -> None:
     assert name == "counting" or vars(layer) == state
 
 
+@pytest.mark.usefixtures("few_circumstances")
 def test_an_eps_that_is_set_later_is_refused(norms: Any) -> None:
     """What loads, copies, moves and trains a model sets what it likes, and so does its user but for the eps."""
     layer = norms.layer(own)

@@ -106,18 +106,19 @@ LEFT: dict[str, tuple[Any, str]] = {  # a pattern of the reason
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LEFT)
-def test_what_is_left_alone_and_why(name: str) -> None:
-    """Beside a norm that is replaced."""
-    make, why = LEFT[name]
-    layer = make()
-    kind, state = type(layer), dict(vars(layer))
-    entry, last = replace(nn.Sequential(nn.Linear(8, 8), layer, nn.RMSNorm(8)))
-    assert (entry.name, entry.kind, entry.variant, last.why) == ("1", kind.__name__, None, "recognised")
-    assert re.search(why, entry.why), entry.why
-    assert str(entry) == f"1 ({kind.__name__}): left; {entry.why}"
-    assert type(layer) is kind
-    assert vars(layer) == state
+def test_what_is_left_alone_and_why() -> None:
+    """In one model, beside a norm that is replaced."""
+    layers = {name: make() for name, (make, _) in LEFT.items()}
+    before = {name: (type(layer), dict(vars(layer))) for name, layer in layers.items()}
+    *left, last = replace(nn.Sequential(nn.Linear(8, 8), *layers.values(), nn.RMSNorm(8)))
+    assert last.why == "recognised"
+    for place, (entry, (name, layer)) in enumerate(zip(left, layers.items(), strict=True), 1):
+        kind, state = before[name]
+        assert (entry.name, entry.kind, entry.variant) == (str(place), kind.__name__, None)
+        assert re.search(LEFT[name][1], entry.why), entry.why
+        assert str(entry) == f"{place} ({kind.__name__}): left; {entry.why}"
+        assert type(layer) is kind
+        assert vars(layer) == state
 
 
 def test_parameters_without_elements_are_gathered_first() -> None:

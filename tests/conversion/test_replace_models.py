@@ -99,6 +99,7 @@ def learned(model: Any) -> Any:
     return torch.cat([torch.stack(losses), logits(model).flatten()])
 
 
+@pytest.mark.usefixtures("few_circumstances")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_says_and_learns_the_same(name: str) -> None:
     model = build(name)

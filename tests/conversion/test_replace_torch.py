@@ -19,6 +19,7 @@ from rmsnorm.conversion import replace  # noqa: E402
 from rmsnorm.torch_impl import RMSNorm  # noqa: E402
 
 Replaced = importlib.import_module("rmsnorm.conversion.replacement.change").Replaced
+few = pytest.mark.usefixtures("few_circumstances")  # where the question is not what the proof asks
 
 
 class OwnNorm(nn.Module):
@@ -86,6 +87,7 @@ class TwoGroupsNorm(nn.Module):
         return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)).flatten(-2)
 
 
+@few
 def test_a_number_of_groups_without_a_gain() -> None:
     """At another width it runs its own code."""
     old, new = TwoGroupsNorm(), TwoGroupsNorm()
@@ -131,6 +133,7 @@ class WithResidual(LlamaRMSNorm):
         return self.weight.abs().max()
 
 
+@few
 def test_a_buffer_no_gain_and_other_calls() -> None:
     """The same outputs and the same state, by any call."""
     x = randn(2, 3, 8)
@@ -149,6 +152,7 @@ def test_a_buffer_no_gain_and_other_calls() -> None:
             torch.testing.assert_close(mine(hidden_states=x), layer(x), rtol=1e-5, atol=1e-5)
 
 
+@few
 def test_variants() -> None:
     """One that is no preset, and another variant for all."""
 
@@ -175,6 +179,7 @@ def test_variants() -> None:
 # What is kept of a layer.
 
 
+@few
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from inside the compiler
 @pytest.mark.parametrize("make", [LlamaRMSNorm, nn.RMSNorm])
 def test_results_lie_as_those_of_the_original(make: Any) -> None:
@@ -192,6 +197,7 @@ def test_results_lie_as_those_of_the_original(make: Any) -> None:
     torch.testing.assert_close(*gradients)
 
 
+@few
 def test_identity_hooks_and_devices_are_kept() -> None:
     norm, other = LlamaRMSNorm(8), nn.RMSNorm(8, device="meta")
     model = nn.Sequential(norm, nn.Linear(8, 8), norm, other).eval()
@@ -214,6 +220,7 @@ def test_identity_hooks_and_devices_are_kept() -> None:
     assert copy.deepcopy(model)[0](randn(2, 8)).shape == (2, 8)
 
 
+@few
 def test_a_small_call_again_is_that_of_our_layer() -> None:
     """What it keeps of a call is of that shape and of this process, and sees the weight of now."""
     layer, ours = LlamaRMSNorm(8), RMSNorm(8, variant="llama")
@@ -230,6 +237,7 @@ def test_a_small_call_again_is_that_of_our_layer() -> None:
     assert layer.weight.grad is not None
 
 
+@few
 def test_equal_modules_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     proof, asked = importlib.import_module("rmsnorm.conversion.replacement.proof"), []
     identify = proof.identify_opened
@@ -248,6 +256,7 @@ def test_equal_modules_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [entry.variant.eps for entry in report[:26]] == [1e-6] * 8 + [1e-5] * 8 + [None] * 8 + [1e-6] * 2
 
 
+@few
 def test_encoders_call_the_norms_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would compute LayerNorm with the parameters, or fail without a bias."""
     encoder: Any = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True, norm_first=True)
@@ -262,6 +271,7 @@ def test_encoders_call_the_norms_in_evaluation(monkeypatch: pytest.MonkeyPatch) 
     assert calls == [encoder.norm1, encoder.norm2]
 
 
+@few
 @pytest.mark.parametrize("step", ["become", "finish"])
 def test_all_or_nothing(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of what changes in place: a torch.nn.RMSNorm that becomes ours gets a bias and, in an encoder, a hook."""
