@@ -248,7 +248,8 @@ def check_directions(loss: Any, parameters: dict[str, Any], gradients: dict[str,
         moved = ({name: parameters[name] + s * step * directions[name] for name in few} for s in (1, -1))
         above, below = (loss({**parameters, **values}) for values in moved)
         slope = (above - below) / (2 * step)
-        assert abs(slope - sum((gradients[name] * directions[name]).sum() for name in few)) <= 1e-7 * (1 + abs(slope)), few
+        error = slope - sum((gradients[name] * directions[name]).sum() for name in few)
+        assert abs(error) <= 1e-7 * (1 + abs(slope)), few
 
 
 def check_sentence(error: BaseException) -> str:

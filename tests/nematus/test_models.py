@@ -74,10 +74,10 @@ def test_the_norms_of_zero_alone(norm: Any, recorded: str) -> None:
 
 
 # The models are written once, over the operations of a framework: what PyTorch does with all of these, others do with
-# those that differ in operations.
+# those that together call every operation in each of its ways.
 DIFFERENT = (
-    "rms with offset", "deep of odd depth", "deep v0.3", "deep theano with offset", "tied all", "prelu", "tied mixture",
-    "lexical", "transformer layer", "transformer tied decoder", "transformer smoothed labels", *NO_NORMS,
+    "rms with offset", "deep v0.3", "tied all", "prelu", "tied mixture", "lexical", "transformer layer",
+    "transformer tied decoder", "transformer smoothed labels", *NO_NORMS,
 )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ DIFFERENT = (
     ("adapter", "dtype", "kind"),
     [
         *(("torch", "float64", kind) for kind in (*KINDS, *TRANSFORMERS, *NO_NORMS, *ZERO, *ZERO_RNN)),
-        *(("torch", "float32", kind) for kind in DIFFERENT[::4]),
+        *(("torch", "float32", kind) for kind in DIFFERENT[::3]),
         *((key, "float64", kind) for key in ("tf", "flax") for kind in (*DIFFERENT, RELA)),
         *(("tf", "float64", kind) for kind in ("zero rms", "zero rnn layer")),
     ],

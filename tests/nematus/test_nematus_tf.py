@@ -47,8 +47,9 @@ def test_a_graph_serves_all_sentences(kind, heads):
         result, wanted = (one.translate(*sentences[:2], 2, 4) for one in (model, in_numpy))
         np.testing.assert_array_equal(result.sequences, wanted.sequences)
         np.testing.assert_allclose(result.scores, wanted.scores, rtol=1e-4)
-    compiled = tf.function(model.loss, jit_compile=True)
-    np.testing.assert_allclose(compiled(*sentences).numpy(), in_numpy.loss(*sentences), rtol=1e-5)
+    if kind != "transformer rms":  # which takes long to compile, and is in zero's
+        compiled = tf.function(model.loss, jit_compile=True)
+        np.testing.assert_allclose(compiled(*sentences).numpy(), in_numpy.loss(*sentences), rtol=1e-5)
     assert len(model.graphs.traced) == 3  # the loss; what comes before the first step of a search, and a step
     assert {graph.experimental_get_tracing_count() for graph in model.graphs.traced.values()} == {1}
 

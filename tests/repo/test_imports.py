@@ -209,7 +209,7 @@ m.Distribution.from_name = classmethod(from_name)
 """
 ASKED = [
     "selftest --backend numpy --variant mlx --dtype float32 --json a.json",
-    "check rmsnorm.numpy_impl.fast:rms_norm --framework numpy --max-rows 64 --json c.json",
+    "check rmsnorm.numpy_impl.fast:rms_norm --framework numpy --dtype float32 --width 64 --max-rows 8 --json c.json",
     "identify rmsnorm.numpy_impl:rms_norm --framework numpy",
     "explain numpy --shape 2x8",
     "vectors d",
