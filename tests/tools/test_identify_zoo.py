@@ -160,8 +160,8 @@ ROWS = {row.norm: row for row in (
         lambda x, weight: np.concatenate([zoo.standard(x, weight)[..., :1024], x[..., 1024:]], axis=-1),
         tells=["y of 507 elements of a row is another one, from element 1024 on"]),
     "1,024 rows": of_numpy(
-        zoo.where(lambda x: x.ndim == 2, lambda y: np.concatenate([y[:1024], 0 * y[1024:]])),
-        tells=["y of 1026 rows is another one, from row 1024 on"]),
+        zoo.where(lambda x: x.ndim > 1, lambda y: (np.arange(y[..., 0].size) < 1024).reshape(*y.shape[:-1], 1) * y),
+        tells=["rows is another one, from row 1024 on"]),
     "axis 1 of 3": of_numpy(first_axis)._replace(tells=NOT_LAST),
     "channels": of_numpy(of_channels)._replace(tells=NOT_LAST),
     "two axes alone": of_numpy(in_two_axes, axes="last"),

@@ -13,6 +13,7 @@ from rmsnorm.parity import check
 from rmsnorm.targets.limits import Limits
 
 few = pytest.mark.usefixtures("few_circumstances")
+small = pytest.mark.usefixtures("small_circumstances")
 ASKED: dict[str, Any] = {"dtypes": "float32", "gradients": False, "framework": "numpy"}
 
 
@@ -27,7 +28,7 @@ def where(condition: Any, factor: float = 1.0) -> Any:
     return norm
 
 
-@few
+@small
 def test_what_is_refused_is_named_by_the_options_that_declare_it() -> None:
     """A kernel for dense x of two axes whose width 8 divides, and a gain of its dtype."""
     kernel = where(lambda x, w: x.ndim == 2 and not x.shape[-1] % 8 and x.flags.c_contiguous and w.dtype == x.dtype)
@@ -80,6 +81,7 @@ def test_a_kernel_of_a_width_that_is_not_asked_is_told_to_declare_it(factor: flo
     assert check(kernel, **ASKED, limits={"widths": [64]}).passed == (factor == 1)
 
 
+@small
 def test_a_refusal_is_an_edge() -> None:
     kernel = where(lambda x, w: x.shape[-1] <= 10000)
     report = check(kernel, **ASKED)

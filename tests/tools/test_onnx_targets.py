@@ -89,9 +89,10 @@ def test_operators_of_onnxruntime(tmp_path: Path) -> None:
 
 
 def test_a_fixed_number_of_rows_and_a_residual(tmp_path: Path) -> None:
+    """Both results of the batches are put together."""
     path = _saved(tmp_path / "skip.onnx", "SkipSimplifiedLayerNormalization", ["skip", "input", "gamma"],
                   ["y", "", "", "sum"], shape=(3, 32))  # fmt: skip
-    report = check(path, Variant(name="mine", eps=3e-4))
+    report = check(path, Variant(name="mine", eps=3e-4), limits={"max_rows": 300})  # as 3 rows are a batch
     assert report.passed, report.details
 
 

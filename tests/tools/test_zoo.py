@@ -189,11 +189,11 @@ OF_CHECK = {  # of PyTorch; identify is not asked
 # fmt: on
 
 
-@pytest.mark.usefixtures("few_circumstances")
 @pytest.mark.parametrize("name", OF_NUMPY)
-def test_what_check_says_of_norms_of_numpy(name: str) -> None:
+def test_what_check_says_of_norms_of_numpy(name: str, request: pytest.FixtureRequest) -> None:
     """A wrong return type is one comparison and not one for each case, and a report has a dozen lines."""
     row = OF_NUMPY[name]
+    request.getfixturevalue(f"{'small' if row.only or 'axes' in name else 'few'}_circumstances")  # all pairs, or some
     result = row.hold("numpy", ("float32", "bfloat16") if row.only else "float32")
     assert result is not None
     if row.differ:
