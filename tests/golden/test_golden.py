@@ -173,6 +173,12 @@ def test_a_sum_of_two_dtypes_has_the_wider_and_its_gradients_have_both():
     assert (dx.dtype.name, dresidual.dtype.name) == ("bfloat16", "float32")
 
 
+def test_a_gain_that_is_cast_first_is_rounded_once():
+    """Above half way between two bfloat16 by less than float32 shows."""
+    gain = np.array([1 + 2.0**-8 + 2.0**-40])
+    assert rms_norm(np.ones((1, 1), "bfloat16"), gain, variant="t5x").astype(np.float64).tolist() == [[1 + 2.0**-7]]
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_an_eps_too_small_to_see_still_breaks_a_tie(dtype):
     """a / sqrt(a^2 + 1e-6) is less than 1, and times a gain half way between two bfloat16 less than half way."""

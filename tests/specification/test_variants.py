@@ -98,6 +98,12 @@ def test_rounding_points():
         assert resolve("rms_norm", Spec((4,), x), Spec((4,), scale), variant=PRESETS[name]).norm_dtype == want
 
 
+def test_the_machine_epsilon_is_that_of_the_sum():
+    for x, residual, want in (("float32", None, -23), ("float32", "float64", -52), ("bfloat16", "float32", -23)):
+        added = None if residual is None else Spec((4,), residual)
+        assert resolve("rms_norm", Spec((4,), x), variant=PRESETS["torch"], residual=added).eps == 2.0**want
+
+
 @pytest.mark.parametrize(
     ("partial", "n", "ceil", "floor"),
     [
