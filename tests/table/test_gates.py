@@ -58,7 +58,7 @@ def test_a_gate_is_multiplied_by_the_y_of_a_kernel(framework, function, position
     assert np.all(np.abs(y - want) <= 2.0**-7 * np.abs(want))
 
 
-def test_the_square_of_x_times_a_gate_is_in_range(framework):
+def test_the_square_of_x_times_a_gate_is_in_range(framework, engine):
     """6e20 in float32, from x in float16."""
     x, z = np.full((2, 8), 6e4, "float16"), np.full((2, 8), 1e16, "float32")
     assert framework.rms_norm(x, gate=z, variant=gated("standard", "silu", "before")).tolist() == [[1.0] * 8] * 2

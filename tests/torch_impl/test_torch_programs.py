@@ -24,6 +24,7 @@ from torch_arrays import LAYOUTS, are_alike, randn  # noqa: E402
 from torch_layers import randomised, ulp_bound  # noqa: E402
 
 from rmsnorm.torch_impl import RMSNorm, kernels, rms_norm, rms_norm_vjp  # noqa: E402
+from rmsnorm.torch_impl.space import _rounded_by_sums  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning"),  # forward_ad's own
@@ -238,3 +239,13 @@ def test_every_result_lies_as_y_of_the_built_in(name: str) -> None:
     assert [y.stride() for y in outputs] == [want] * len(outputs)
     for options in ({"axis": 0}, {"axis": 1}, {"axis": -1, "feature_axis": (0, -1)}):
         assert rms_norm(x, return_inverse_rms=True, **options)[1].is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_what_is_rounded_by_sums_has_the_bits_of_a_cast(dtype: torch.dtype) -> None:
+    """In a compiled program, whose compiler leaves casts out: also ties, subnormal numbers, and what overflows."""
+    ends = [0.0, 2.0**-25, 3 * 2.0**-25, 2.0**-14, 65504.0, 65519.99, 65520.0, 1 + 2.0**-11, 1 + 2.0**-8, torch.inf]
+    x = torch.cat([torch.tensor(ends), torch.exp2(randn(4000, seed=3) * 6) * randn(4000, seed=4)])
+    x = torch.cat([x, -x])
+    x = x[x.isfinite()] if dtype == torch.bfloat16 else x  # there a number above 2^111 becomes NaN
+    assert torch.equal(_rounded_by_sums(x, str(dtype).removeprefix("torch.")), x.to(dtype).float())
