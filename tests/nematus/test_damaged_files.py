@@ -319,7 +319,7 @@ def test_random_damage(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatc
     In 20 seconds and 256 MiB, and nothing is unpickled.
     """
     times, name, make, load, wanted, parts = FORMS[form]
-    times *= 250 if NIGHTLY else 1
+    times *= 200 if NIGHTLY else 1
     make(tmp_path / name)
     path, random, read = tmp_path / name, np.random.default_rng(zlib.crc32(f"{form} {SEED}".encode())), 0
     for unpickler in ("load", "Unpickler"):
