@@ -171,3 +171,16 @@ def test_squares_that_leave_float32_do_no_harm(framework, magnitude):
     assert np.array_equal(y[0], g)
     got, want = (f.rms_norm_vjp(g * np.ones_like(x), x, g, variant=variant) for f in (framework, numpy_impl))
     assert all(ulps(one, other).max() <= 1 for one, other in zip(got[:2], want[:2], strict=True))
+
+
+@pytest.mark.parametrize(("x_dtype", "y_dtype"), [("bfloat16", "float16"), ("float16", "bfloat16")])
+def test_y_in_the_other_format_of_16_bits(framework, x_dtype, y_dtype):
+    """No kernel computes it."""
+    random = np.random.default_rng(4)
+    x, dy = random.normal(size=(5, 24)).astype(x_dtype), random.normal(size=(5, 24)).astype(y_dtype)
+    y, want = (f.rms_norm(x, out_dtype=y_dtype) for f in (framework, numpy_impl))
+    assert y.dtype == want.dtype == y_dtype
+    assert ulps(y, want).max() <= 1
+    dx, want = (f.rms_norm_vjp(dy, x, out_dtype=y_dtype)[0] for f in (framework, numpy_impl))
+    assert dx.dtype == want.dtype == x_dtype
+    assert np.allclose(dx.astype(float), want.astype(float), rtol=0, atol=2.0**-7 * np.abs(want.astype(float)).max())
