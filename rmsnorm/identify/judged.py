@@ -61,8 +61,8 @@ class Judge:
         only: dict[str, tuple[str, ...]] = {factor: (level,) for factor, level in (levels or {}).items()}
         if levels is None:
             only |= _COMPILED if self.probe.target.bridge.compiles else {"gradients": _GRADIENTS}
-        if self.candidate.variant.rounding == "input_dtype":  # other values overflow in 16 bits
-            only["values"] = ("size 1",)
+        if self.candidate.variant.rounding == "input_dtype":  # other values overflow in 16 bits, and such code rounds
+            only |= {"values": ("size 1",), "gain": ("gain of x's dtype", "gain float32", "no gain")}  # narrower gains
         if "gate" in self.probe.passes:
             only["gate"] = ("gate",)
         yield from questions(

@@ -180,3 +180,11 @@ def test_over_a_mapped_axis(options: dict[str, Any], masked: bool) -> None:
     for one_, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert bool(jnp.any(other))
         np.testing.assert_allclose(one_, other, rtol=2.0**-20, atol=2.0**-20)
+
+
+def test_parts_of_a_row_of_very_different_size_over_a_mapped_axis() -> None:
+    """Without an eps, so that a row is scaled before its squares are taken: by one number in all of its parts."""
+    x = jnp.asarray([[2.0**60, -(2.0**60), 1.0, 3.0], [1.0, 2.0, 2.0**-70, 2.0**-75]], jnp.float32)
+    norm, whole = (linen.RMSNorm(axis_name=name, epsilon=0.0, use_scale=False) for name in ("devices", None))
+    parts = jax.vmap(lambda part: norm.apply({}, part), axis_name="devices")(spread(x, 2))
+    np.testing.assert_allclose(jnp.concatenate(list(parts), -1), whole.apply({}, x), rtol=2.0**-20)

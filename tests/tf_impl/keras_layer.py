@@ -84,6 +84,7 @@ def check_drop_in_calls(folder: Path) -> None:
             layer.build((None, 4, 8))
         again = BuiltIn.from_config(ours.get_config())
         assert {**again.get_config(), "name": ""} == {**theirs.get_config(), "axis": again.axis, "name": ""}
+    assert not RMSNormalization.from_config(RMSNormalization(variant="equinox", bias=False).get_config()).use_bias
     for options in ({"variant": "nematus"}, {"bias": True}, {"partial": 0.5}):
         with pytest.raises((TypeError, ValueError), match=next(iter(options))):
             BuiltIn.from_config(RMSNormalization(**options).get_config())

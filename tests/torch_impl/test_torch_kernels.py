@@ -79,6 +79,22 @@ def test_the_kernels_are_used_by_the_formula_of_the_gradients() -> None:
     assert not by_kernels(lambda: rms_norm_vjp(dy, x.bfloat16(), scale, residual=x))
 
 
+def test_a_gradient_alone_is_that_beside_others(engine: str) -> None:
+    """For x, the parameters, the residual and the gate."""
+    values = {name: randn(*((8,) if name in ("scale", "bias") else (5, 8)), seed=seed)
+              for seed, name in enumerate(("x", "scale", "bias", "residual", "gate"))}  # fmt: skip
+
+    def gradients(*names: str) -> list[Any]:
+        arrays = {name: value.clone().requires_grad_(name in names) for name, value in values.items()}
+        y, h = rms_norm(**arrays)
+        (y.sin().sum() + h.cos().sum()).backward()
+        return [arrays[name].grad for name in names]
+
+    for name, together in zip(values, gradients(*values), strict=True):
+        (alone,) = gradients(name)
+        assert torch.equal(alone, together), name
+
+
 def test_gradients_in_other_memory() -> None:
     """dy with its columns apart, or all of one number, is read as its copy is."""
     x, scale, dy = randn(6, 32).bfloat16().requires_grad_(), randn(32).requires_grad_(), randn(6, 32, seed=1).bfloat16()
