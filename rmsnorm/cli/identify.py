@@ -78,10 +78,10 @@ def identify(
 ) -> None:
     """Find out which normalisation a callable computes: its variant, eps, roundings, gradients, with the evidence.
 
-    The target is a black box. Its answers to chosen rows decide between hypotheses: rows of ever smaller norm show eps
-    and its place, bfloat16 rows the rounding points, one changed element the axes. The solved variant must then
-    predict y on fresh data within the bounds of `rmsnorm check`. The target runs in a process of its own. A class is
-    built with the arguments that the names in its constructor suggest (`dim`, `hidden_size`, ...).
+    The target is called and never read. One changed element shows the axes, rows of ever smaller norm show eps and its
+    place, and 16-bit rows show where it rounds. What fits, a variant or one with a known mistake, must then predict y
+    of new rows within the intervals of `rmsnorm check`. The target runs in a process of its own. A class is built with
+    the arguments that the names in its constructor suggest (`dim`, `hidden_size`, ...).
 
     A model of PyTorch, Keras or Flax nnx, or a function or class that makes one, is a target, too: each norm in it is
     identified, as rmsnorm.conversion.replace(model, dry_run=True) does. A line has the norms of all blocks together.

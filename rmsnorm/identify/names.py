@@ -1,4 +1,4 @@
-"""What a solved variant is called: a preset's name, or that of the nearest one and the fields that differ."""
+"""What a variant that was found is called: a preset's name, or that of the nearest one and the fields that differ."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def named(variant: Variant, values: Mapping[str, Any], library: str) -> Variant:
     not observed. Else the name says what differs, as "llama but eps_position is 'outside'".
 
     Args:
-        variant: what was solved.
+        variant: what was found.
         values: of all findings by their names; a field that is None there was not observed.
         library: the package that the norm is of.
     """

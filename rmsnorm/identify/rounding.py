@@ -286,7 +286,7 @@ def _together(accepts: Sequence[str], candidate: Candidate) -> list[str]:
 def _defect_of(probe: Probe, grid: Sequence[Candidate], dtype: str, own: Sequence[Answer]) -> None:
     """The sentence on y that nothing explains."""
     if dtype not in dtypes.HALF:
-        probe.findings.defect(f"for {dtype} x, y is beyond the bounds of what the solved formula predicts")
+        probe.findings.defect(f"for {dtype} x, y is beyond the bounds of what the formula predicts")
         return
     most = max(min(each.score(probe, answer) for answer in own) for each in grid)
     probe.findings.defect(f"for {dtype} x, y is rounded in an unknown way: {100 * most:.3g} % of it can be predicted")
