@@ -46,8 +46,8 @@ class Identity:
         target: its name.
         framework: the library that computes it.
         kind: ``rmsnorm``, ``layernorm``, ``l2norm`` (the sum of squares in place of the mean) or ``none``.
-        variant: the fields that were found, under the name of a preset, whose fields count where none was seen. Of presets
-            that differ in eps at most, the name is that of the library that the norm is of, as "torch" of
+        variant: the fields that were found, under the name of a preset, whose fields count where none was seen. Of
+            presets that differ in eps at most, the name is that of the library that the norm is of, as "torch" of
             torch.nn.RMSNorm, else of a widely known family. None where no variant describes it.
         recognised: it is an RMSNorm, fresh data confirmed every finding, and it has no defect.
         plain: recognised, and the variant describes it completely: no groups, and no gate that must be passed.

@@ -164,6 +164,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "others.npz.json").write_text("{}")
     saved(tmp_path / "escape.safetensors", {"norm.\x1b[2Jweight": gains(1)})
     saved(tmp_path / "nan.npz", {"norm.weight": np.array([1.0, np.nan])})
+    saved(tmp_path / "inf.safetensors", {"norm.weight": np.array([1.0, np.inf], "bfloat16")})
     for name, words in (
         ("a.pt", r"expected a .safetensors.*files of pickle \(.pt, .bin, .ckpt\) are never read"),
         ("others.npz.json", r"is a JSON file, expected a .safetensors.*; did you mean others\.npz, which is beside it"),
@@ -172,6 +173,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         ("others.npz", "has no gain of a norm among its 11 tensors, expected a name such as .*; its names are model"),
         ("escape.safetensors", r"has the name 'norm\.\\x1b\[2Jweight', expected printable words"),
         ("nan.npz", "norm.weight has NaN or infinity, expected finite gains"),
+        ("inf.safetensors", "norm.weight has NaN or infinity, expected finite gains"),
     ):
         with pytest.raises(ValueError, match=words):
             identify_checkpoint(tmp_path / name)
