@@ -7,6 +7,7 @@ import importlib
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -254,6 +255,8 @@ def test_equal_modules_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     report = replace(nn.ModuleList([*layers, *others]))
     assert (len(report), len(asked)) == (29, 7)
     assert [entry.variant.eps for entry in report[:26]] == [1e-6] * 8 + [1e-5] * 8 + [None] * 8 + [1e-6] * 2
+    apart = nn.ModuleList([LlamaRMSNorm(8, np.float32(eps)) for eps in (0.25, 0.5)])  # type: ignore[arg-type]
+    assert [entry.variant.eps for entry in replace(apart)] == [0.25, 0.5]
 
 
 @few

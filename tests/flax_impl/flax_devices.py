@@ -188,8 +188,10 @@ def over_a_named_axis(dtype: str) -> None:
 
         return call
 
-    module = linen.RMSNorm(**options)
-    of_linen = lambda x, scale, bias, mask: module.apply({"params": {"scale": scale}}, x, mask=mask) + bias  # noqa: E731
+    def of_linen(**more: Any) -> Callable[..., Any]:
+        module = linen.RMSNorm(**options, **more)
+        return lambda x, scale, bias, mask: module.apply({"params": {"scale": scale}}, x, mask=mask) + bias
+
     on_one = lambda x, scale, bias, mask: rms_norm(x, scale, mask=mask, variant="flax") + bias  # noqa: E731
     args = x, scale, bias, mask, dy
     whole = jax.jit(lambda *args: masked_gradients(on_one)(*args))
@@ -201,7 +203,8 @@ def over_a_named_axis(dtype: str) -> None:
     unit_of_halves = [np.concatenate(parts, -1) for parts in zip(*(units(*half) for half in halves), strict=True)]
     for over, ours, wanted, unit in (
         (over_shard_map, of_nnx(RMSNorm), want, units(*args)),
-        (over_pmap, of_linen, want, units(*args)),
+        (over_pmap, of_linen(), want, units(*args)),
+        (over_pmap, of_linen(**groups), want_of_halves, unit_of_halves),
         (over_pmap, of_nnx(RMSNorm, **groups), want_of_halves, unit_of_halves),
     ):
         results = over(masked_gradients(ours), *args)
