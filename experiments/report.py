@@ -128,6 +128,9 @@ def _answer(results: Mapping[str, Any], times: Mapping[str, Any]) -> Iterator[st
         "**Our answer on quality.** RMSNorm is not worse than LayerNorm by more than the margin: of "
         f"{len(results) - len(solved)} runs that can decide, {said}."
     )
+    below = [name for name in groups["not decided"] if results[name]["norms"]["rms"]["minus_layer"]["interval"][1] < 0]
+    if below:
+        yield f"Of those that are not decided, RMSNorm is below LayerNorm in every seed of {_names(below)}."
     if solved:
         equal = ", ".join(f"`{name}` {_equal(results[name])}" for name in solved)
         yield (
