@@ -277,7 +277,7 @@ WRONG = {name: wrong if isinstance(wrong, Wrong) else Wrong(wrong) for name, wro
         with_backward(lambda c, dy, dx, dweight: (dx * (2 if 0 in dy.stride() else 1), dweight)),
         replace="; expanded dy'"),
     "into dy": Wrong(
-        with_backward(lambda context, dy, dx, dweight: (dy.copy_(dx), dweight)),
+        with_backward(lambda context, dy, dx, dweight: (dx if 0 in dy.stride() else dy.copy_(dx), dweight)),
         "its backward pass writes to the gradient of y"),
     "static output": Wrong(
         static_output(), "the next call writes to the memory of y: y of an earlier call changes", ""),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from types import MappingProxyType
 from typing import Final
 
@@ -16,6 +17,7 @@ from rmsnorm.identify.gradients import explanation
 from rmsnorm.identify.instead import mistaken
 from rmsnorm.parity.asking import Refused, ask, questions
 from rmsnorm.parity.cases import Array, Data
+from rmsnorm.parity.design import OPTIONS
 from rmsnorm.parity.questions import Question
 from rmsnorm.targets.target import Target, TargetError
 
@@ -85,7 +87,10 @@ class Judge:
     def defects(self) -> list[str]:
         """The sentences on what differs, y first."""
         said: dict[str, list[str]] = {}
-        for sized, question, failing in self.failures():
+        target = self.probe.target
+        options = [] if target.bridge.compiles else [name for name in OPTIONS if name in target.arguments]
+        with_options = (self.failures({**_PLAIN, name: name}) for name in options)  # with all gradients
+        for sized, question, failing in chain(*with_options, self.failures()):
             first = ("y",) if "y" in failing else tuple(failing)  # what is wrong in y is wrong in its gradients
             for quantity, detail in failing.items():
                 if quantity in first and quantity not in said:
