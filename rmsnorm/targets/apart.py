@@ -114,7 +114,14 @@ class _TritonFirst:
             def triton_first(module: Any) -> None:
                 with contextlib.suppress(ImportError, OSError):  # it is not installed, or it does not load
                     import_module("triton")
-                load(module)
+                kept = os.dup(2)  # no setting of TensorFlow makes its import silent: it writes before it reads them
+                with open(os.devnull, "w") as null:
+                    os.dup2(null.fileno(), 2)
+                try:
+                    load(module)
+                finally:
+                    os.dup2(kept, 2)
+                    os.close(kept)
 
             spec.loader.exec_module = triton_first  # type: ignore[method-assign]
         return spec
