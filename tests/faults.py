@@ -61,7 +61,7 @@ SURFACES: Final = {
     ),
     "check": Surface(
         "rmsnorm.parity.checking",
-        "tests/tools/test_reports.py tests/tools/test_check.py tests/tools/test_zoo.py tests/tools tests/parity",
+        "tests/tools/test_zoo.py tests/tools/test_reports.py tests/tools/test_check.py tests/tools tests/parity",
     ),
     "report": Surface("rmsnorm.parity.report", "tests/tools/test_reports.py tests/tools/test_zoo.py tests/tools"),
     "quantised": Surface("rmsnorm.parity.quantised", "tests/parity/test_quantised_check.py"),
