@@ -248,6 +248,8 @@ def open_probe(
             break
         except TargetError as error:
             failure = failure or error
+            if time.monotonic() > deadline:
+                raise failure from None
     else:
         assert failure is not None  # noqa: S101  (every dtype failed)
         raise failure

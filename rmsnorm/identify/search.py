@@ -53,7 +53,7 @@ def identify(
         init: arguments for its constructor, or options for a function.
         gradients: whether to ask for dx, dscale and dbias, too.
         device: cpu or cuda.
-        time_limit: in seconds, checked before every call; only the command line can end a target that hangs.
+        time_limit: in seconds, checked between questions; only the command line can end a target that hangs.
         shape, axis, call: the shape of x, the axes of its parameters, and the order of its arguments, as of
             open_target.
 
@@ -100,7 +100,8 @@ def identify_opened(
         findings.withdraw_defects()  # they rest on a form that is not the target's
         findings.add("kind", "none", str(reason))
     except TargetError as error:
-        findings.defect(f"{error}{'' if findings.answers else _hint_of_width(target)}")
+        is_late = time.monotonic() > start + time_limit
+        findings.defect(f"{error}{'' if findings.answers or is_late else _hint_of_width(target)}")
     seconds = time.monotonic() - start
     return replace(identity, findings=findings.answers, defects=findings.defects, seconds=seconds)
 

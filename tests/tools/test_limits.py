@@ -50,6 +50,10 @@ def test_identify_says_how_a_width_is_named_which_is_the_only_one() -> None:
     (defect,) = identify(kernel, framework="numpy").defects
     assert defect.endswith("another shape, please; it takes rows of 128 elements, so name that width: --width 128")
     assert identify(kernel, framework="numpy", width=128).recognised
+    asked: list[Any] = []
+    refuses = where(lambda x, w: asked.append(x.dtype.name))
+    assert len(identify(refuses, framework="numpy", time_limit=0.0).defects) == 1
+    assert {*asked} == {"float32"}, "when the time is over, no other dtype and no other width is tried"
 
 
 @few
