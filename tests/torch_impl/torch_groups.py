@@ -1,4 +1,4 @@
-"""The checks of a group of PyTorch's processes, and one of these; test_torch_distributed starts and reads all.
+"""The checks of a group of three processes of PyTorch; test_torch_distributed starts it.
 
 Of models, parameters lie in parts (FSDP) or rows do (DDP); of the functions, any part of any tensor (DTensor).
 """
@@ -6,10 +6,7 @@ Of models, parameters lie in parts (FSDP) or rows do (DDP); of the functions, an
 from __future__ import annotations
 
 import itertools
-import os
 import sys
-import traceback
-from pathlib import Path
 from typing import Any
 
 import calls
@@ -24,8 +21,8 @@ from torch_arrays import are_alike, to_numpy, to_torch
 from rmsnorm.parity.judge import Outcome, compare, expect
 from rmsnorm.torch_impl import RMSNorm, rms_norm, rms_norm_vjp
 
-ROWS = (3, 2, 4)
-WIDTHS = {2: (8, 9), 4: (9,)}  # 9 on four processes is 3, 3, 3 and nothing
+WORLD, ROWS = 3, (3, 2, 4)
+WIDTHS = {"float32": 8, "bfloat16": 4, "float64": 9}  # 3, 3 and 2 in a process, or 2, 2 and none, or 3 each
 WITH: dict[str, dict[str, str]] = {  # levels of the table of calls
     "rows": {}, "partial": {"partial": "0.3"}, "mask of rows": {"mask": "column mask"}, "mask": {"mask": "mask"},
     "mask, partial": {"mask": "mask", "partial": "0.3"},
@@ -52,7 +49,7 @@ class Traffic(CommDebugMode):
 
 
 def mesh() -> Any:
-    return init_device_mesh("cpu", (distributed.get_world_size(),))
+    return init_device_mesh("cpu", (WORLD,))
 
 
 def whole(tensor: Any) -> Any:
@@ -62,10 +59,10 @@ def whole(tensor: Any) -> Any:
 def spread_over_features() -> None:
     """Shard(-1): values and gradients are the golden's, and only sums over the devices travel."""
     devices = mesh()
-    for (dtype, variant, name), width in itertools.product(ASKED, WIDTHS[devices.size()]):
-        calls.LAYOUTS[f"rows of {width}"] = ((*ROWS, width), {})
-        row = {"variant": variant, "x": dtype, "layout": f"rows of {width}", "bias": "bias", **WITH[name]}
-        data = calls.arguments_of(row)
+    for dtype, variant, name in ASKED:
+        layout = f"rows of {WIDTHS[dtype]}"
+        calls.LAYOUTS[layout] = ((*ROWS, WIDTHS[dtype]), {})
+        data = calls.arguments_of({"variant": variant, "x": dtype, "layout": layout, "bias": "bias", **WITH[name]})
         x, scale, bias, dy = (
             distribute_tensor(to_torch(each), devices, [Shard(each.ndim - 1)])
             for each in (data.x, data.scale, data.bias, data.dy)
@@ -85,11 +82,10 @@ def spread_over_features() -> None:
         if (variant, dtype, name) == ("llama", "float32", "rows"):
             assert len(forward.sent) == len(backward.sent) == 1
         assert y.placements == x.grad.placements == (Shard(3),)
-        assert all(leaf.grad.placements == (Shard(0),) for leaf in leaves[1:])
+        assert scale.grad.placements == bias.grad.placements == (Shard(0),)
         by_formula = rms_norm_vjp(dy, *(leaf.detach() for leaf in leaves), **options)
-        results = {"y": [y], "dx": [x.grad], "dscale": [scale.grad], "dbias": [bias.grad]}
-        for found, gradient in zip([*results.values()][1:], by_formula, strict=True):
-            found.append(gradient)
+        results = {"y": [y], **{f"d{key}": [leaf.grad, gradient] for key, leaf, gradient in
+                                zip(("x", "scale", "bias"), leaves, by_formula, strict=True)}}  # fmt: skip
         outcome = Outcome({key: [to_numpy(whole(t.detach())) for t in found] for key, found in results.items()})
         expected = {key: want for key, want in expect(data).items() if key in results}
         failed = [verdict for verdict in compare(outcome, expected) if not verdict.passed]
@@ -108,43 +104,40 @@ def mixed_placements() -> None:
     places = (Shard(0), Shard(1), Shard(2), Replicate())
     combinations = itertools.product((*places, Partial()), (Shard(0), Replicate()), places)
     for i, (at_x, at_scale, at_residual) in enumerate(combinations):
-        leaves = [
-            pending(x, devices) if at_x.is_partial() else distribute_tensor(x, devices, [at_x]),
-            distribute_tensor(scale, devices, [at_scale]),
-            distribute_tensor(bias, devices, [Replicate()]),
-            distribute_tensor(residual, devices, [at_residual]),
-        ]
-        leaves = [leaf.requires_grad_() for leaf in leaves]
+        pairs = (x, at_x), (scale, at_scale), (bias, Replicate()), (residual, at_residual)
+        leaves = [placed(tensor, devices, at).requires_grad_() for tensor, at in pairs]
         y, h = rms_norm(*leaves[:3], residual=leaves[3], variant="llama")
-        gradient = pending(dy, devices) if i % 2 else distribute_tensor(dy, devices, [Replicate()])
+        gradient = placed(dy, devices, Partial() if i % 2 else Replicate())
         torch.autograd.backward([y, h], [gradient, torch.ones_like(h)])
         assert all(map(are_alike, map(whole, [y, h, *(leaf.grad for leaf in leaves)]), want))
 
 
-def pending(tensor: Any, devices: Any) -> Any:
-    """A DTensor of that value: two processes hold half of it, whose sum is exact in any order, the others nothing."""
-    return DTensor.from_local(tensor / 2 if devices.get_local_rank() < 2 else 0 * tensor, devices, [Partial()])
+def placed(tensor: Any, devices: Any, at: Any) -> Any:
+    """A DTensor of that value. As a sum to come, two processes hold half of it, which is exact, the others nothing."""
+    if not at.is_partial():
+        return distribute_tensor(tensor, devices, [at])
+    return DTensor.from_local(tensor / 2 if devices.get_local_rank() < 2 else 0 * tensor, devices, [at])
 
 
 class Block(nn.Module):
-    def __init__(self, cls: Any = RMSNorm, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.norm, self.up, self.down, self.last = cls(8, 1e-5), nn.Linear(8, 12), nn.Linear(12, 8), cls(8, 1e-5)
+        self.norm, self.up, self.down, self.last = RMSNorm(8), nn.Linear(8, 12), nn.Linear(12, 8), RMSNorm(8)
 
     def forward(self, x: Any) -> Any:
         return self.last(x + self.down(self.up(self.norm(x)).relu()))
 
 
 def rows_of_this_process(x: Any) -> Any:
-    return x.chunk(distributed.get_world_size())[distributed.get_rank()]
+    return x.chunk(WORLD)[distributed.get_rank()]
 
 
 def train(model: Any, shard: Any = lambda x: x) -> None:
     """A few steps of Adam, each on another batch."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     for step in range(3):
-        batch = torch.randn((8, 4, 8), generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+        batch = torch.randn((6, 4, 8), generator=torch.Generator().manual_seed(step), dtype=torch.float64)
         loss = (model(shard(batch)) - shard(batch.roll(1, 0))).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -178,16 +171,12 @@ def fully_sharded() -> None:
     train(model, rows_of_this_process)
     same_parameters(model, want)
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    found = []
-    for cls in (RMSNorm, nn.RMSNorm):
-        model = Block(cls)
-        fully_shard(model, mesh=mesh(), mp_policy=half)
-        y = model(torch.ones(2, 8))
-        y.square().mean().backward()
-        weight = model.norm.weight
-        found.append((y.dtype, weight.dtype, weight.grad.dtype, weight.grad.placements))
-    assert found[0] == found[1]
-    assert found[0][0] == torch.bfloat16
+    model = Block()
+    fully_shard(model, mesh=mesh(), mp_policy=half)
+    y = model(torch.ones(2, 8))
+    y.square().mean().backward()
+    weight = model.norm.weight
+    assert (y.dtype, weight.dtype, weight.grad.dtype) == (torch.bfloat16, torch.float32, torch.float32)
     with torch.device("meta"):
         model = Block()
     fully_shard(model, mesh=mesh())
@@ -196,20 +185,14 @@ def fully_sharded() -> None:
     assert torch.equal(whole(model.norm.weight), torch.ones(8))
 
 
-def run(rank: int, world: int, folder: Path, *names: str) -> None:
-    """All checks in one group. A process that fails leaves, and the others lose it; they are ended from outside."""
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+def run(rank: int, folder: str, names: list[str]) -> None:
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
     for name in names:
-        try:
-            globals()[name]()
-        except BaseException:
-            (folder / f"{name}.{rank}").write_text(traceback.format_exc())
-            os._exit(1)
-        distributed.barrier()
-        (folder / f"{name}.{rank}").write_text("holds")
+        globals()[name]()
     distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    run(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])
+    folder, *names = sys.argv[1:]
+    torch.multiprocessing.start_processes(run, (folder, names), nprocs=WORLD, start_method="fork")
+    print(*names)
