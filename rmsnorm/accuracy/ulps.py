@@ -28,8 +28,9 @@ def ulps(got: Array, want: Array) -> Array:
     signed = np.dtype(f"i{want.dtype.itemsize}")
     steps = []
     for array in (got, want):
-        bits = np.ascontiguousarray(array).view(signed).astype(object if want.dtype.itemsize == 8 else np.int64)
+        bits = np.ascontiguousarray(array).view(signed).astype(np.int64)
         steps.append(np.where(bits < 0, int(np.iinfo(signed).min) - bits, bits))
-    distance = np.abs(steps[0] - steps[1]).astype(np.float64)
+    further, nearer = np.maximum(*steps), np.minimum(*steps)
+    distance = (further.view(np.uint64) - nearer.view(np.uint64)).astype(np.float64)  # it may need all 64 bits
     nan = [np.isnan(array.astype(np.float64)) for array in (got, want)]
     return np.where(nan[0] & nan[1], 0.0, np.where(nan[0] | nan[1], np.inf, distance))

@@ -110,7 +110,7 @@ class Verdict:
 
     def add(self, got: Array, want: Expected, place: tuple[slice, ...]) -> None:
         """Count what is outside of its interval in a block that begins at ``place``."""
-        wrong = np.flatnonzero(outside(got, want))
+        wrong = np.flatnonzero(outside(got, want.value, want.low, want.high))
         self.count += len(wrong)
         if not len(wrong):
             return

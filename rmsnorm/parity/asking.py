@@ -263,7 +263,8 @@ def _spread(question: Question, few: Data, name: str, want: Expected, group_size
     """What is expected of every row of x, of what is expected of the different ones; a sum over rows as it is."""
     if name in ("dscale", "dbias"):
         return want.changed(lambda array: without_groups(array, group_size))
-    return want.changed(lambda array: question.spread(without_groups(np.broadcast_to(array, few.x.shape), group_size)))
+    want = want.changed(lambda array: without_groups(np.broadcast_to(array, few.x.shape), group_size))
+    return replace(want, order=question.order, lead=question.lead)
 
 
 def _sums(total: Array, question: Question) -> list[Comparison]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ Array = npt.NDArray[Any]
 
 Implementation = Callable[[Data], Outcome]
 GRADIENTS: Final = ("dx", "dscale", "dbias", "dresidual", "dgate")
+_PIECE: Final = 2**16  # elements that are compared at once: few enough for the cache of a processor
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Expected:
         low, high: the least and the greatest right number for each element, as float64. NaN where only NaN is right.
         unit: the unit of the parity ratio of each element: the unit roundoff of the sizes of its terms.
         bound: the largest parity ratio.
+        order: where the result repeats these rows, the number of each of its rows among them.
+        lead: then, the axes of the result in place of the first one of these.
     """
 
     value: Array
@@ -44,6 +47,12 @@ class Expected:
     high: Array
     unit: Array
     bound: float
+    order: Array | None = None
+    lead: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.value.shape if self.order is None else (*self.lead, *self.value.shape[1:])
 
     @classmethod
     def around(cls, value: Array, unit: Array, bound: float) -> Expected:
@@ -63,8 +72,21 @@ class Expected:
         return replace(self, low=self.low - error, high=self.high + error)
 
     def changed(self, change: Callable[[Array], Array]) -> Expected:
-        """The same, with every array repeated or reshaped."""
+        """The same, with every array broadcast or reshaped."""
         return Expected(change(self.value), change(self.low), change(self.high), change(self.unit), self.bound)
+
+    def pieces(self) -> Iterator[tuple[slice, Array, Array, Array, Array]]:
+        """Some elements of the result after the other: where they are in a row of all; value, low, high and unit."""
+        arrays = [self.value, self.low, self.high, self.unit]
+        if self.order is None:
+            count, n, arrays = self.value.size, 1, [array.reshape(-1) for array in arrays]
+        else:
+            count, n = len(self.order), max(1, math.prod(self.value.shape[1:]))
+        step = max(1, _PIECE // n)
+        for start in range(0, count, step):
+            rows = slice(start, start + step) if self.order is None else self.order[start : start + step]
+            value, low, high, unit = (array[rows].ravel() for array in arrays)
+            yield slice(start * n, start * n + value.size), value, low, high, unit
 
 
 def judge(implementation: Implementation, data: Data) -> list[Comparison]:
@@ -188,53 +210,57 @@ def golden(data: Data, quantities: Sequence[str] = QUANTITIES) -> dict[str, Arra
     return {name: results[name] for name in quantities if results.get(name) is not None}
 
 
-def outside(got: Array, want: Expected) -> Array:
+def outside(got: Array, value: Array, low: Array, high: Array) -> Array:
     """Which elements are outside of their intervals."""
     with np.errstate(all="ignore"):
-        wide, right = got.astype(np.float64), want.value.astype(np.float64)
+        wide, right = got.astype(np.float64), value.astype(np.float64)
         same = (wide == right) | (np.isnan(wide) & np.isnan(right))
-        return np.asarray(~same & ~((want.low <= wide) & (wide <= want.high)))
+        return np.asarray(~same & ~((low <= wide) & (wide <= high)))
 
 
 def _compare(name: str, got: Array, expected: Expected) -> Comparison:
-    want = expected.value
-    if got.dtype != want.dtype or got.shape != want.shape:
-        got_text, want_text = (errors.describe(a.shape, a.dtype.name) for a in (got, want))
+    dtype, shape = expected.value.dtype, expected.shape
+    if got.dtype != dtype or got.shape != shape:
+        got_text, want_text = errors.describe(got.shape, got.dtype.name), errors.describe(shape, dtype.name)
         return failed(name, f"got {got_text}, want {want_text}")
-    different = np.flatnonzero(bits_of(got) != bits_of(want))  # few, most often: all else is of these
-    some, wanted, unit, low, high = (
-        array.ravel()[different] for array in (got, want, expected.unit, expected.low, expected.high)
-    )
-    with np.errstate(all="ignore"):
-        wide_got, wide_want = some.astype(np.float64), wanted.astype(np.float64)
-        same = (wide_got == wide_want) | (np.isnan(wide_got) & np.isnan(wide_want))
-        ratio = np.where(same, 0.0, np.abs(wide_got - wide_want) / unit)
+    flat = np.ascontiguousarray(got).ravel()
+    largest = furthest = 0.0
+    differing = unlike = 0  # elements that are another number; and those with other bits, which a zero may have
+    worst, detail = -1.0, ""
+    for place, value, low, high, unit in expected.pieces():
+        different = np.flatnonzero(bits_of(flat[place]) != bits_of(value))  # few, most often: all else is of these
+        if not len(different):
+            continue
+        some, value, low, high = flat[place][different], value[different], low[different], high[different]
+        with np.errstate(all="ignore"):
+            apart = np.abs(some.astype(np.float64) - value.astype(np.float64))
+            distances = ulps(some, value)
+            ratio = np.where(distances == 0, 0.0, apart / unit[different])
         ratio = np.where(np.isfinite(ratio), ratio, np.inf)
-        outside = ~same & ~((low <= wide_got) & (wide_got <= high))
-    distances = ulps(some, wanted)
-    same = distances == 0
-    if name == "y":  # the sign of a zero is a bit, too: IEEE 754 says which one a product has
-        same &= (wide_got != 0) | (np.signbit(wide_got) == np.signbit(wide_want))
-    identical = 1.0 - float(np.sum(~same)) / want.size if want.size else 1.0
-    passed = not outside.any()
-    detail = ""
-    if not passed:
-        worst = int(np.argmax(np.where(outside, ratio, -1.0)))
-        detail = _worst(got, want, int(different[worst]), distances[worst])
-        if name == "y" and want.dtype.name in dtypes.HALF:
-            detail += f"; {int(np.sum(distances != 0))} of {want.size} elements differ"
-    largest, furthest = float(ratio.max(initial=0.0)), float(distances.max(initial=0.0))
-    return Comparison(name, largest, expected.bound, identical, furthest, passed, detail)
+        other = distances != 0
+        differing += int(np.sum(other))
+        if name == "y":  # the sign of a zero is a bit, too: IEEE 754 says which one a product has
+            other |= (some == 0) & (np.signbit(some) != np.signbit(value))
+        unlike += int(np.sum(other))
+        largest, furthest = max(largest, float(ratio.max())), max(furthest, float(distances.max()))
+        wrong = outside(some, value, low, high)
+        if wrong.any() and (ratios := np.where(wrong, ratio, -1.0)).max() > worst:
+            element = int(ratios.argmax())
+            worst = float(ratios[element])
+            position = tuple(int(i) for i in np.unravel_index(place.start + int(different[element]), shape))
+            detail = (
+                f"at {position} got {float(some[element])!r}, want {float(value[element])!r}, "
+                f"{distances[element]:.0f} ulp"
+            )
+    identical = 1.0 - unlike / got.size if got.size else 1.0
+    if detail and name == "y" and dtype.name in dtypes.HALF:
+        detail += f"; {differing} of {got.size} elements differ"
+    return Comparison(name, largest, expected.bound, identical, furthest, not detail, detail)
 
 
 def bits_of(array: Array) -> Array:
     """The bits of each element in a row, as whole numbers."""
     return np.ascontiguousarray(array).ravel().view(f"u{array.itemsize}")
-
-
-def _worst(got: Array, want: Array, place: int, distance: float) -> str:
-    position = tuple(int(entry) for entry in np.unravel_index(place, got.shape))
-    return f"at {position} got {float(got[position])!r}, want {float(want[position])!r}, {distance:.0f} ulp"
 
 
 def failed(name: str, detail: str) -> Comparison:
