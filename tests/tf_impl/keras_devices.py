@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras_values import check, filled, judged_step, normal, to_numpy
+from keras_values import check, judged_step, normal, to_numpy
 
 from rmsnorm.tf_impl import RMSNormalization
 
@@ -19,10 +19,6 @@ from rmsnorm.tf_impl import RMSNormalization
 def to_backend(x: Any) -> Any:
     """Exactly; a backend may not know how from bfloat16."""
     return keras.ops.cast(keras.ops.convert_to_tensor(x.astype(np.float32)), x.dtype.name)
-
-
-def model_of(layer: Any) -> Any:
-    return keras.Sequential([keras.Input((32,)), layer])
 
 
 def check_mirrored_strategy() -> None:
@@ -35,13 +31,10 @@ def check_mirrored_strategy() -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    x = normal(16, 32)
     for policy, way in (("float32", {"run_eagerly": True}), ("mixed_bfloat16", {"jit_compile": False})):
         with strategy.scope():
             layer = RMSNormalization(variant="equinox", dtype=policy)
-            model = model_of(layer)
-            filled(layer, (None, 32))
-            judged_step(model, layer, x, **way)
+            judged_step(layer, normal(16, 32), **way)
         for weight in layer.weights:
             parts = strategy.experimental_local_results(weight.value)
             assert [part.device[-5:] for part in parts] == ["CPU:0", "CPU:1"]
@@ -56,37 +49,33 @@ def check_model_parallel() -> None:
     layout = keras.distribution.LayoutMap(mesh)
     layout[".*norm/.*"] = ("model",)
     keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layout, batch_dim_name="batch"))
-    x = normal(16, 32)
     for policy, variant, partial in (("float32", "equinox", None), ("mixed_bfloat16", "llama", 0.3)):
-        layer = RMSNormalization(variant=variant, partial=partial, dtype=policy, name="norm")
-        model = model_of(layer)
-        judged_step(model, filled(layer, (None, 32)), x)
+        layer, x = RMSNormalization(variant=variant, partial=partial, dtype=policy, name="norm"), normal(16, 32)
+        model = judged_step(layer, x)
         for weight in layer.weights:
             assert tuple(weight.value.sharding.spec) == ("model",), weight.path
             assert weight.value.addressable_shards[0].data.shape == (8,)
-        check(model.predict(x, verbose=0), layer, x.astype(layer.compute_dtype))
+        x = x.astype(layer.compute_dtype)
+        check(model.predict(x, verbose=0), layer, x)
 
         both = keras.distribution.TensorLayout(("batch", "model"), mesh)
-        rows = keras.distribution.distribute_tensor(to_backend(x.astype(layer.compute_dtype)), both)
+        rows = keras.distribution.distribute_tensor(to_backend(x), both)
         weights = [weight.value for weight in layer.weights]
+        function = lambda rows, weights, layer=layer: layer.stateless_call(weights, [], rows)[0]  # noqa: E731
 
-        def function(rows: Any, weights: Any, layer: Any = layer) -> Any:
-            return layer.stateless_call(weights, [], rows)[0]
-
-        def both_ways(rows: Any, weights: Any, function: Any = function) -> Any:
+        def gradients(rows: Any, weights: Any, function: Any = function) -> Any:
             y, pull = jax.vjp(function, rows, weights)
-            return y, pull(y)
+            return pull(y)
 
-        for compiled in (jax.jit(function), jax.jit(both_ways)):
-            text = compiled.lower(rows, weights).compile().as_text()
+        for program in (function, gradients):
+            text = jax.jit(program).lower(rows, weights).compile().as_text()
             moved = re.findall(r"= \(?\w+\[([\d,]*)\]\S* (all-\w+|collective-\w+)\(", text)
-            summed = {shape for shape, kind in moved if kind == "all-reduce"}
-            assert summed <= {"", "8", "8,1"}, moved  # a number, one a row, or a part of the gain
-            # x is neither gathered nor moved, in a partial norm either
-            assert all(kind == "all-reduce" for _, kind in moved), moved
+            # x is neither gathered nor moved, in a partial norm either: a number, one a row, or a part of the gain
+            assert {kind for _, kind in moved} == {"all-reduce"}, moved
+            assert {shape for shape, _ in moved} <= {"", "8", "8,1"}, moved
         y = jax.jit(function)(rows, weights)
         assert tuple(y.sharding.spec) == ("batch", "model")
-        check(to_numpy(y), layer, x.astype(layer.compute_dtype))
+        check(to_numpy(y), layer, x)
 
 
 if __name__ == "__main__":

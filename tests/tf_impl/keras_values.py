@@ -15,6 +15,7 @@ from rmsnorm import numpy_impl as golden
 from rmsnorm.accuracy.bounds import bound
 from rmsnorm.accuracy.terms import term_sizes
 
+MINE = rmsnorm.Variant(name="mine", eps=0.1, partial=Fraction(1, 3), scale_offset=0.5)
 CONFIGURATIONS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "plain": ({}, (4, 6)),
     "unsorted": ({"axis": [-1, 1]}, (2, 3, 4, 5)),
@@ -22,10 +23,7 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "third": ({"partial": Fraction(1, 3)}, (4, 9)),
     "outside": ({"variant": "zhang_torch", "bias": True}, (4, 8)),
     "no weights": ({"scale": False}, (4, 8)),
-    "own variant": (
-        {"variant": rmsnorm.Variant(name="mine", eps=0.1, partial=Fraction(1, 3), scale_offset=0.5)},
-        (4, 9),
-    ),
+    "own variant": ({"variant": MINE}, (4, 9)),
 }
 
 
@@ -60,20 +58,23 @@ def check(y: Any, layer: Any, x: Any) -> None:
     calls.hold({"y": y}, x, *weights_of(layer), **options_of(layer), out_dtype=layer.compute_dtype, least=2.0**-126)
 
 
-def judged_step(model: Any, layer: Any, x: Any, **compiled: Any) -> None:
-    """One step along -1 of sum(target * y) / 16, whose gradient in y is exact: the weights move by the golden's."""
-    start = weights_of(layer)
+def judged_step(layer: Any, x: Any, **compiled: Any) -> Any:
+    """One step along -1 of sum(target * y) / 16 in a model, whose gradient in y is exact: weights move by the golden's.
+
+    Returns the model.
+    """
+    model = keras.Sequential([keras.Input(x.shape[1:]), layer])
+    start = weights_of(filled(layer, (None, *x.shape[1:])))
     target = normal(*x.shape, seed=5).astype("bfloat16").astype("float16").astype(np.float32)
-    optimizer = keras.optimizers.SGD(1.0)
-    model.compile(optimizer, lambda t, y: ops.sum(t * ops.cast(y, t.dtype), -1), **compiled)
+    model.compile(keras.optimizers.SGD(1.0), lambda t, y: ops.sum(t * ops.cast(y, t.dtype), -1), **compiled)
     model.fit(x, target, batch_size=16, epochs=1, verbose=0)
-    compute, options = layer.compute_dtype, options_of(layer)
-    x, upstream = x.astype(compute), (target / 16).astype(compute)
-    gradients = golden.rms_norm_vjp(upstream, x, *start, **options)[1:]
-    terms = term_sizes(x, *start, dy=upstream, tangents=(x, None, None), **options)
+    x, upstream = x.astype(layer.compute_dtype), (target / 16).astype(layer.compute_dtype)
+    gradients = golden.rms_norm_vjp(upstream, x, *start, **options_of(layer))[1:]
+    terms = term_sizes(x, *start, dy=upstream, tangents=(x, None, None), **options_of(layer))
     call = calls.arguments(x, variant=layer.variant).call
     for name, old, new, gradient in zip(("dscale", "dbias"), start, weights_of(layer), gradients, strict=True):
         if old is not None:
             error = bound(name, call, "float32") * terms[name] + np.abs(new)  # and the subtraction
-            assert (np.abs(new - (old - gradient)) <= 2.0**-24 * error).all(), (name, compute, compiled)
+            assert (np.abs(new - (old - gradient)) <= 2.0**-24 * error).all(), (name, layer.compute_dtype, compiled)
             assert (np.abs(gradient) > 2.0**-10).any()
+    return model

@@ -26,16 +26,15 @@ SCALE, BIAS = RNG.standard_normal((2, 40)).astype(np.float32)
 X = (RNG.standard_normal((12, 40)) * np.repeat([1, 1e8, 1e17, 1e-20], 3)[:, None]).astype(np.float32)
 
 
-def interpreted(program: bytes, **arrays: np.ndarray) -> list[np.ndarray]:
-    """The results of a program's only signature, in the order of their names."""
+def interpreted(program: bytes, *arrays: np.ndarray) -> list[np.ndarray]:
+    """The results of a program's only signature; arguments and results are in the order of their names."""
     interpreter = tf.lite.Interpreter(model_content=program)
     run = interpreter.get_signature_runner()
-    results = run(**arrays)
+    results = run(**dict(zip(run.get_input_details(), arrays, strict=True)))
     assert not [op["op_name"] for op in interpreter._get_ops_details() if op["op_name"].startswith(("Flex", "CUSTOM"))]
     return [results[name] for name in sorted(results, key=lambda name: (len(name), name))]
 
 
-@pytest.mark.slow
 def test_models_of_keras(tmp_path: Path) -> None:
     """By the converter and by Keras, which both export a SavedModel for it."""
     variants = ("keras", "zhang_torch", "x_transformers", "lasagne")
@@ -45,51 +44,44 @@ def test_models_of_keras(tmp_path: Path) -> None:
     for layer in layers:
         layer.set_weights([SCALE, BIAS][: len(layer.weights)])
     model.export(str(tmp_path / "model.tflite"), format="litert", verbose=False)
-    programs = [tf.lite.TFLiteConverter.from_keras_model(model).convert(), (tmp_path / "model.tflite").read_bytes()]
-    for program in programs:
-        interpreter = tf.lite.Interpreter(model_content=program)
-        (name,) = interpreter.get_signature_list()["serving_default"]["inputs"]
-        for y, layer in zip(interpreted(program, **{name: X}), layers, strict=True):
-            parameters = [SCALE, BIAS if layer.use_bias else None]
-            check_bounds({"y": y}, X, *parameters, variant=layer.variant)
+    converted = tf.lite.TFLiteConverter.from_keras_model(model).convert()
+    for program in (converted, (tmp_path / "model.tflite").read_bytes()):
+        for y, layer in zip(interpreted(program, X), layers, strict=True):
+            check_bounds({"y": y}, X, SCALE, BIAS if layer.use_bias else None, variant=layer.variant)
 
 
-@pytest.mark.slow
 def test_functions_with_gradients(tmp_path: Path) -> None:
     """From a SavedModel: LiteRT can train, too."""
     x, dy, residual = RNG.standard_normal((3, 6, 40)).astype(np.float32)
     mask = RNG.random((6, 40)) > 0.2
     mask[1] = False
-    variant, sizes = PRESETS["gemma"].replace(partial=0.3), [6, 40]
+    options = {"variant": PRESETS["gemma"].replace(partial=0.3), "mask": mask, "residual": residual}
 
-    class Module(tf.Module):
-        @tf.function(input_signature=[*[tf.TensorSpec(sizes)] * 3, tf.TensorSpec(sizes, tf.bool)])
-        def __call__(self, x: Any, dy: Any, residual: Any, mask: Any) -> Any:
-            scale, options = tf.constant(SCALE), {"variant": variant, "mask": mask, "residual": residual}
-            with tf.GradientTape() as tape:
-                tape.watch([x, scale])
-                y, h, inverse_rms = rms_norm(x, scale, **options, return_inverse_rms=True)
-            dx, dscale = tape.gradient(y, [x, scale], dy)
-            return {"a": y, "b": h, "c": inverse_rms, "d": dx, "e": dscale}
+    @tf.function(input_signature=[tf.TensorSpec([6, 40], kind) for kind in ("float32", "bool", "float32", "float32")])
+    def step(dy: Any, mask: Any, residual: Any, x: Any) -> Any:
+        scale = tf.constant(SCALE)
+        with tf.GradientTape() as tape:
+            tape.watch([x, scale])
+            given = {**options, "mask": mask, "residual": residual}
+            y, h, inverse_rms = rms_norm(x, scale, **given, return_inverse_rms=True)
+        return y, h, inverse_rms, *tape.gradient(y, [x, scale], dy)
 
-    module, options = Module(), {"variant": variant, "mask": mask, "residual": residual}
-    signature = module.__call__.get_concrete_function()
-    tf.saved_model.save(module, str(tmp_path), signatures=signature)
+    module = tf.Module()
+    module.step = step
+    tf.saved_model.save(module, str(tmp_path), signatures=step.get_concrete_function())
     program = tf.lite.TFLiteConverter.from_saved_model(str(tmp_path)).convert()
-    got = interpreted(program, x=x, dy=dy, residual=residual, mask=mask)
-    np.testing.assert_array_equal(got[1], golden.rms_norm(x, SCALE, **options)[1])
-    named = {"y": got[0], "inverse_rms": got[2], "dx": got[3], "dscale": got[4]}
-    check_bounds(named, x, SCALE, dy=dy, **options)
+    y, h, *others = interpreted(program, dy, mask, residual, x)
+    np.testing.assert_array_equal(h, golden.rms_norm(x, SCALE, **options)[1])
+    named = dict(zip(("inverse_rms", "dx", "dscale"), others, strict=True))
+    check_bounds({"y": y, **named}, x, SCALE, dy=dy, **options)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(keras.layers, "RMSNormalization"), reason="this Keras has no RMSNormalization")
 @pytest.mark.filterwarnings("ignore:Statistics for quantized inputs:UserWarning")
 def test_activations_in_integers() -> None:
-    """A model between two dense layers in 8 bits, beside one with Keras's own norm, which rounds five tensors.
+    """A norm between two dense layers in 8 bits, beside Keras's own, which rounds five tensors.
 
-    Ours rounds at most as many again where eps is not under the root. Of equal errors twice as many are 1.4 times as
-    large.
+    Ours rounds at most as many again where eps is not under the root: twice as many errors are 1.4 times as large.
     """
     x, errors = np.random.default_rng(1).standard_normal((100, 16)).astype(np.float32), []
     plain = tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
@@ -101,12 +93,8 @@ def test_activations_in_integers() -> None:
         converter.representative_dataset = lambda: ([row[None]] for row in x)
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
         interpreter = tf.lite.Interpreter(model_content=converter.convert(), experimental_op_resolver_type=plain)
-        interpreter.allocate_tensors()
-        (name,), (result,) = interpreter.get_input_details(), interpreter.get_output_details()
-        rows = []
-        for row in x:
-            interpreter.set_tensor(name["index"], row[None])
-            interpreter.invoke()
-            rows.append(interpreter.get_tensor(result["index"])[0])
+        run = interpreter.get_signature_runner()
+        (name,) = run.get_input_details()
+        rows = [next(iter(run(**{name: row[None]}).values()))[0] for row in x]
         errors.append(float(np.sqrt(np.mean((np.stack(rows) - np.asarray(model(x))) ** 2))))
     assert errors[0] <= 2**0.5 * errors[1]
