@@ -1,87 +1,114 @@
-"""replace in each framework: what becomes ours and says and learns the same, what is left and why, an eps set later."""
+"""replace in each framework: what becomes ours and says and learns the same, what is left and why, all or nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import importlib
 
+import adapters
 import numpy as np
 import pytest
-from norms import FRAMEWORKS, RIGHT, WRONG, own
+from adapters import CASES, FRAMEWORKS, own
 
 from rmsnorm import Variant
 from rmsnorm.conversion import replace
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 # what Keras is warned of by NumPy
+few = pytest.mark.usefixtures("few_circumstances")  # where the question is not what the proof asks
 X = np.random.default_rng(0).normal(size=(4, 5, 8)).astype("float32")
-
-
-@pytest.fixture(params=[
-    pytest.param("torch", marks=pytest.mark.torch), pytest.param("keras", marks=pytest.mark.tf),
-    pytest.param("flax", marks=pytest.mark.flax),
-])  # fmt: skip
-def norms(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The norms of a framework."""
-    framework = FRAMEWORKS[request.param]()
-    if request.param == "flax":
-        with framework.jax.numpy_dtype_promotion("standard"):  # that of JAX by default, which its users have
-            yield framework
-    else:
-        yield framework
-
-
 RECOGNISED = {
-    "own": "recognised",
-    "with an argument": "recognised; with extra it runs its own code",
-    "groups": "recognised, in groups of 4",
-    "silu gate": "recognised, with a silu gate before the norm, in groups of 4",
-    "sigmoid gate": "recognised, with a sigmoid gate after the norm",
+    "own": (own, "recognised"),
+    "built in": ("rms", "recognised"),
+    "with an argument": (adapters.with_extra, "recognised; with extra it runs its own code"),
+    "groups": (adapters.in_groups, "recognised, in groups of 4"),
+    "silu gate": (adapters.silu_gate, "recognised, with a silu gate before the norm, in groups of 4"),
+    "sigmoid gate": (adapters.sigmoid_gate, "recognised, with a sigmoid gate after the norm"),
 }
 LEFT = {
-    "LayerNorm": "it computes LayerNorm",
-    "BatchNorm": "it holds ",
-    "counting": "a call changes its ",
-    "training": "in training, y is another one than in evaluation",
-    "NaN": "NaN in a row",
-    "L2": "it computes the L2 norm, eps below the norm: x / max(|x|, 1e-12), which is RMSNorm with the same eps and "
-    "1 / sqrt(n) times the gain",
-}
+    "LayerNorm": ("norm", "it computes LayerNorm"),
+    "BatchNorm": ("batch norm", "it holds "),
+    "counting": (adapters.counting, "a call changes its "),
+    "training": (adapters.of_training, "in training, y is another one than in evaluation"),
+    "NaN": (adapters.without_nan, "NaN in a row"),
+    "L2": ("l2", "it computes the L2 norm, eps below the norm: x / max(|x|, 1e-12), which is RMSNorm with the same eps "
+           "and 1 / sqrt(n) times the gain"),
+}  # fmt: skip
 
 
-@pytest.mark.usefixtures("few_circumstances")
+@pytest.fixture(params=CASES)
+def framework(request):
+    made = FRAMEWORKS[request.param]()
+    if request.param == "flax":
+        with made.jax.numpy_dtype_promotion("standard"):  # that of JAX by default, which its users have
+            yield made
+    else:
+        yield made
+
+
+def close(framework, got, want):
+    for one, right in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, right, rtol=framework.rounding, atol=framework.rounding)
+
+
+@few
 @pytest.mark.parametrize("name", RECOGNISED)
-def test_what_is_recognised_says_and_learns_the_same(norms: Any, name: str) -> None:
-    """It keeps its class, its state and its own code for the calls that were not proven.
-
-    In few circumstances: a file for each framework has models that are asked in all.
-    """
-    layer = norms.layer(RIGHT[name])
+def test_what_is_recognised_says_and_learns_the_same(framework, name):
+    """It keeps its class, its state and its own code for the calls that were not proven."""
+    body, why = RECOGNISED[name]
+    layer = framework.alone(body, 8)
     kind, inputs = type(layer), [X, X[::-1].copy()] if "gate" in name else [X]
-    want = norms.results(layer, *inputs)
-    before = norms.call(layer, *inputs)
+    want = framework.results(layer, *inputs)
     (entry,) = replace(layer)
-    assert entry.why == RECOGNISED[name]
+    assert entry.why.removesuffix("; with mask it runs its own code") == why  # which nnx.RMSNorm takes
     assert entry.variant.eps == pytest.approx(1e-5, rel=1e-3)
     assert isinstance(layer, kind)
-    in_place = norms.key == "keras"  # there the layer gets another call
-    assert (type(layer) is kind, "computed" not in repr(layer)) == (in_place, in_place)
-    for each in norms.copies(layer):
-        for got, right in zip(norms.results(each, *inputs), want, strict=True):
-            np.testing.assert_allclose(got, right, rtol=norms.rounding, atol=norms.rounding)
+    in_place = framework.key == "keras"  # there the layer gets another call
+    assert (type(layer) is kind) == in_place
+    assert ("computed" in repr(layer)) == (not in_place and (name != "built in" or framework.key == "torch"))
+    for each in framework.copies(layer):
+        close(framework, framework.results(each, *inputs), want)
+
+    def agree(*inputs, **options):
+        theirs = framework.outputs(framework.own_code(kind, layer), *inputs, **options)
+        return np.array_equal(framework.outputs(layer, *inputs, **options), theirs)
+
     if "gate" in name:
-        assert np.array_equal(norms.call(layer, X), norms.own_code(kind, layer, X)), "its own code, without a gate"
-        assert np.array_equal(norms.call(layer, X, gate=inputs[1]), norms.call(layer, *inputs)), "the gate has its name"
+        assert agree(X), "its own code, without a gate"
+        assert agree(X, inputs[1][:, :1]), "its own code, with a gate of another shape"
+        named, placed = framework.outputs(layer, X, gate=inputs[1]), framework.outputs(layer, *inputs)
+        assert np.array_equal(named, placed), "the gate has its name"
     if name == "with an argument":
-        assert np.array_equal(norms.call(layer, X, extra=2.0), norms.own_code(kind, layer, X, extra=2.0))
-    other = norms.layer(RIGHT[name])
+        assert agree(X, extra=2.0)
+    other = framework.alone(body, 8)
     replace(other, Variant.get("keras").replace(eps=0.1))
-    assert np.abs(norms.call(other, *inputs) - before).max() > 1e-3, "it is not its own code that runs"
+    assert np.abs(framework.outputs(other, *inputs)[0] - want[0]).max() > 1e-3, "it is not its own code that runs"
 
 
-@pytest.mark.usefixtures("few_circumstances")
-def test_a_dry_run_says_the_same_and_changes_nothing(norms: Any) -> None:
-    layer = norms.layer(own)
+def model_of(framework):
+    """One of its norms is in two places."""
+    parts = {"a": ("linear", 8, 8), "n": (own,), "m": ("rms", 8)}
+    return framework.net(lambda m, ops, x: m.m(m.n(m.a(x)) + m.n(x)), parts, X)
+
+
+@few
+def test_a_model_says_and_learns_the_same(framework):
+    """Its norms stay the same objects, with the same parameters, and are replaced once."""
+    model = model_of(framework)
+    norms = [framework.place(model, name) for name in "nm"]
+    kinds = [type(norm) for norm in norms]
+    want, parameters = framework.results(model, X), framework.parameters(model)
+    assert {entry.name: entry.variant.eps for entry in replace(model)} == {"n": pytest.approx(1e-5), "m": 1e-5}
+    assert all(framework.place(model, name) is norm for name, norm in zip("nm", norms, strict=True))
+    assert all(isinstance(norm, kind) for norm, kind in zip(norms, kinds, strict=True))
+    assert all(np.array_equal(value, parameters[name]) for name, value in framework.parameters(model).items())
+    close(framework, framework.results(model, X), want)
+    (again,) = replace(model)
+    assert str(again) == f"the model ({type(model).__name__}): left; its 2 RMSNorm are replaced already"
+
+
+@few
+def test_a_dry_run_says_the_same_and_changes_nothing(framework):
+    layer = framework.alone(own)
     kind, state = type(layer), {**vars(layer)}
     (dry,) = replace(layer, dry_run=True)
     assert (type(layer), vars(layer)) == (kind, state)
@@ -90,39 +117,66 @@ def test_a_dry_run_says_the_same_and_changes_nothing(norms: Any) -> None:
     assert ("would be RMSNorm" in str(dry), "now RMSNorm" in str(entry)) == (True, True)
 
 
+@few
+@pytest.mark.parametrize("step", ["become", "finish"])
+def test_all_or_nothing(framework, step, monkeypatch):
+    """Also of what changes in place: a norm of PyTorch in an encoder gets a hook there."""
+    backend = importlib.import_module(f"rmsnorm.conversion.replacement.{framework.key}").BACKEND
+    model = model_of(framework)
+    norms = [framework.place(model, name) for name in "nm"]
+    if framework.key == "torch":
+        model.encoder = framework.layer("encoder", 8, 2, 16)
+        norms += [model.encoder.norm1, model.encoder.norm2]
+
+    def everything():
+        return [(type(each), {n: dict(v) if isinstance(v, dict) else v for n, v in vars(each).items()})
+                for each in norms]  # fmt: skip
+
+    before, change = everything(), getattr(backend, step)
+
+    def fails(changed, *norm):
+        change(changed, *norm)
+        if changed in (norms[-1], model):
+            raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(backend, step, fails)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        replace(model)
+    assert everything() == before
+
+
 @pytest.mark.parametrize("name", LEFT)
-def test_what_is_left_alone_and_why(norms: Any, name: str) -> None:
-    if name == "training" and not norms.has_mode:
+def test_what_is_left_alone_and_why(framework, name):
+    if name == "training" and framework.key == "flax":
         pytest.skip("a module of Flax has no mode of training of its own")
-    layer = norms.layer(WRONG[name]) if name in WRONG else norms.built_in[name]()
+    body, why = LEFT[name]
+    layer = framework.alone(body, 8)
     kind, state = type(layer), {**vars(layer)}
     (entry,) = replace(layer)
     assert (entry.variant, type(layer)) == (None, kind)
-    assert LEFT[name] in entry.why
+    assert why in entry.why
     assert str(entry) == f"the model ({kind.__name__}): left; {entry.why}"
     assert name == "counting" or vars(layer) == state
 
 
-@pytest.mark.usefixtures("few_circumstances")
-def test_an_eps_that_is_set_later_is_refused(norms: Any) -> None:
+@few
+def test_an_eps_that_is_set_later_is_refused(framework):
     """What loads, copies, moves and trains a model sets what it likes, and so does its user but for the eps."""
-    layer = norms.layer(own)
+    layer = framework.alone(own)
     replace(layer)
-    want = norms.call(layer, X)
+    (want,) = framework.outputs(layer, X)
     words = "replace: eps is 0.001, expected 1e-05, with which replace has replaced this norm; set it before"
-    for each in norms.copies(layer):
+    for each in framework.copies(layer):
         with pytest.raises(ValueError, match=words):
             each.eps = 1e-3
         each.eps, each.note = each.eps, "kept"
-        np.testing.assert_allclose(norms.call(each, X), want, rtol=1e-6)
-        norms.double(each)
-        np.testing.assert_allclose(norms.call(each, X), 2 * want, rtol=1e-6)
+        np.testing.assert_allclose(framework.outputs(each, X)[0], want, rtol=1e-6)
+        framework.assign(each, {name: 2 * value for name, value in framework.parameters(each).items()})
+        np.testing.assert_allclose(framework.outputs(each, X)[0], 2 * want, rtol=1e-6)
 
 
-def test_what_is_no_model() -> None:
-    with pytest.raises(
-        TypeError, match=r"model is None \(NoneType\), expected a torch.nn.Module, keras.Model or .*; pass"
-    ):
+def test_what_is_no_model():
+    with pytest.raises(TypeError, match=r"model is None \(NoneType\), expected a torch.nn.Module, keras.Model or .*"):
         replace(None)
     nn = pytest.importorskip("torch").nn
     with pytest.raises(TypeError, match=r"flax.nnx.Module; make an object of it first"):
