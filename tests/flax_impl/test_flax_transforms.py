@@ -34,14 +34,10 @@ NUMPY = [np.asarray(each) for each in (X, PARAMS["scale"], PARAMS["bias"])]
 ALONG = [np.asarray(each) for each in (T, TANGENTS["scale"], TANGENTS["bias"])]
 
 
-def layer(params: dict[str, Any] = PARAMS, **options: Any) -> Any:
-    made = RMSNorm(WIDTH, epsilon=EPS, use_bias=True, rngs=nnx.Rngs(0), **options)
-    made.scale[...], made.bias[...] = params["scale"], params["bias"]
+def layer() -> Any:
+    made = RMSNorm(WIDTH, epsilon=EPS, use_bias=True, rngs=nnx.Rngs(0))
+    made.scale[...], made.bias[...] = PARAMS["scale"], PARAMS["bias"]
     return made
-
-
-def apply(params: dict[str, Any], x: Any) -> Any:
-    return MODULE.apply({"params": params}, x)
 
 
 def check(found: Any, dx: Any) -> None:
@@ -49,17 +45,6 @@ def check(found: Any, dx: Any) -> None:
     results = {"dx": dx, "dscale": found["scale"], "dbias": found["bias"]}
     arrays = {name: np.asarray(value) for name, value in results.items()}
     calls.hold(arrays, *NUMPY, variant="flax", eps=EPS, dy=np.asarray(DY))
-
-
-def check_tangent(dy: Any) -> None:
-    want = numpy_impl.rms_norm_jvp(NUMPY, ALONG, eps=EPS)
-    np.testing.assert_allclose(dy, want, rtol=ROUNDINGS, atol=ROUNDINGS * np.abs(want).max())
-
-
-def of_nnx(wrapped: Any) -> Any:
-    """Gradients of a function of a layer and x, by nnx.grad."""
-    found, dx = nnx.grad(lambda m, x: jnp.vdot(DY, wrapped(m, x)), argnums=(0, 1))(layer(), X)
-    return nnx.to_pure_dict(found), dx
 
 
 OF_NNX = {
@@ -72,7 +57,9 @@ OF_NNX = {
 
 @pytest.mark.parametrize("name", OF_NNX)
 def test_gradients_of_nnx(name: str) -> None:
-    check(*of_nnx(OF_NNX[name]))
+    loss = lambda m, x: jnp.vdot(DY, OF_NNX[name](m, x))  # noqa: E731
+    found, dx = nnx.grad(loss, argnums=(0, 1))(layer(), X)
+    check(nnx.to_pure_dict(found), dx)
 
 
 def test_vjp_and_jvp_of_linen() -> None:
@@ -86,7 +73,8 @@ def test_vjp_and_jvp_of_linen() -> None:
         of: Any = MODULE
 
     dy, (found, dx) = Along().apply({"params": {"of": PARAMS}}, X)
-    check_tangent(dy)
+    want = numpy_impl.rms_norm_jvp(NUMPY, ALONG, eps=EPS)
+    np.testing.assert_allclose(dy, want, rtol=ROUNDINGS, atol=ROUNDINGS * np.abs(want).max())
     check(found["params"], dx)
 
 
@@ -105,16 +93,15 @@ def test_a_scan_over_layers_is_the_loop(policy: Any) -> None:
 
     def loop(params: Any, x: Any) -> Any:
         for i in range(3):
-            x = x + apply(jax.tree.map(lambda leaf: leaf[i], params), x)  # noqa: B023
+            x = x + MODULE.apply({"params": {name: value[i] for name, value in params.items()}}, x)
         return x
 
+    results = []
     with enable_x64(True):
         params = {name: jnp.stack([each.astype(jnp.float64) * i for i in (1, 2, -1)]) for name, each in PARAMS.items()}
-        x, dy = X.astype(jnp.float64), DY.astype(jnp.float64)
-        results = []
         for function in (scanned, loop):
-            y, pull = jax.jit(functools.partial(jax.vjp, function))(params, x)
-            results.append([np.asarray(leaf) for leaf in jax.tree.leaves((y, pull(dy)))])
+            y, pull = jax.jit(functools.partial(jax.vjp, function))(params, X.astype(jnp.float64))
+            results.append(jax.tree.map(np.asarray, jax.tree.leaves((y, pull(DY.astype(jnp.float64))))))
     for got, want in zip(*results, strict=True):
         assert np.max(np.abs(want)) > 0.1
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
@@ -142,8 +129,8 @@ def three() -> tuple[Any, ...]:
     """The built-in layer, ours, and a built-in one that ``replace`` has made ours."""
     kinds = nnx.RMSNorm, RMSNorm, nnx.RMSNorm
     layers = tuple(kind(WIDTH, epsilon=EPS, rngs=nnx.Rngs(0)) for kind in kinds)
-    said = replace(nnx.Sequential(layers[-1]))
-    assert type(layers[-1]) is RMSNorm, said
+    replace(nnx.Sequential(layers[-1]))
+    assert type(layers[-1]) is RMSNorm
     for made in layers:
         made.scale[...] = PARAMS["scale"]
     return layers
@@ -153,8 +140,7 @@ def three() -> tuple[Any, ...]:
 def test_a_layer_itself_is_transformed_as_the_built_in_one(name: str) -> None:
     """NNX gives every argument a position and counts them: ours are as many as those of the built-in layer."""
     options = {"mask": np.asarray(MASK)} if WAYS[name].__code__.co_names.count("MASK") else {}
-    built_in, ours, swapped = three()
-    for made in (ours, swapped, built_in):
+    for made in three():
         calls.hold({"y": np.asarray(WAYS[name](made))}, *NUMPY[:2], variant="flax", eps=EPS, **options)
 
 
