@@ -1,9 +1,11 @@
-"""``rmsnorm port translate``, ``score`` and ``norms``: real models, lines, dictionaries, refusals."""
+"""The commands ``rmsnorm port``: real models, every conversion, lines, dictionaries, what is said and what is refused."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
+import sys
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -12,13 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import rmsnorm
-from nematus_commands import run, saved, skip_without, with_dictionaries
-from nematus_models import config_of, random_parameters, reference, reoption
+from nematus_commands import rewrite, run, save, saved, skip_without, with_dictionaries
+from nematus_models import CONFIGS, random_parameters, reference, reoption, same
 
 from rmsnorm import nematus
+from rmsnorm.nematus import convert as converting
+from rmsnorm.nematus.config import Config
+from rmsnorm.nematus.names import unused, variables
 from rmsnorm.nematus.numpy_models import RNNSearch
 from rmsnorm.nematus.translate import score, translate
 from rmsnorm.nematus.vocabulary import Vocabulary, batch, count_unknown, vocabularies
+from rmsnorm.specification import frameworks
 
 
 def line(sequence: Any) -> str:
@@ -33,9 +39,9 @@ def line(sequence: Any) -> str:
 )
 def test_what_nematus_translated_and_scored(name: str, backend: str, tmp_path: Path) -> None:
     """Real runs of it: words, order and scores of the beams, losses of the sentences."""
-    in_nematus = reference(name)
-    config, parameters, _ = in_nematus.model("rms")
     skip_without(backend)
+    in_nematus = reference(name)
+    config, parameters, _ = in_nematus.model()
     nematus.save_safetensors(tmp_path / "model.safetensors", with_dictionaries(tmp_path, config), parameters)
     x, x_mask, y, y_mask = in_nematus.sentences
     for file, ids, mask in (("source", x[0], x_mask), ("target", y, y_mask)):
@@ -44,26 +50,20 @@ def test_what_nematus_translated_and_scored(name: str, backend: str, tmp_path: P
 
     usual = [tmp_path, "--source", tmp_path / "source", "--backend", backend]
     compiles = backend in ("keras", "flax")  # anew for each command
-    beams, alphas = (3,) if compiles else (1, 3), ("_alpha0", "_alpha1") if config.search == "sampler" else ("",)
-    for beam, alpha in product(beams, alphas):
-        sequences = in_nematus.arrays[f"beam{beam}{alpha}_sequences"]
-        scores = in_nematus.arrays.get(f"beam{beam}{alpha}_scores")
-        costs = in_nematus.arrays[f"beam{beam}_costs"] if scores is None else -scores
-        order = np.argsort(costs, axis=1, kind="stable")
+    alphas = ("_alpha0", "_alpha1") if config.search == "sampler" else ("",)
+    for beam, alpha in product((3,) if compiles else (1, 3), alphas):
         options = [*usual, "--beam", beam, "--max-length", 12, "--alpha", alpha[-1:] or 0]
-        wanted = []
-        for i, best in enumerate(order):
-            wanted += [(str(i), line(np.maximum(sequences[i, j], 0)), costs[i, j]) for j in best]
+        sequences, scores = in_nematus.beam(f"beam{beam}{alpha}")
+        lines = [(str(number), line(sequence)) for number, best in enumerate(sequences) for sequence in best]
         printed = [row.split(" ||| ") for row in run("translate", *options, "--n-best").splitlines()]
-        assert [(number, words) for number, words, _ in printed] == [row[:2] for row in wanted]
-        sign = -1 if scores is not None else 1  # v0.3 writes costs
-        shown = [sign * float(score) for *_, score in printed]
-        np.testing.assert_allclose(shown, [cost for *_, cost in wanted], rtol=0, atol=2e-5)
-        assert compiles or run("translate", *options).split("\n") == [*[words for _, words, _ in wanted][::beam], ""]
+        assert [(number, words) for number, words, _ in printed] == lines
+        sign = 1 if alpha else -1  # v0.3 writes costs
+        np.testing.assert_allclose([sign * float(row[2]) for row in printed], scores.ravel(), rtol=0, atol=2e-5)
+        assert compiles or run("translate", *options).split("\n") == [*[words for _, words in lines[::beam]], ""]
     options, losses = [*usual, "--target", tmp_path / "target"], in_nematus.arrays["loss_per_sentence"]
-    for alpha in (0.5,) if compiles else (0, 0.5):
-        scored = list(map(float, run("score", *options, "--alpha", alpha).split()))
-        np.testing.assert_allclose(scored, losses / y_mask.sum(axis=0) ** alpha, rtol=0, atol=5e-5)
+    for exponent in (0.5,) if compiles else (0, 0.5):
+        scored = list(map(float, run("score", *options, "--alpha", exponent).split()))
+        np.testing.assert_allclose(scored, losses / y_mask.sum(axis=0) ** exponent, rtol=0, atol=5e-5)
 
 
 def test_batches_do_not_show(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_batches_do_not_show(tmp_path: Path) -> None:
     saved(tmp_path, dialect="tensorflow-v0.3", search="costs")
     rng = np.random.default_rng(0)
     lines = [" ".join(f"w{index}" for index in rng.integers(1, 9, size)) for size in rng.integers(0, 9, 20)]
-    (tmp_path / "source").write_text("\n".join(lines), encoding="utf-8")  # without an end to the last line
+    (tmp_path / "source").write_text("\n".join(lines))  # without an end to the last line
     usual = ["translate", tmp_path, "--source", tmp_path / "source", "--max-length", 6, "--backend", "numpy"]
     alone = run(*usual, "--batch", 1)
     assert len(alone.splitlines()) == 20
@@ -98,11 +98,8 @@ def write(name: str, content: bytes) -> Callable[[Path], Any]:
 
 
 NOTHING: Callable[[Path], Any] = lambda folder: None  # noqa: E731
-SOURCE, TARGET = ("--source", "source"), ("--target", "target")
-TRANSLATE, SCORE = (
-    ("translate", ".", *SOURCE, "--output", "output"),
-    ("score", ".", *SOURCE, *TARGET, "--output", "output"),
-)
+SOURCE, TARGET, OUTPUT = ("--source", "source"), ("--target", "target"), ("--output", "output")
+TRANSLATE, SCORE = ("translate", ".", *SOURCE, *OUTPUT), ("score", ".", *SOURCE, *TARGET, *OUTPUT)
 INFO, CONVERT = ("info", "."), ("nematus", ".", "out", "--to", "numpy")
 SMALL = b'{"w0": 0, "w1": 1, "w2": 2}'
 # What is done to the files, the commands, and what each says.
@@ -115,6 +112,7 @@ REFUSALS: list[tuple[Callable[[Path], Any], list[tuple[Any, ...]], str]] = [
     (write("out", b"a file"), [CONVERT], "out exists, expected a new or an empty folder; name another"),
     (NOTHING, [("nematus", ".", "no/out", "--to", "numpy")], "no is not a folder, expected one to make out in"),
     (NOTHING, [("nematus", ".", "out", "--to", "onnx")], "to is 'onnx', expected 'torch'.* or 'theano'"),
+    (NOTHING, [("zero", ".", "out", "--to", "torch")], "the model is 'of nematus', expected zero; use rmsnorm port n"),
     (write("source", b""), [TRANSLATE, SCORE], r"the source is \[\], expected at least one line"),
     (write("source", b"w3 \xff"), [TRANSLATE, SCORE], "byte 4 of line 1 of "),
     (lambda folder: (folder / "source").unlink(), [TRANSLATE, SCORE], "No such file or directory"),
@@ -126,6 +124,7 @@ REFUSALS: list[tuple[Callable[[Path], Any], list[tuple[Any, ...]], str]] = [
     (NOTHING, [(*TRANSLATE, "--dictionary", "0.json")], "expected 2 files; name all of them"),
     (NOTHING, [("translate", "nothing", *SOURCE)], "is neither a directory, nor a file, nor the prefix of"),
     (NOTHING, [(*CONVERT, "--norm", "layer")], "norm is 'layer', expected 'rms'"),
+    (NOTHING, [(*CONVERT, "--norm", "rms")], "the model is rnn with rms.*, expected rnn with layer"),
     (NOTHING, [("score", ".", "--source", "-", "--target", "-")], "target is '-', expected another file"),
     (NOTHING, [("translate", ".", "b", *SOURCE), ("score", ".", "b", "c", *SOURCE, *TARGET)], "expected one model"),
 ]  # fmt: skip
@@ -150,22 +149,25 @@ def test_refusals(
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.parametrize("dialect", ["theano", "zero"])
+@pytest.mark.parametrize("kind", ["deep theano", "zero rnn"])
 @pytest.mark.parametrize("work", [translate, score])
-def test_each_line_is_answered_before_the_next_batch_is_read(dialect: Any, work: Any) -> None:
-    config = config_of("rms" if dialect == "theano" else "zero rnn").replace(dialect=dialect)
-    config = config.replace(options={"buffer_size": 2, "data_leak_ratio": 0})
-    words = Vocabulary({f"w{index}": index for index in range(8)}, unknown=1, end=2 if dialect == "zero" else 0)
-    model = RNNSearch(config, random_parameters(config))
-    lines, read, seen = ["w3 w4 w5", "w6", "w3", "w5 w7", "w4"], [], []
-    typed = (read.append(text) or text for text in lines)  # type: ignore[func-returns-value]
+def test_each_line_is_answered_before_the_next_batch_is_read(kind: str, work: Any) -> None:
+    config = CONFIGS[kind].replace(options={"buffer_size": 2, "data_leak_ratio": 0})
+    words = Vocabulary({f"w{index}": index for index in range(8)}, unknown=1, end=config.rules.end)
+    model, read, answers = RNNSearch(config, random_parameters(config)), [], []
+    lines = ["w3 w4 w5", "w6", "w3", "w5 w7", "w4"]
+
+    def typed() -> Any:
+        for text in lines:
+            read.append(text)
+            yield text
+
     more, options = ([], {"max_length": 4}) if work is translate else ([lines], {})
-    answers = []
-    for answer in work(model, config, typed, *more, [words], words, batch_size=2, **options):
-        answers.append(answer)
-        seen.append(len(read))
-    assert seen == [2, 2, 4, 4, 5]
-    assert answers == list(work(model, config, lines, *more, [words], words, batch_size=2, **options))
+    for answer in work(model, config, typed(), *more, [words], words, batch_size=2, **options):
+        answers.append((answer, len(read)))
+    assert [seen for _, seen in answers] == [2, 2, 4, 4, 5]
+    again = work(model, config, lines, *more, [words], words, batch_size=2, **options)
+    assert [answer for answer, _ in answers] == list(again)
 
 
 def test_lines(tmp_path: Path) -> None:
@@ -190,15 +192,14 @@ def test_lines(tmp_path: Path) -> None:
 
 def test_dictionaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those beside the model come before those of the folder one is in; files that are named come before both."""
-    config, _ = saved(tmp_path)
+    saved(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    for name in ("0.json", "1.json"):
-        Path(name).write_text(json.dumps({f"u{index}": index for index in range(9)}))
-    named = tmp_path / "named.json"
-    named.write_text(json.dumps({f"v{index}": index for index in range(config.target_vocab_size)}))
+    for letter, names in (("u", ("0.json", "1.json")), ("v", ("named.json",))):
+        for name in names:
+            Path(name).write_text(json.dumps({f"{letter}{index}": index for index in range(9)}))
     usual = ["translate", tmp_path, "--source", tmp_path / "source", "--max-length", 5, "--beam", 1]
-    other = run(*usual, "--dictionary", tmp_path / "0.json", "--dictionary", named)
+    other = run(*usual, "--dictionary", tmp_path / "0.json", "--dictionary", "named.json")
     assert "v" in other
     assert other.replace("v", "w") == run(*usual)
     (tmp_path / "1.json").unlink()
@@ -253,3 +254,145 @@ def test_the_norm_of_a_model_is_found_by_its_scores(norm: Any, tmp_path: Path) -
     for path in (source, target):
         path.write_text(path.read_text().splitlines()[0] + "\n")
     assert "of 1 sentences, which may be chance: give more sentences" in run("norms", *usual, status=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "to"), [*(("layer", to) for to in converting.TARGETS), ("factors", "torch"), ("factors", "theano")]
+)
+def test_conversions_keep_every_bit(kind: str, to: str, tmp_path: Path) -> None:
+    skip_without(to)
+    config, parameters = saved(tmp_path, kind)
+    out = tmp_path / "out"
+    out.mkdir()  # empty
+    shown = run("nematus", tmp_path, out, "--to", to)
+    assert float(shown.split("max error ")[1].split()[0]) <= 1e-12
+    assert f"{len(parameters)} parameters in {out}" in shown
+    loaded = nematus.load(out)
+    assert loaded.config == config
+    same(loaded.parameters, parameters)
+    assert (out / "0.json").stat().st_mode == (tmp_path / "source").stat().st_mode, "readable by the same users"
+    usual = ["--source", tmp_path / "source", "--max-length", 5]
+    assert run("translate", out, *usual) == run("translate", tmp_path / "model.npz", *usual)
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+    if to == "torch":
+        from safetensors.torch import load_file
+        from torch_nematus import Model
+
+        model = Model(config, random_parameters(config, "float32", seed=1)).own
+        model.load_state_dict(load_file(out / "model.safetensors"))
+        same({name: array.detach().numpy() for name, array in model.by_name().items()}, parameters)
+
+
+@pytest.mark.parametrize(
+    ("options", "factor", "status", "message"),
+    [
+        ({"output_hidden_activation": "relu"}, 1, 1, "other numbers: nothing is written"),
+        ({}, 2, 3, "was read back with other values, expected those written"),
+    ],
+)
+def test_other_numbers_are_not_written(
+    options: Any, factor: int, status: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+
+    def wrong(path: Any, config: Config, parameters: Any) -> None:
+        changed = {name: factor * array for name, array in parameters.items()}
+        nematus.save_safetensors(path, config.replace(**options), changed)
+
+    monkeypatch.setitem(converting.TARGETS, "numpy", converting.TARGETS["numpy"]._replace(save=wrong))
+    assert message in run("nematus", tmp_path, tmp_path / "out", "--to", "numpy", status=status)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_without_the_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path)
+    monkeypatch.setattr(frameworks, "find_spec", lambda name: None if name.startswith("torch") else sys)
+    options = ["--source", tmp_path / "source", "--max-length", 5]
+    assert len(run("translate", tmp_path, *options).splitlines()) == 3
+    for command in (["nematus", tmp_path, tmp_path / "out", "--to"], ["translate", tmp_path, *options, "--backend"]):
+        shown = run(*command, "torch", status=2)
+        assert "torch is not installed, expected for this backend; from a checkout: pip install '.[torch]'" in shown
+    assert not (tmp_path / "out").exists()
+
+
+def info(*arguments: Any) -> dict[str, str]:
+    """The rows of ``rmsnorm port info``; those without a name are part of the row above."""
+    rows: dict[str, str] = {}
+    name = ""
+    for row in run("info", *arguments).splitlines():
+        name = row[:11].strip() or name
+        rows[name] = f"{rows[name]}\n{row[11:].strip()}" if name in rows else row[11:].strip()
+    return rows
+
+
+def test_info(tmp_path: Path) -> None:
+    """Of what training leaves in an archive of Theano, of options that do not say the norm, and of a Transformer."""
+    config, parameters = saved(tmp_path, "deep", rnn_dec_depth=1, dialect="tensorflow")
+    averages = {f"{row.theano}_smooth": parameters[row.name] for row in variables(config)}
+    rewrite(tmp_path, uidx=np.int64(7), adam_t=np.ones(1), **averages)
+    reoption(tmp_path, exponential_smoothing=1e-4)
+    spare = sorted(row.theano for row in variables(config.replace(dialect="theano")) if row.theano in unused(config))
+    count = sum(math.prod(row.shape) for row in variables(config))
+    wanted = {
+        "framework": "Theano",
+        "version": "Nematus master, under the names of Theano",
+        "norm": "RMSNorm, without offsets",
+        "sizes": "embedding 6, state 5",
+        "vocabulary": "\n".join(("source 9, target 8", f"{tmp_path}/0.json: 9 words", f"{tmp_path}/1.json: 8 words")),
+        "parameters": f"{count:,} in {len(parameters)} tensors, float32, averages of exponential smoothing",
+        "left out": "adam_t, uidx: of the trainer\n"
+        "decoder_c_tt: it is added to every score of attention, and has no effect\n"
+        f"Wemb, Wemb_dec and {len(averages) - 2} more: the averages are taken\n"
+        f"{spare[0]}, {spare[1]} and {len(spare) - 2} more: "
+        "biases of encoder transitions, which Nematus keeps but never adds",
+    }
+    assert wanted.items() <= info(tmp_path).items()
+    saved(tmp_path, "deep theano with offset")
+    (tmp_path / "1.json").unlink()
+    shown = info(tmp_path)
+    assert (shown["version"], shown["norm"]) == ("Nematus Theano", "LayerNorm")
+    assert shown["options"].endswith("rnn_dec_high_transition_depth 2, rnn_dec_deep_context True")
+    assert f"{tmp_path / '1.json'} is missing, expected a dictionary" in shown["vocabulary"]
+    reoption(tmp_path, layer_normalization_type=None, norm=None, dialect=None)
+    assert "in the commands --source-norm" in run("info", tmp_path, status=2)
+    assert info(tmp_path, "--source-norm", "prms")["norm"] == "pRMSNorm, with offsets"
+    save(tmp_path / "other", "transformer tied decoder", "numpy")
+    shown = info(tmp_path / "other")
+    assert (shown["norm"], shown["model"].partition(": ")[2]) == ("pRMSNorm, without offsets", "Transformer")
+
+
+@pytest.mark.filterwarnings("ignore:save_theano. Theano Nematus will compute other numbers:UserWarning")  # of deep v0.4
+@pytest.mark.parametrize(
+    ("kind", "to"), [("layer", "torch"), ("deep v0.4", "theano"), ("transformer tied decoder", "tf")]
+)
+def test_a_proof_holds_until_the_model_is_another_one(kind: str, to: str, tmp_path: Path) -> None:
+    skip_without(to)
+    save(tmp_path / "model", kind, "numpy")
+    shown = run("nematus", tmp_path / "model", tmp_path / "out", "--to", to)
+    assert ("it adds the biases of decoder/high elsewhere" in shown) == (to == "theano")
+    moved = (tmp_path / "out").rename(tmp_path / "moved")
+    for backend in ("numpy", *(["torch"] if not frameworks.FRAMEWORKS["torch"].missing else [])):
+        shown = run("verify", moved, "--backend", backend)
+        assert f"held in {backend}: the same" in shown
+        error, bound = (float(re.split("[ ,]", shown.split(word)[1])[1]) for word in ("max error", "at most"))
+        assert error <= 1e-12 < bound
+    path = moved / "proof.json"
+    written, proof = path.read_text(), json.loads(path.read_text())
+    for changes, words in (
+        ({"scores": [proof["scores"][0] + 1e-6, proof["scores"][1]]}, "numpy: the same.*max error 1e-06"),
+        ({"output": [*proof["output"][::-1], 1]}, "numpy: other words"),
+    ):
+        path.write_text(json.dumps({**proof, **changes}))
+        assert re.search(f"not held in {words}", run("verify", moved, "--backend", "numpy", status=1))
+    for text in ("[]", "{}", '{"source": [[]], "beam_size": 1}', '{"source": 3}'):
+        path.write_text(text)
+        assert "proof.json is something else, expected the proof" in run("verify", moved, status=2)
+    path.write_text(written)
+    model = nematus.load(moved)
+    name = max(model.parameters, key=lambda name: model.parameters[name].size)
+    tuned = {**model.parameters, name: model.parameters[name] * np.float32(1.001)}
+    converting.TARGETS[to].save(moved / converting.TARGETS[to].file, model.config, tuned)
+    assert "not held in numpy" in run("verify", moved, "--backend", "numpy", status=1)
+    path.unlink()
+    assert "proof.json is missing, expected the proof that rmsnorm port writes" in run("verify", moved, status=2)

@@ -37,16 +37,8 @@ def quick() -> Iterator[None]:
     with wide(), jax.disable_jit(), pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(operations, "rms_norm", formula)
         for name in ("bernoulli", "split", "fold_in"):
-            monkeypatch.setattr(jax.random, name, compiled(getattr(jax.random, name)))
+            monkeypatch.setattr(jax.random, name, jax.disable_jit(False)(getattr(jax.random, name)))
         yield
-
-
-def compiled(function: Any) -> Any:
-    def call(*arguments: Any, **options: Any) -> Any:
-        with jax.disable_jit(False):
-            return function(*arguments, **options)
-
-    return call
 
 
 def formula(x: Any, gain: Any, offset: Any, eps: float, partial: float | None) -> Any:
@@ -56,13 +48,11 @@ def formula(x: Any, gain: Any, offset: Any, eps: float, partial: float | None) -
 
 
 class Model(nematus_framework.Model):
+    numpy = staticmethod(np.asarray)
+
     def __init__(self, config: Any, parameters: Any, *, training: bool = False, seed: int = 0) -> None:
         self.own = model_class("flax", config)(config, parameters, rngs=nnx.Rngs(seed))
         (self.own.train if training else self.own.eval)()
-
-    def gradients(self, *sentences: Any) -> tuple[Any, dict[str, Any]]:
-        gradients, loss = nnx.grad(mean_loss, has_aux=True)(self.own, *sentences)
-        return numpy(loss), by_name(gradients)
 
     def gradient_errors(self, sentences: Any, wanted: dict[str, Any]) -> dict[str, tuple[float, float]]:
         """Along one random direction, forward, in a quarter of the time: both derivatives are JAX's own."""
@@ -70,30 +60,19 @@ class Model(nematus_framework.Model):
         rng = np.random.default_rng(1)
         direction = jax.tree.map(lambda value: jnp.asarray(rng.standard_normal(value.shape)), state)
         slopes = jax.jvp(lambda state: nnx.merge(graph, state, rest).loss(*sentences), (state,), (direction,))[1]
-        steps = by_name(direction)
+        steps = {"/".join(path): np.asarray(value[...]) for path, value in nnx.to_flat_state(direction)}
         assert steps.keys() == wanted.keys()
         products = [(steps[name] * gradient).sum() for name, gradient in wanted.items()]
         return {"along a direction": (abs(float(slopes.mean()) - sum(products)), np.linalg.norm(products))}
 
 
-def mean_loss(model: Any, *sentences: Any) -> tuple[Any, Any]:
-    loss = model(*sentences)
-    return loss.mean(), loss
-
-
-def by_name(state: Any) -> dict[str, Any]:
-    return {"/".join(path): np.asarray(value[...]) for path, value in nnx.to_flat_state(state)}
-
-
 def overwrite(model: Any) -> None:
-    """Deletes the memory of the parameters, as an optimizer does that the model is donated to."""
+    """As an optimizer does that the model is donated to."""
     for value in model.by_name().values():
         value.delete()
 
 
 def pull_back(cell: str, inputs: Any, cotangents: Any, **options: Any) -> tuple[Any, Any]:
-    """Compiled."""
-
     @jax.jit
     def both(inputs: Any, cotangents: Any) -> Any:
         outputs, pullback = jax.vjp(lambda *arguments: getattr(nematus, cell)(*arguments, **options), *inputs)
@@ -107,7 +86,6 @@ def new_cell(cell: str, size: int, state: int, **options: Any) -> Any:
 
 
 def load(layer: Any, weights: dict[str, Any]) -> None:
-    """By their names, where a slash is a module."""
     assert layer.by_name().keys() == weights.keys()
     flat = [(tuple(name.split("/")), nnx.Param(jnp.asarray(value))) for name, value in weights.items()]
     nnx.update(layer, nnx.from_flat_state(flat))

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import rmsnorm
-from nematus_models import config_of, random_parameters
+from nematus_models import CONFIGS, random_parameters
 
 from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.convert import TARGETS
 
-SOURCE = (["w3", "w4"], [], ["w5", "w3", "what"])
+WORDS = (["w3", "w4"], [], ["w5", "w3", "what"])
 PACKAGES = {"torch": "torch", "keras": "tensorflow", "flax": "flax", "tf": "tensorflow"}
 
 
@@ -28,39 +28,38 @@ def run(*arguments: Any, status: int = 0, typed: bytes | None = None) -> str:
 
 def with_dictionaries(folder: Path, config: Config) -> Config:
     """Writes dictionaries with the words w0, w1, ... for the ids. Returns the config whose options name them."""
-    names = []
-    for number, size in enumerate((*config.source_vocab_sizes, config.target_vocab_size)):
-        names.append(f"{number}.json")
-        (folder / names[-1]).write_text(json.dumps({f"w{index}": index for index in range(size)}))
-    return config.replace(options={**config.options, "dictionaries": names})
+    sizes = (*config.source_vocab_sizes, config.target_vocab_size)
+    for number, size in enumerate(sizes):
+        (folder / f"{number}.json").write_text(json.dumps({f"w{index}": index for index in range(size)}))
+    return config.replace(options={**config.options, "dictionaries": [f"{i}.json" for i in range(len(sizes))]})
 
 
 def save(
     folder: Path, kind: Config | str = "rms", to: str = "theano", file: str = "", **changes: Any
 ) -> tuple[Config, dict[str, Any]]:
-    """A model of that kind, with other values of its config, in the files of a form."""
+    """A model of that kind, with other values of its config, in the files of a form, in a folder that is made."""
     skip_without(to)
-    config = (config_of(kind) if isinstance(kind, str) else kind).replace(**changes)
+    folder.mkdir(exist_ok=True)
+    config = (CONFIGS[kind] if isinstance(kind, str) else kind).replace(**changes)
     parameters = random_parameters(config, "float32")
     TARGETS[to].save(folder / (file or TARGETS[to].file), config, parameters)
     return config, parameters
 
 
-def saved(folder: Path, config: Config | str = "rms", **changes: Any) -> tuple[Config, dict[str, Any]]:
+def saved(folder: Path, kind: str = "rms", **changes: Any) -> tuple[Config, dict[str, Any]]:
     """model.npz of Theano, with dictionaries, and a file to translate."""
-    config = config_of(config) if isinstance(config, str) else config
-    config = with_dictionaries(folder, config.replace(**changes))
-    lines = [" ".join("|".join([word] * len(config.source_vocab_sizes)) for word in words) for words in SOURCE]
+    folder.mkdir(exist_ok=True)
+    config = with_dictionaries(folder, CONFIGS[kind].replace(**changes))
+    lines = [" ".join("|".join([word] * len(config.source_vocab_sizes)) for word in words) for words in WORDS]
     (folder / "source").write_text("".join(f"{text}\n" for text in lines))
     return save(folder, config)
 
 
-def rewrite(directory: Path, **changes: Any) -> None:
-    """The archive in a directory with other arrays; None takes one out."""
-    path = directory / "model.npz"
-    with np.load(path, allow_pickle=True) as archive:
+def rewrite(folder: Path, **changes: Any) -> None:
+    """The archive in a folder with other arrays; None takes one out."""
+    with np.load(folder / "model.npz", allow_pickle=True) as archive:
         arrays = {**archive, **changes}
-    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+    np.savez(folder / "model.npz", **{name: array for name, array in arrays.items() if array is not None})
 
 
 def checkpoint(prefix: Path, tensors: dict[str, Any], options: dict[str, Any], name: str = "model.npz.json") -> None:

@@ -13,18 +13,9 @@ from nematus_models import DATA
 from rmsnorm.nematus.cells import cell_shapes
 
 LENGTH, BATCH, SIZE, STATE = 5, 3, 4, 6
-NORMS = ["none", "layer", "rms", "prms"]
-KINDS = ["gru", "lstm"]
-
-
-def inputs_of(kind: Any, norm: Any, dtype: str = "float64") -> tuple[list[Any], dict[str, Any], Any]:
-    """x and the first states, random parameters with gains about 1, and a mask of fractions."""
-    rng = np.random.default_rng(3)
-    shapes = cell_shapes(kind, SIZE, STATE, norm)
-    weights = {name: rng.standard_normal(size) * 0.6 + (name[0] == "s") for name, size in shapes.items()}
-    arrays = [rng.standard_normal((LENGTH, BATCH, SIZE)), *rng.standard_normal((1 + (kind == "lstm"), BATCH, STATE))]
-    mask = rng.uniform(0.1, 0.9, (LENGTH, BATCH))
-    return [x.astype(dtype) for x in arrays], {k: w.astype(dtype) for k, w in weights.items()}, mask.astype(dtype)
+every_cell = pytest.mark.parametrize(
+    ("kind", "norm"), [(kind, norm) for kind in ("gru", "lstm") for norm in ("none", "layer", "rms", "prms")]
+)
 
 
 def several(states: Any) -> tuple[Any, ...]:
@@ -32,60 +23,64 @@ def several(states: Any) -> tuple[Any, ...]:
 
 
 @golden_too
-@pytest.mark.parametrize(("name", "norm"), [("gru", "none"), ("rlngru", "rms"), ("rlnlstm", "rms")])
-def test_the_authors_cells(adapter: Any, name: str, norm: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "cell", "norm"), [("gru", "gru", "none"), ("rlngru", "gru", "rms"), ("rlnlstm", "lstm", "rms")]
+)
+def test_the_authors_cells(adapter: Any, name: str, cell: str, norm: str) -> None:
     """Theano in float64, with a mask of fractions: outputs and gradients."""
     with np.load(DATA / "C1.npz", allow_pickle=False) as archive:
         arrays = {key.split("/")[1]: value for key, value in archive.items() if key.startswith(f"{name}/")}
     weights = {key.removeprefix("param_"): value for key, value in arrays.items() if key.startswith("param_")}
-    cell, letters = ("lstm", ("h", "c")) if name == "rlnlstm" else ("gru", ("h",))
+    letters, mask = ("h", "c") if cell == "lstm" else ("h",), arrays["mask_fractional"]
     inputs = (arrays["x"], *(arrays[f"{letter}0"] for letter in letters), weights)
-    options = {"mask": arrays["mask_fractional"], "norm": norm}
     function, results = getattr(adapter.nematus, cell), {}
     with adapter.wide():
         if adapter is numpy_nematus:
-            outputs = function(*inputs, **options)
+            outputs = function(*inputs, mask=mask, norm=norm)
         else:
             cotangents = tuple(arrays[f"cotangent_{letter}"] for letter in letters)
-            outputs, (*gradients, dweights) = adapter.pull_back(cell, inputs, cotangents, **options)
-            of_inputs = dict(zip(("x", "h0", "c0"), gradients, strict=False))
-            of_weights = {f"param_{key}": dweights[key] for key in weights}
-            results |= {f"grad_fractional_{key}": value for key, value in (of_inputs | of_weights).items()}
-        x, *zeros = (adapter.array(value) for value in (arrays["x"], *(0 * state for state in inputs[1:-1])))
-        bare = several(function(x, *zeros, {key: adapter.array(value) for key, value in weights.items()}, norm=norm))
-        results["h_nomask_zeroinit"] = adapter.numpy(bare[0])
+            outputs, (*gradients, of_weights) = adapter.pull_back(cell, inputs, cotangents, mask=mask, norm=norm)
+            results |= {f"grad_fractional_{key}": x for key, x in zip(("x", "h0", "c0"), gradients, strict=False)}
+            results |= {f"grad_fractional_param_{key}": of_weights[key] for key in weights}
+        bare = map(adapter.array, (inputs[0], *(0 * state for state in inputs[1:-1])))
+        states = function(*bare, {key: adapter.array(value) for key, value in weights.items()}, norm=norm)
+        results["h_nomask_zeroinit"] = adapter.numpy(several(states)[0])
     results |= {f"{letter}_fractional": output for letter, output in zip(letters, several(outputs), strict=True)}
     for key, result in results.items():
         np.testing.assert_allclose(result, arrays[key], rtol=1e-12, atol=1e-12, err_msg=key)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("norm", NORMS)
+@every_cell
 def test_a_layer_is_the_golden_of_its_parameters(adapter: Any, kind: str, norm: str) -> None:
     """In float32, with and without a mask and first states; a cell of Keras has the batch first."""
-    (x, *states), weights, mask = inputs_of(kind, norm, "float32")
+    rng = np.random.default_rng(3)
+    shapes = cell_shapes(kind, SIZE, STATE, norm)  # type: ignore[arg-type]
+    weights = {name: rng.standard_normal(size) * 0.6 + (name[0] == "s") for name, size in shapes.items()}
+    weights = {name: value.astype("f4") for name, value in weights.items()}
+    x, mask = rng.standard_normal((LENGTH, BATCH, SIZE)).astype("f4"), rng.uniform(0.1, 0.9, (LENGTH, BATCH))
+    states = rng.standard_normal((1 + (kind == "lstm"), BATCH, STATE)).astype("f4")
     layer = adapter.new_cell(kind, SIZE, STATE, norm=norm, partial=0.4)
     adapter.load(layer, weights)
     golden = getattr(numpy_nematus.nematus, kind)
     turned = (lambda array: np.swapaxes(array, 0, 1)) if adapter.KEY == "tf" else np.asarray
-    for first, own in ((states, mask), ([], None)):
+    for first, own in ((states, mask.astype("f4")), ([], None)):
         arrays = [adapter.array(turned(x)), *map(adapter.array, first)]
         results = layer(*arrays, mask=None if own is None else adapter.array(turned(own)))
-        wanted = golden(x, *(first or [0 * state for state in states]), weights, mask=own, norm=norm, partial=0.4)
+        wanted = golden(x, *(first if len(first) else 0 * states), weights, mask=own, norm=norm, partial=0.4)
         for result, expected in zip(several(results), several(wanted), strict=True):
             check_close(turned(adapter.numpy(result)), expected, "float32")
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("kind", KINDS)
+@every_cell
 def test_what_a_new_layer_holds(adapter: Any, kind: str, norm: str) -> None:
     """As Nematus begins: orthogonal squares for the state, small numbers for the input, gains 1, all else 0."""
-    layer = adapter.new_cell(kind, SIZE, STATE, norm=norm)
-    weights = {name: adapter.numpy(value) for name, value in layer.by_name().items()}
-    gains, squares = {name for name in weights if name[0] == "s"}, []
+    weights = {
+        name: adapter.numpy(value) for name, value in adapter.new_cell(kind, SIZE, STATE, norm=norm).by_name().items()
+    }
+    squares: list[Any] = []
     for name, value in weights.items():
         if value.ndim == 1:
-            assert (value == float(name in gains)).all(), name
+            assert (value == float(name[0] == "s")).all(), name
         elif value.shape[0] == STATE:
             squares += np.split(value, value.shape[1] // STATE, axis=1)
         else:
@@ -93,28 +88,28 @@ def test_what_a_new_layer_holds(adapter: Any, kind: str, norm: str) -> None:
     for square in squares:
         np.testing.assert_allclose(square.T @ square, np.eye(STATE), rtol=0, atol=1e-5)
     assert len({square.tobytes() for square in squares}) == len(squares), "drawn one by one"
+    gains = [name for name in weights if name[0] == "s"]
     assert len(gains) == (0 if norm == "none" else 3 if kind == "lstm" else 4)
-    if adapter.KEY == "flax":
-        half = adapter.new_cell(kind, SIZE, STATE, norm=norm, param_dtype="bfloat16")
-        assert {value.dtype.name for value in half.by_name().values()} == {"bfloat16"}
 
 
-def test_errors(adapter: Any) -> None:
+def test_what_a_layer_is_made_of(adapter: Any) -> None:
     with pytest.raises(ValueError, match="norm is 'batch', expected 'none', 'layer', 'rms' or 'prms'"):
         adapter.new_cell("gru", SIZE, STATE, norm="batch")
     with pytest.raises(ValueError, match="Recurrent: kind is 'rnn', expected 'gru' or 'lstm'"):
         adapter.new_cell("rnn", SIZE, STATE)
+    if adapter.KEY == "flax":
+        half = adapter.new_cell("gru", SIZE, STATE, norm="rms", param_dtype="bfloat16")
+        assert {value.dtype.name for value in half.by_name().values()} == {"bfloat16"}
 
 
 def test_keras_makes_a_layer_anew_and_masks_what_an_embedding_masks() -> None:
     keras = pytest.importorskip("keras")
     import tf_nematus
 
-    ids, cut = np.array([[1, 2, 0, 0]]), np.array([[1, 2]])
     layer = tf_nematus.nematus.Recurrent("gru", STATE, norm="prms", partial=0.5, dtype="float64")
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
     assert again.get_config() == layer.get_config()
     embed = keras.layers.Embedding(5, SIZE, mask_zero=True)
-    states, short = (layer(embed(array)).numpy() for array in (ids, cut))
+    states, short = (layer(embed(np.array([ids]))).numpy() for ids in ([1, 2, 0, 0], [1, 2]))
     np.testing.assert_allclose(states[:, :2], short, rtol=1e-12)
     np.testing.assert_array_equal(states[:, 2:], states[:, [1, 1]])

@@ -7,29 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from nematus_framework import check_close
-from nematus_models import RELA, WITHOUT_DROPOUT, batch, config_of, random_parameters
+from nematus_models import CONFIGS, RELA, WITHOUT_DROPOUT, batch, random_parameters
 
 from rmsnorm.nematus.models.parameters import Parameters
 from rmsnorm.nematus.names import variables
 
-
-@pytest.fixture
-def masks(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The masks of dropout by name, as NumPy arrays; filled where RNNSearch drops, which multiplies by them."""
-    made: dict[str, Any] = {}
-    drop = Parameters.drop
-
-    def record(self: Any, name: str, x: Any) -> Any:
-        result, mask = drop(self, name, x), self.masks.get(self.scope + name)
-        if mask is not None:
-            made[self.scope + name] = own = adapter.numpy(mask)
-            np.testing.assert_array_equal(adapter.numpy(result), adapter.numpy(x) * own)
-        return result
-
-    monkeypatch.setattr(Parameters, "drop", record)
-    return made
-
-
+pytestmark = pytest.mark.usefixtures("quick")
 # What Nematus drops, read from its rnn_model.py and layers.py: inputs of these matrices, which come from words.
 OF_WORDS = ("decoder/base", "encoder/backward-stack/level0", "encoder/forward-stack/level0")
 OF_OUTPUT = ("hidden_to_logits", "lexical_to_logits", "prev_emb_to_hidden")
@@ -37,17 +20,27 @@ FROM_WORDS = [f"{scope}/gru0/input_to_{part}" for scope in OF_WORDS for part in 
 FROM_WORDS += ["decoder/lexical", *(f"decoder/next_word_predictor/{part}/W" for part in OF_OUTPUT)]
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("tied", [False, True])
-def test_what_is_dropped_with_which_rate(adapter: Any, tied: bool, masks: dict[str, Any]) -> None:
+def test_what_is_dropped_with_which_rate(adapter: Any, tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every matrix the input, with a mask of its own; scores of the attention stay."""
-    config = config_of("deep").replace(rnn_lexical_model=True)
+    config = CONFIGS["deep"].replace(rnn_lexical_model=True)
     matrices = {row.name for row in variables(config) if len(row.shape) == 2}
     config = config.replace(tie_decoder_embeddings=tied)  # a tied matrix has its mask, too
     matrices -= {name for name in matrices if "/embedding/" in name or name.endswith("hidden_to_score")}
     rates = {"embedding": 0.1, "hidden": 0.2, "source": 0.3, "target": 0.4}
     rate_of = dict.fromkeys(matrices, rates["hidden"]) | dict.fromkeys(FROM_WORDS, rates["embedding"])
     rate_of |= {"source words": rates["source"], "target words": rates["target"]}
+    masks: dict[str, Any] = {}
+    drop = Parameters.drop
+
+    def record(self: Any, name: str, x: Any) -> Any:
+        result, mask = drop(self, name, x), self.masks.get(self.scope + name)
+        if mask is not None:
+            masks[self.scope + name] = own = adapter.numpy(mask)
+            np.testing.assert_array_equal(adapter.numpy(result), adapter.numpy(x) * own)
+        return result
+
+    monkeypatch.setattr(Parameters, "drop", record)
     config = config.replace(**{f"rnn_dropout_{part}": rate for part, rate in rates.items()})
     adapter.Model(config, random_parameters(config), training=True).loss(*batch(config))
     assert masks.keys() == rate_of.keys()
@@ -57,14 +50,14 @@ def test_what_is_dropped_with_which_rate(adapter: Any, tied: bool, masks: dict[s
     assert len({mask.tobytes() for mask in masks.values()}) > len(masks) / 2, "masks of their own"
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("kind", ["layer", "transformer rms", RELA, "zero rnn"])
 def test_dropout_only_in_training(adapter: Any, kind: str) -> None:
     """By a seed, and another time anew, a rate in one place at a time; a translation drops nothing."""
-    quiet = config_of(kind).replace(**WITHOUT_DROPOUT, label_smoothing=0.0)
+    quiet = CONFIGS[kind].replace(**WITHOUT_DROPOUT, label_smoothing=0.0)
     names = list(WITHOUT_DROPOUT) if quiet.model_type == "transformer" else ["rnn_dropout_embedding"]
     parameters, sentences = random_parameters(quiet), batch(quiet)
-    wanted = adapter.Model(quiet, parameters).loss(*sentences)
+    plain = adapter.Model(quiet, parameters)
+    wanted = plain.loss(*sentences)
     for name in names[: 1 if adapter.KEY == "flax" else None]:
         config = quiet.replace(**{name: 0.5})
         np.testing.assert_array_equal(adapter.Model(config, parameters).loss(*sentences), wanted)
@@ -74,24 +67,25 @@ def test_dropout_only_in_training(adapter: Any, kind: str) -> None:
         assert abs(losses[0] - losses[1]).max() > 1e-3, name
         again = adapter.Model(config, parameters, training=True, seed=3)
         np.testing.assert_array_equal(again.loss(*sentences), losses[0])
-    how = sentences[:2], 3, 6
-    plain = adapter.Model(quiet, parameters)
-    np.testing.assert_array_equal(*(one.translate(*how[0], *how[1:]).scores for one in (model, plain)))
+    np.testing.assert_array_equal(*(one.translate(*sentences[:2], 3, 6).scores for one in (model, plain)))
     if kind == "zero rnn":  # with all features of the output layer lost, every word is as likely
         lost = adapter.Model(config.replace(rnn_dropout_embedding=1 - 1e-6), parameters, training=True)
         np.testing.assert_allclose(lost.loss(*sentences), np.log(config.target_vocab_size), rtol=1e-6)
 
 
-@pytest.mark.usefixtures("quick")
 def test_where_the_transformer_drops(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a dropout that halves: what is dropped is what a scaled matrix is multiplied with or gives."""
-    plain = config_of("transformer rms").replace(**WITHOUT_DROPOUT)
+    plain = CONFIGS["transformer rms"].replace(**WITHOUT_DROPOUT)
     parameters = random_parameters(plain)
     x, x_mask, y, _ = batch(plain)
     undropped = adapter.Model(plain, parameters).logits(x, x_mask, y)
     operations = adapter.Model(plain, parameters).own.operations
     sizes: list[tuple[int, ...]] = []
-    halve = lambda x, rate, random: sizes.append(tuple(x.shape)) or x * (1 - rate)  # type: ignore[func-returns-value]  # noqa: E731
+
+    def halve(x: Any, rate: float, random: Any) -> Any:
+        sizes.append(tuple(x.shape))
+        return x * (1 - rate)
+
     monkeypatch.setattr(operations, "dropout", halve)
     if adapter.KEY == "torch":  # whose attention drops by itself
         functional = adapter.torch.nn.functional

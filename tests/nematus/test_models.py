@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import numpy_nematus
 import pytest
-from nematus_framework import RUNS, check_kind, check_run, golden_too
+from nematus_framework import EXACT, check_kind, check_run, golden_too
 from nematus_models import (
+    CONFIGS,
     KINDS,
     NO_NORMS,
     RELA,
+    RUNS,
     TRANSFORMERS,
     ZERO,
     ZERO_RNN,
     batch,
-    config_of,
     random_parameters,
     reference,
 )
@@ -26,25 +27,15 @@ from rmsnorm.nematus import numpy_operations
 from rmsnorm.nematus.backends import model_class
 from rmsnorm.nematus.models.parameters import Parameters, normalise
 
-EXACT = 1e-12  # two float64 computations of one thing in another order; logits are below 10
+
+def golden(kind: str) -> Any:
+    return model_class("numpy", CONFIGS[kind])(CONFIGS[kind], random_parameters(CONFIGS[kind]))
 
 
-def golden(kind: str, **changes: Any) -> Any:
-    config = config_of(kind).replace(**changes)
-    return model_class("numpy", config)(config, random_parameters(config))
-
-
-# In Keras and Flax others are compared with NumPy's models below. What B does in them is tests/cli/test_cli_port.py.
-QUICK = {"numpy": [*RUNS], "torch": [*RUNS], "tf": ["Z2", "Z3"], "flax": ["Z2", "Z3"]}
-
-
-@pytest.mark.parametrize(
-    ("adapter", "name"),
-    [pytest.param(key, name, marks=[] if name in QUICK[key] else pytest.mark.slow) for key in QUICK for name in RUNS],
-    indirect=["adapter"],
-)
+@golden_too
+@pytest.mark.parametrize("name", RUNS)
 def test_what_the_programs_computed(adapter: Any, name: str) -> None:
-    with adapter.quick() if adapter.KEY == "tf" and name[0] == "Z" else nullcontext():  # it takes longer to trace
+    with adapter.quick() if adapter.KEY == "tf" else nullcontext():  # it takes longer to trace
         check_run(adapter, name)
 
 
@@ -52,24 +43,23 @@ def test_what_the_programs_computed(adapter: Any, name: str) -> None:
 def test_what_theano_nematus_computed(adapter: Any) -> None:
     """float64 of Theano, with the weights of a v0.3 checkpoint."""
     run = reference("B")
-    config, parameters, _ = run.model("rms")
+    config, parameters, _ = run.model()
     parameters = {name: value.astype(np.float64) for name, value in parameters.items()}
     x, x_mask, y, y_mask = run.sentences
     with adapter.wide():
         for dialect in ("theano", "tensorflow-v0.3"):
             model = adapter.Model(config.replace(dialect=dialect), parameters)
-            logits, loss = model.logits(x, x_mask, y), model.loss(x, x_mask, y, y_mask)
-            assert abs(logits - run.arrays["theano_logits"])[y_mask > 0].max() <= 1e-12
-            np.testing.assert_allclose(loss, run.arrays["theano_loss"], rtol=1e-12)
+            assert abs(model.logits(x, x_mask, y) - run.arrays["theano_logits"])[y_mask > 0].max() <= 1e-12
+            np.testing.assert_allclose(model.loss(x, x_mask, y, y_mask), run.arrays["theano_loss"], rtol=1e-12)
 
 
 @pytest.mark.parametrize(("norm", "recorded"), [("rms", "rms_norm"), ("layer", "layer_norm")])
 def test_the_norms_of_zero_alone(norm: Any, recorded: str) -> None:
-    """Rows from 1e-7 to 30 and a row of zeros, where eps decides; gradients are compared in whole models."""
+    """Rows from 1e-7 to 30 and a row of zeros, where eps decides."""
     norms = {name.removeprefix("norms/"): array for name, array in reference("Z1").arrays.items() if "norms/" in name}
-    x, *weights = (norms[name].astype(float) for name in ("x", "scale", "offset"))
-    own = dict(zip(("scale", "offset"), weights[: 1 + (norm == "layer")], strict=False))
-    y = normalise(Parameters(numpy_operations, own, norm, eps=float(norms["eps"])), x, "scale", "offset")
+    own = {name: norms[name].astype(float) for name in ("scale", "offset")[: 1 + (norm == "layer")]}
+    p = Parameters(numpy_operations, own, norm, eps=float(norms["eps"]))
+    y = normalise(p, norms["x"].astype(float), "scale", "offset")
     np.testing.assert_allclose(y, norms[f"{recorded}/output"], rtol=2e-5, atol=2e-5)
 
 
@@ -105,7 +95,7 @@ def test_padding_and_neighbours_change_nothing(kind: str) -> None:
     for i, loss in enumerate(model.loss(x, x_mask, y, y_mask)):
         source, target = (int(mask[:, i].sum()) for mask in (x_mask, y_mask))
         alone = x[:, :source, [i]], x_mask[:source, [i]], y[:target, [i]], y_mask[:target, [i]]
-        np.testing.assert_allclose(model.loss(*alone), [loss], rtol=EXACT)
+        np.testing.assert_allclose(model.loss(*alone), [loss], rtol=EXACT["float64"])
     if kind in KINDS:
         error = abs(model.logits(x, x_mask, y) - model.logits(x, x_mask, y, stepwise=True)).max()
         assert error > 0.1 if kind == "deep v0.3" else error == 0
@@ -129,22 +119,21 @@ def test_activations_that_are_in_no_recorded_run(slope: float, activation: str) 
     parameters = {**model.parameters, "decoder/next_word_predictor/hidden_prelu/slope": np.full(6, slope)}
     other = type(model)(model.config.replace(output_hidden_activation="prelu"), parameters)
     sentences = batch(model.config)[:3]
-    np.testing.assert_allclose(model.logits(*sentences), other.logits(*sentences), rtol=0, atol=EXACT)
+    np.testing.assert_allclose(model.logits(*sentences), other.logits(*sentences), rtol=0, atol=EXACT["float64"])
 
 
 def test_a_model_does_not_share_memory_with_what_it_is_made_of(adapter: Any) -> None:
-    parameters = random_parameters(config_of("plain"), "float32")
-    before = {name: value.copy() for name, value in parameters.items()}
+    parameters = random_parameters(CONFIGS["plain"], "float32")
     for source in (parameters, {name: adapter.array(value) for name, value in parameters.items()}):
-        adapter.overwrite(adapter.Model(config_of("plain"), source).own)
-        for name, value in source.items():
-            np.testing.assert_array_equal(value, before[name])
+        adapter.overwrite(adapter.Model(CONFIGS["plain"], source).own)
+        for name, value in random_parameters(CONFIGS["plain"], "float32").items():
+            np.testing.assert_array_equal(source[name], value)
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("mixture", "bfloat16"), ("transformer rms", "float16")])
 def test_a_model_in_16_bits(adapter: Any, kind: str, dtype: str) -> None:
     """Within some roundings of 2^-9, or of 2^-11, of logits below 10; losses are of float32."""
-    config, rounding = config_of(kind), {"bfloat16": 2.0**-9, "float16": 2.0**-11}[dtype]
+    config, rounding = CONFIGS[kind], {"bfloat16": 2.0**-9, "float16": 2.0**-11}[dtype]
     parameters, (x, x_mask, y, y_mask) = random_parameters(config, "float32"), batch(config)
     wanted = numpy_nematus.Model(config, parameters).logits(x, x_mask, y)
     model = adapter.Model(config, {name: adapter.array(value, dtype) for name, value in parameters.items()})
@@ -163,11 +152,9 @@ def test_a_model_in_16_bits(adapter: Any, kind: str, dtype: str) -> None:
 @pytest.mark.parametrize("kind", ["factors", "transformer rms"])
 def test_a_wrong_batch_is_refused_in_a_sentence(adapter: Any, kind: str) -> None:
     """For arrays of the framework as for those of NumPy."""
-    config = config_of(kind)
-    model, array = adapter.Model(config, random_parameters(config)).own, adapter.array
-    sentences = batch(config)
-    x, x_mask, y, y_mask = map(array, sentences)
-    above = array(np.where(sentences[0] == sentences[0].max(), 9, sentences[0]))
+    model, sentences = adapter.Model(CONFIGS[kind], random_parameters(CONFIGS[kind])).own, batch(CONFIGS[kind])
+    x, x_mask, y, y_mask = map(adapter.array, sentences)
+    above = adapter.array(np.where(sentences[0] == sentences[0].max(), 9, sentences[0]))
     for message, arguments in {
         r"encode: x is \(4, 3\), expected the shape \((1|2), length, batch\)": (x[0], x_mask),
         r"encode: x_mask is 0, expected at least one word in every sentence": (x, x_mask * 0),
@@ -175,7 +162,7 @@ def test_a_wrong_batch_is_refused_in_a_sentence(adapter: Any, kind: str) -> None
         r"loss: an id of x is 9, expected 0 to (7|8), the vocabulary": (above, x_mask, y, y_mask),
         r"loss: an id of y is -1, expected 0 to 7, the vocabulary": (x, x_mask, y - 1, y_mask),
         r"loss: y_mask has shape \(2, 3\), expected \(4, 3\) to match y": (x, x_mask, y, y_mask[:2]),
-        r"logits: x is dtype\('float64'\).*expected an array of integers": (array(sentences[0] * 1.0), x_mask, y),
+        r"logits: x is dtype\('float64'\).*array of integers": (adapter.array(sentences[0] * 1.0), x_mask, y),
         r"translate: x_mask has shape \(3, 3\), expected \(4, 3\)": (x, x_mask[1:]),
         r"translate: beam_size is 9, expected at most 8, the target vocabulary": (x, x_mask, 9),
         r"translate: max_length is -1, expected an integer >= 1": (x, x_mask, 2, -1),

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from nematus_models import config_of
+from nematus_models import CONFIGS
 
 from rmsnorm.nematus import beam
 
 
 def search(kind: str, p: Any, words: list[int], size: int, *, later: Any = None, **changes: Any) -> beam.Translations:
     """A search by probabilities of words, (sentences, vocabulary), of the first ones and of those ``later``."""
-    config = config_of(kind).replace(**{"normalization_alpha": 0.0, **changes})
+    config = CONFIGS[kind].replace(**{"normalization_alpha": 0.0, **changes})
     plan = beam.plan(config, words, size, None, None)
 
     def step(states: list[Any], previous: Any) -> tuple[Any, list[Any]]:

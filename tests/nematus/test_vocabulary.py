@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from nematus_commands import run, save
-from nematus_models import config_of
+from nematus_models import CONFIGS
 
 from rmsnorm import nematus
 from rmsnorm.nematus.numpy_models import RNNSearch
@@ -27,22 +27,19 @@ from rmsnorm.nematus.vocabulary import (
 SPECIAL = {"<EOS>": 0, "<GO>": 1, "<UNK>": 2}
 
 
-def dictionary(path: Path, size: int, special: dict[str, int] = SPECIAL) -> Path:
-    path.write_text(json.dumps({**special, **{f"w{index}": index for index in range(3, size)}}))
-    return path
-
-
-def saved(directory: Path, kind: str) -> nematus.Model:
-    config = config_of(kind)
-    sizes = enumerate((*config.source_vocab_sizes, config.target_vocab_size))
-    names = [dictionary(directory / f"{index}.json", size + 2).name for index, size in sizes]
-    save(directory, config, options={"dictionaries": [f"/elsewhere/{name}" for name in names]})
-    return nematus.load(directory)
+def saved(folder: Path, special: dict[str, int] = SPECIAL, kind: str = "rms", **changes: Any) -> nematus.Model:
+    """A model whose dictionaries have two words more than it has ids."""
+    config = CONFIGS[kind].replace(**changes)
+    names = [f"{number}.json" for number in range(len(config.source_vocab_sizes) + 1)]
+    save(folder, config, options={"dictionaries": [f"/elsewhere/{name}" for name in names]})
+    for name, size in zip(names, (*config.source_vocab_sizes, config.target_vocab_size), strict=True):
+        (folder / name).write_text(json.dumps({**special, **{f"w{index}": index for index in range(3, size + 2)}}))
+    return nematus.load(folder)
 
 
 def test_from_words_to_words(tmp_path: Path) -> None:
     """The dictionaries that the options name, beside the model; the words above its vocabulary are unknown to it."""
-    model = saved(tmp_path, "factors")
+    model = saved(tmp_path, kind="factors")
     sources, target = vocabularies(model)
     assert [len(vocabulary.ids) for vocabulary in (*sources, target)] == [8, 4, 8]
     x, x_mask = batch(["w3|w3 w7|<GO>  w8|w4", "", "what|w3"], sources)
@@ -62,17 +59,15 @@ def test_from_words_to_words(tmp_path: Path) -> None:
 def test_the_id_of_unknown_words(dialect: str, translating: Any, scoring: Any, tmp_path: Path) -> None:
     """Master trains and scores by the dictionary, and translates with 2 whatever that is; others know only 1."""
     for first, *ids in zip(({"eos": 0, "UNK": 1, "w2": 2}, SPECIAL), translating, scoring, strict=True):
-        for name, size in (("0", 9), ("1", 8)):
-            dictionary(tmp_path / f"{name}.json", size, first)
-        save(tmp_path, dialect=dialect, options={"dictionaries": ["0.json", "1.json"]})
+        model = saved(tmp_path, first, dialect=dialect)
         for wanted, asked in zip(ids, (False, True), strict=True):
-            sources, target = vocabularies(nematus.load(tmp_path), scoring=asked)
+            sources, target = vocabularies(model, scoring=asked)
             assert [vocabulary.unknown for vocabulary in (*sources, target)] == [wanted, wanted]
             assert batch(["what"], sources)[0][0, 0, 0] == wanted
 
 
 def test_what_is_wrong_with_a_dictionary_is_said(tmp_path: Path) -> None:
-    model = saved(tmp_path, "factors")
+    model = saved(tmp_path, kind="factors")
     with pytest.raises(FileNotFoundError, match=r"none.json is missing, expected a dictionary of Nematus; name"):
         vocabularies(model, target="none.json")
     small = tmp_path / "small.json"
@@ -102,14 +97,14 @@ def test_vocabularies_of_zero(tmp_path: Path) -> None:
     ids, mask = batch(["a other", "e"], [vocabulary])
     np.testing.assert_array_equal(ids[0].T, [[3, 1, 2], [7, 2, 0]])
     np.testing.assert_array_equal(mask.T, [[1, 1, 1], [1, 1, 0]])
-    config = config_of("zero rms").replace(options={"src_vocab_file": "", "tgt_vocab_file": "elsewhere/vocab.tgt"})
+    config = CONFIGS["zero rms"].replace(options={"src_vocab_file": "", "tgt_vocab_file": "elsewhere/vocab.tgt"})
     options = with_names(config, ["vocab.tgt"]).options
     assert (options["src_vocab_file"], options["tgt_vocab_file"]) == ("", "vocab.tgt"), "a missing one keeps its place"
 
 
 def test_batches_are_those_of_zero() -> None:
     """Sorted within buffers of lines; a batch that is too small waits for the next buffer, if there is one."""
-    config = config_of("zero rms").replace(options={"buffer_size": 5, "eval_batch_size": 2, "data_leak_ratio": 1.0})
+    config = CONFIGS["zero rms"].replace(options={"buffer_size": 5, "eval_batch_size": 2, "data_leak_ratio": 1.0})
     batches = []
 
     class Recording:

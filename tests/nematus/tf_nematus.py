@@ -29,21 +29,6 @@ def quick() -> Iterator[None]:
 wide = quick
 
 
-class Model(nematus_framework.Model):
-    def __init__(self, config: Any, parameters: Any, *, training: bool = False, seed: int = 0) -> None:
-        self.own = model_class("tf", config)(config, parameters)
-        self.own.seed.state.assign([seed, 0])
-        self.of_all = {"training": training}
-
-    def gradients(self, *sentences: Any) -> tuple[Any, dict[str, Any]]:
-        weights = self.own.by_name()
-        with tf.GradientTape() as tape:
-            loss = self.own.loss(*sentences, **self.of_all)
-            mean = tf.reduce_mean(loss)
-        gradients = tape.gradient(mean, list(weights.values()))
-        return numpy(loss), {name: numpy(value) for name, value in zip(weights, gradients, strict=True)}
-
-
 def array(value: Any, dtype: str | None = None) -> Any:
     return tf.constant(value) if dtype is None else tf.cast(value, dtype)
 
@@ -52,8 +37,22 @@ def numpy(value: Any) -> Any:
     return tf.convert_to_tensor(value).numpy()  # the gradients of embeddings are slices
 
 
+class Model(nematus_framework.Model):
+    numpy = staticmethod(numpy)
+
+    def __init__(self, config: Any, parameters: Any, *, training: bool = False, seed: int = 0) -> None:
+        self.own = model_class("tf", config)(config, parameters)
+        self.own.seed.state.assign([seed, 0])
+        self.options = {"training": training}
+
+    def gradients(self, *sentences: Any) -> dict[str, Any]:
+        weights = self.own.by_name()
+        with tf.GradientTape() as tape:
+            mean = tf.reduce_mean(self.own.loss(*sentences, **self.options))
+        return dict(zip(weights, map(numpy, tape.gradient(mean, list(weights.values()))), strict=True))
+
+
 def overwrite(model: Any) -> None:
-    """Writes other values into the memory of the parameters."""
     for weight in model.weights:
         weight.assign_add(tf.ones(weight.shape, weight.dtype))
 
@@ -75,7 +74,6 @@ def new_cell(cell: str, size: int, state: int, **options: Any) -> Any:
 
 
 def load(layer: Any, weights: dict[str, Any]) -> None:
-    """By their names."""
     assert layer.by_name().keys() == weights.keys()
     for name, value in weights.items():
         layer.by_name()[name].assign(value)

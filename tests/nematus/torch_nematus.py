@@ -18,18 +18,6 @@ KEY = "torch"
 quick = wide = nullcontext
 
 
-class Model(nematus_framework.Model):
-    def __init__(self, config: Any, parameters: Any, *, training: bool = False, seed: int = 0) -> None:
-        torch.manual_seed(seed)
-        self.own = model_class("torch", config)(config, parameters).train(training)
-
-    def gradients(self, *sentences: Any) -> tuple[Any, dict[str, Any]]:
-        self.own.zero_grad(set_to_none=True)
-        loss = self.own.loss(*sentences)
-        loss.mean().backward()
-        return numpy(loss), {name: numpy(value.grad) for name, value in self.own.by_name().items()}
-
-
 def array(value: Any, dtype: str | None = None) -> Any:
     return torch.tensor(np.asarray(value), dtype=dtype and getattr(torch, dtype))
 
@@ -39,18 +27,28 @@ def numpy(value: Any) -> Any:
     return value.float().numpy().astype(ml_dtypes.bfloat16) if value.dtype == torch.bfloat16 else value.numpy()
 
 
+class Model(nematus_framework.Model):
+    numpy = staticmethod(numpy)
+
+    def __init__(self, config: Any, parameters: Any, *, training: bool = False, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.own = model_class("torch", config)(config, parameters).train(training)
+
+    def gradients(self, *sentences: Any) -> dict[str, Any]:
+        weights = self.own.by_name()
+        gradients = torch.autograd.grad(self.own.loss(*sentences).mean(), list(weights.values()))
+        return dict(zip(weights, map(numpy, gradients), strict=True))
+
+
 def overwrite(model: Any) -> None:
-    """Writes other values into the memory of the parameters."""
     with torch.no_grad():
         for value in model.parameters():
             value.add_(1)
 
 
-def pull_back(cell: str, inputs: Any, cotangents: Any, **options: Any) -> tuple[Any, Any]:
+def pull_back(cell: str, inputs: Any, cotangents: Any, mask: Any, norm: str) -> tuple[Any, Any]:
     leaves = tree_map(lambda value: array(value).requires_grad_(), inputs)
-    outputs = getattr(nematus, cell)(
-        *leaves, **tree_map(lambda x: array(x) if isinstance(x, np.ndarray) else x, options)
-    )
+    outputs = getattr(nematus, cell)(*leaves, mask=array(mask), norm=norm)
     torch.autograd.backward(outputs if isinstance(outputs, tuple) else (outputs,), list(map(array, cotangents)))
     return tree_map(numpy, outputs), tree_map(lambda value: numpy(value.grad), leaves)
 
@@ -61,6 +59,4 @@ def new_cell(cell: str, size: int, state: int, **options: Any) -> Any:
 
 
 def load(layer: Any, weights: dict[str, Any]) -> None:
-    """By their names, where a slash is a dot."""
-    state = {name.replace("/", "."): array(value) for name, value in weights.items()}
-    layer.to(next(iter(state.values())).dtype).load_state_dict(state)
+    layer.load_state_dict({name.replace("/", "."): array(value) for name, value in weights.items()})
