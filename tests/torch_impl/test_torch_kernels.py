@@ -162,8 +162,6 @@ USES: dict[str, Callable[[Any, Any, Any], Any]] = {
     "gradients": _of_all,
     "of the weight alone": lambda layer, x, dy: torch.autograd.grad(layer(x.detach()), layer.weight, dy),
     "of x alone": lambda layer, x, dy: torch.autograd.grad(layer.requires_grad_(False)(x), x, dy),
-    "of a sum": lambda layer, x, dy: _of_all(layer, x, torch.ones((), dtype=dy.dtype).expand(dy.shape)),
-    "of columns": lambda layer, x, dy: torch.autograd.grad(layer(x).T, (x, *layer.parameters()), dy.T.contiguous()),
     "of minus y": lambda layer, x, dy: _of_all(layer, x, torch._neg_view(dy)),
     "twice": _second_derivative,
     "forward mode": _tangent,

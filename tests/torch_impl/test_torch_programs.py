@@ -92,18 +92,16 @@ def test_compile_the_function_itself() -> None:
     """Options that are arguments become symbols with dynamic=True; one graph serves every batch."""
     counter = CompileCounter()
     compiled = torch.compile(rms_norm, fullgraph=True, dynamic=True, backend=counter)
-    x = torch.randn((4, 8), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = randn(4, 8, dtype=torch.float64)
     for a in (x, x[:3], x.float(), torch.cat([x, x], 1).float()):
         assert torch.equal(compiled(a), rms_norm(a))
     assert counter.frame_count == 2  # one for each dtype
-    x = x.float()
-    for options in ({"axis": 0}, {"variant": "llama", "eps": 1e-3}, {"partial": 0.6}, {"partial": Fraction(1, 3)}):
-        assert torch.equal(compiled(x, **options), rms_norm(x, **options))
-    assert all(map(torch.equal, *(f(x, return_inverse_rms=True) for f in (compiled, rms_norm))))
+    x, third = x.float(), Fraction(1, 3)
+    for options in ({"axis": 0}, {"variant": "llama", "eps": 1e-3}, {"partial": 0.6}, {"partial": third}):
+        assert all(map(torch.equal, *(f(x, return_inverse_rms=True, **options) for f in (compiled, rms_norm))))
     formula = torch.compile(rms_norm_vjp, backend="aot_eager", fullgraph=True, dynamic=True)
-    options = {"variant": PRESETS["gemma"], "axis": [0, 1], "partial": Fraction(1, 3)}
-    found = [function(x, x + 1, x, **options)[:2] for function in (formula, rms_norm_vjp)]
-    assert all(map(are_alike, *found))
+    options = {"variant": PRESETS["gemma"], "axis": [0, 1], "partial": third}
+    assert all(map(are_alike, *(f(x, x + 1, x, **options)[:2] for f in (formula, rms_norm_vjp))))
 
 
 @pytest.mark.parametrize(("variant", "dtype"), [("llama", "bfloat16"), ("zhang_torch", "float64")])
