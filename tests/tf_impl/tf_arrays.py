@@ -13,10 +13,6 @@ from rmsnorm.tf_impl import rms_norm
 TINY = float(np.finfo(np.float32).tiny)  # TensorFlow's own operations take what is below as 0
 
 
-def to_tf(value: Any) -> Any:
-    return tf.constant(value) if isinstance(value, np.ndarray) else value
-
-
 def check_bounds(got: dict[str, Any], x: Any, scale: Any = None, bias: Any = None, **options: Any) -> None:
     """``got`` has some of y, inverse_rms, dx, dscale and dbias; the options are those of rms_norm, and dy."""
     calls.hold({name: np.asarray(value) for name, value in got.items()}, x, scale, bias, least=TINY, **options)
