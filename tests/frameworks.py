@@ -56,12 +56,7 @@ def given_to(data: Any) -> dict[str, Any]:
 
 
 class Way:
-    """``rms_norm`` and ``rms_norm_vjp`` in one way.
-
-    Attributes:
-        name: of the way. For an eager call it is the key of the framework.
-        key: of the framework.
-    """
+    """``rms_norm`` and ``rms_norm_vjp`` in one way: its name, and the key of the framework, the name if it is eager."""
 
     def __init__(self, name: str) -> None:
         self.name, self.key = name, WAYS[name]
@@ -73,10 +68,6 @@ class Way:
     @cached_property
     def bridge(self) -> Any:
         return bridge(self.key)
-
-    @property
-    def has_tape(self) -> bool:
-        return self.key != "numpy"
 
     def precision(self, wide: bool) -> Any:
         """JAX computes in float64 only if that is switched on."""

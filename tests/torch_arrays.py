@@ -17,13 +17,11 @@ BRIDGE = Torch()
 
 
 def to_torch(value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
-        return value
-    return BRIDGE.send(value)
+    return BRIDGE.send(value) if isinstance(value, np.ndarray) else value
 
 
 def to_numpy(value: Any) -> Any:
-    return None if value is None else BRIDGE.fetch(value)
+    return BRIDGE.fetch(value) if isinstance(value, torch.Tensor) else value
 
 
 def randn(*shape: int, dtype: Any = torch.float32, seed: int = 0) -> Any:
@@ -31,10 +29,9 @@ def randn(*shape: int, dtype: Any = torch.float32, seed: int = 0) -> Any:
 
 
 def are_alike(got: Any, want: Any) -> bool:
-    """Whether both may be the same numbers, by a kernel or by recipe.py, each within the bounds of the parity kit.
+    """Whether both may be the same numbers, by a kernel or by recipe.py, each within the kit's bound of dx.
 
-    Each is within the bound of dx of the golden, which is the widest of one row, so they are within two of each other;
-    all of terms as large as the largest number, as numbers of one size have.
+    That is the widest of one row. All terms are as large as the largest number, as numbers of one size have.
     """
     names = {torch.float64: "float64", torch.float16: "float16", torch.bfloat16: "bfloat16"}
     dtype, n = names.get(got.dtype, "float32"), want.shape[-1] if want.ndim else 1
@@ -45,11 +42,10 @@ def are_alike(got: Any, want: Any) -> bool:
     return bool((((got - want).abs() <= limit * largest) | (got == want) | (got.isnan() & want.isnan())).all())
 
 
-def hold(results: dict[str, Any], x: Any, scale: Any = None, bias: Any = None, **options: Any) -> None:
+def hold(results: dict[str, Any], *arrays: Any, **options: Any) -> None:
     """Results of a call, such as y and dx, are within the bounds of the parity kit of the golden's."""
-    arrays = {key: to_numpy(value) if isinstance(value, torch.Tensor) else value for key, value in options.items()}
-    found = {name: to_numpy(result.detach()) for name, result in results.items() if result is not None}
-    calls.hold(found, *map(to_numpy, (x, scale, bias)), **arrays)
+    found = {name: to_numpy(result.detach()) for name, result in results.items()}
+    calls.hold(found, *map(to_numpy, arrays), **{name: to_numpy(value) for name, value in options.items()})
 
 
 LAYOUTS: dict[str, Callable[[Any], Any]] = {  # of a tensor with four axes in memory

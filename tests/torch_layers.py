@@ -25,18 +25,6 @@ class LlamaRMSNorm(nn.Module):
         return self.weight * hidden_states.to(input_dtype)
 
 
-class OddGate(nn.Module):
-    """A gate that must be passed. What comes after it is ``rest``; x / rho is clipped at what one row in many has."""
-
-    def __init__(self, rest: Any = lambda y, gate: y, limit: float = 1e9) -> None:
-        super().__init__()
-        self.weight, self.rest, self.limit = nn.Parameter(torch.ones(64)), rest, limit
-
-    def forward(self, x: torch.Tensor, gate: torch.Tensor) -> Any:
-        y = nn.functional.rms_norm(x.float(), (64,), None, 1e-6).clamp(-self.limit, self.limit)
-        return self.rest((y * self.weight.float() * nn.functional.silu(gate.float())).to(x.dtype), gate)
-
-
 def randomised(layer: Any, seed: int = 1) -> Any:
     for i, parameter in enumerate(layer.parameters()):
         parameter.data.copy_(randn(*parameter.shape, seed=seed + i))

@@ -35,20 +35,17 @@ def _counted(data: Arguments, mask: Any) -> Any:
     return mask & (np.arange(data.call.n) < data.call.k).reshape(along)
 
 
+def of_one(f: Function, leaves: Leaves, which: str) -> Callable[[Any], Any]:
+    return lambda leaf: f({**leaves, which: leaf})
+
+
 class Framework:
-    """What the formula and the comparison need of one of them.
+    """What the formula and the comparison need of one of them."""
 
-    Attributes:
-        derivatives: transforms that differentiate, for one of the leaves or along directions of all.
-        others: transforms that leave the numbers as they are, or compute some at once.
-        outer: those of both kinds that go around the others, never inside one of them.
-        under_mask: what x and a gate hold where they are masked.
-    """
-
-    derivatives: ClassVar[tuple[str, ...]]
-    others: ClassVar[tuple[str, ...]]
-    outer: ClassVar[tuple[str, ...]] = ()
-    under_mask = np.nan
+    derivatives: ClassVar[tuple[str, ...]]  # transforms that differentiate, for a leaf or along directions of all
+    others: ClassVar[tuple[str, ...]]  # those that leave the numbers as they are, or compute some at once
+    outer: ClassVar[tuple[str, ...]] = ()  # those of both kinds that go around the others, never inside
+    under_mask = np.nan  # what x and a gate hold where they are masked
     rms_norm: Any
     like: Callable[[Any, Any], Any]
     where: Callable[[Any, Any, Any], Any]
@@ -133,25 +130,26 @@ class Functional(Framework):
     def shared(self, f: Function, which: str) -> dict[str, Function]:
         func, like = self.func, self.like
 
-        def of_one(leaves: Leaves) -> Callable[[Any], Any]:
-            return lambda leaf: f({**leaves, which: leaf})
-
         def vjp(leaves: Leaves) -> Any:
-            y, pull = func.vjp(of_one(leaves), leaves[which])
+            y, pull = func.vjp(of_one(f, leaves, which), leaves[which])
             return pull(like(pattern(y.shape), y))[0]
 
         def jacobian(transform: Any) -> Function:
             def pushed(leaves: Leaves) -> Any:
                 leaf = leaves[which]
-                return self.xp.tensordot(transform(of_one(leaves))(leaf), self.along(leaves)[which], leaf.ndim)
+                whole = transform(of_one(f, leaves, which))(leaf)
+                return self.xp.tensordot(whole, self.along(leaves)[which], leaf.ndim)
 
             return pushed
 
+        def vmap(leaves: Leaves) -> Any:
+            leaf = leaves[which]
+            return func.vmap(of_one(f, leaves, which), 0, int(leaf.ndim == 1))(self.two(leaf))
+
         return {
-            "grad": lambda leaves: func.grad(lambda leaf: self.weighted(of_one(leaves)(leaf)))(leaves[which]),
+            "grad": lambda leaves: func.grad(lambda leaf: self.weighted(f({**leaves, which: leaf})))(leaves[which]),
             "vjp": vjp, "jvp": lambda leaves: func.jvp(f, (leaves,), (self.along(leaves),))[1],
-            "jacrev": jacobian(func.jacrev), "jacfwd": jacobian(func.jacfwd),
-            "vmap": lambda leaves: func.vmap(of_one(leaves), 0, int(leaves[which].ndim == 1))(self.two(leaves[which])),
+            "jacrev": jacobian(func.jacrev), "jacfwd": jacobian(func.jacfwd), "vmap": vmap,
         }  # fmt: skip
 
     def two(self, leaf: Any) -> Any:
@@ -205,12 +203,12 @@ class Torch(Functional):
                 return torch.zeros_like(y.primal) if y.tangent is None else y.tangent
 
         def views(leaves: Leaves) -> Any:
-            return f({key: torch.stack([t, t], -1)[..., 0].movedim(0, -1).clone().movedim(-1, 0)
-                      for key, t in leaves.items()})  # fmt: skip
+            apart = {key: torch.stack([t, t], -1)[..., 0] for key, t in leaves.items()}
+            return f({key: t.movedim(0, -1).clone().movedim(-1, 0) for key, t in apart.items()})
 
         return {
-            **self.shared(f, which), "tape": tape, "batched tape": partial(tape, batched=True), "dual": dual,
-            "views": views,
+            **self.shared(f, which), "views": views, "dual": dual, "tape": tape,
+            "batched tape": partial(tape, batched=True),
             "checkpoint": partial(torch.utils.checkpoint.checkpoint, f, use_reentrant=False),
         }[name]  # fmt: skip
 
@@ -246,11 +244,8 @@ class Flax(Functional):
     def wrap(self, name: str, f: Function, which: str) -> Function:
         jax, like = self.jax, self.like
 
-        def of_one(leaves: Leaves) -> Callable[[Any], Any]:
-            return lambda leaf: f({**leaves, which: leaf})
-
         def transpose(leaves: Leaves) -> Any:
-            y, push = jax.linearize(of_one(leaves), leaves[which])
+            y, push = jax.linearize(of_one(f, leaves, which), leaves[which])
             return jax.linear_transpose(push, leaves[which])(like(pattern(y.shape), y))[0]
 
         def scan(leaves: Leaves) -> Any:
@@ -260,7 +255,7 @@ class Flax(Functional):
         return {
             **self.shared(f, which), "transpose": transpose, "scan": scan, "jit": jax.jit(f),
             "remat": jax.checkpoint(f), "linearize": lambda leaves: jax.linearize(f, leaves)[1](self.along(leaves)),
-            "map": lambda leaves: jax.lax.map(of_one(leaves), self.two(leaves[which])),
+            "map": lambda leaves: jax.lax.map(of_one(f, leaves, which), self.two(leaves[which])),
         }[name]  # fmt: skip
 
 
@@ -284,9 +279,6 @@ class Tensorflow(Framework):
     def wrap(self, name: str, f: Function, which: str) -> Function:
         tf = self.tf
 
-        def of_one(leaves: Leaves) -> Callable[[Any], Any]:
-            return lambda leaf: f({**leaves, which: leaf})
-
         def tape(leaves: Leaves) -> Any:
             with tf.GradientTape() as tape:
                 tape.watch(leaves[which])
@@ -294,9 +286,8 @@ class Tensorflow(Framework):
             return tape.gradient(total, leaves[which], unconnected_gradients="zero")
 
         def forward(leaves: Leaves) -> Any:
-            with tf.autodiff.ForwardAccumulator(
-                list(leaves.values()), list(self.along(leaves).values())
-            ) as accumulator:
+            primals, along = list(leaves.values()), list(self.along(leaves).values())
+            with tf.autodiff.ForwardAccumulator(primals, along) as accumulator:
                 y = f(leaves)
             return accumulator.jvp(y, "zero")
 
@@ -313,17 +304,15 @@ class Tensorflow(Framework):
         def recompute(leaves: Leaves) -> Any:
             return tf.recompute_grad(lambda *values: f(dict(zip(leaves, values, strict=True))))(*leaves.values())
 
-        def views(leaves: Leaves) -> Any:
-            return f({key: tf.reverse(tf.reverse(leaf, [0]), [0]) for key, leaf in leaves.items()})
-
         def two(leaves: Leaves) -> Any:
             return tf.stack([leaves[which], self.another(leaves[which])])
 
         return {
             "tape": tape, "forward": forward, "jacobian": jacobian, "tf.gradients": tf.function(gradients),
             "function": tf.function(f), "XLA": tf.function(f, jit_compile=True), "recompute": recompute,
-            "views": views, "map": lambda leaves: tf.map_fn(of_one(leaves), two(leaves)),
-            "vectorized": lambda leaves: tf.vectorized_map(of_one(leaves), two(leaves)),
+            "views": lambda leaves: f({key: tf.reverse(tf.reverse(leaf, [0]), [0]) for key, leaf in leaves.items()}),
+            "map": lambda leaves: tf.map_fn(of_one(f, leaves, which), two(leaves)),
+            "vectorized": lambda leaves: tf.vectorized_map(of_one(f, leaves, which), two(leaves)),
         }[name]  # fmt: skip
 
 
