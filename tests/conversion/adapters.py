@@ -6,7 +6,6 @@ import copy
 import functools
 import pickle
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -63,23 +62,7 @@ def layer_norm(self, hidden, factor=None):
 
 
 class Framework:
-    """What the frameworks share.
-
-    Attributes:
-        ops: operations by the names of NumPy.
-        methods: of the class of a norm, beside its call.
-        made: makes the framework's layers, of a kind and sizes.
-    """
-
-    key: str
-    method: str
-    rounding: float
-    base: type
-    ops: SimpleNamespace
-    made: dict[str, Any]
-
-    def methods(self, body) -> dict[str, Any]:
-        raise NotImplementedError
+    """What the frameworks share: ``ops`` are named as in NumPy, and ``made`` makes layers by their kind and sizes."""
 
     def kind(self, body):
         """The class of a norm, which pickle finds by its name."""
@@ -106,7 +89,7 @@ class Framework:
         net.eval()
         return net
 
-    def place(self, model, name):
+    def part(self, model, name):
         return getattr(model, name)
 
     def own_code(self, kind, layer):
@@ -121,6 +104,7 @@ class Torch(Framework):
 
     def __init__(self):
         torch = self.torch = pytest.importorskip("torch")
+        torch.manual_seed(0)
         nn, functional, self.base = torch.nn, torch.nn.functional, torch.nn.Module
         own = {"silu": functional.silu, "normalize": functools.partial(functional.normalize, dim=-1)}
         self.ops = SimpleNamespace(**{**vars(torch), **own})
@@ -187,12 +171,17 @@ class Keras(Framework):
     def __init__(self):
         self.tf = pytest.importorskip("tensorflow")
         keras = self.keras = pytest.importorskip("keras")
+        keras.utils.set_random_seed(0)
         self.ops, self.base, make = keras.ops, keras.layers.Layer, keras.layers
+
+        def rms():
+            return make.RMSNormalization(epsilon=1e-5) if hasattr(make, "RMSNormalization") else pytest.skip("of 3.9")
+
         self.made = {
             "linear": lambda a, b: make.Dense(b), "embedding": make.Embedding, "dropout": make.Dropout,
             "norm": lambda n: make.LayerNormalization(), "batch norm": lambda n: make.BatchNormalization(),
             "plain norm": lambda n: make.LayerNormalization(center=False, scale=False),
-            "rms": lambda n: make.RMSNormalization(epsilon=1e-5), "l2": lambda n: make.UnitNormalization(),
+            "rms": lambda n: rms(), "l2": lambda n: make.UnitNormalization(),
             "conv": lambda a, b, groups=1: make.Conv2D(b, 3, groups=groups),
         }  # fmt: skip
 
@@ -221,7 +210,7 @@ class Keras(Framework):
         inputs = self.keras.Input(batch_shape=x.shape, dtype=str(x.dtype))
         return self.keras.Model(inputs, forward(layers, self.ops, inputs))
 
-    def place(self, model, name):
+    def part(self, model, name):
         return model.get_layer(name)
 
     def array(self, x):
@@ -247,7 +236,7 @@ class Keras(Framework):
             variable.assign(value)
 
     def copies(self, layer):
-        """Keras saves a layer by its config, which makes Keras's own again; test_replace_keras.py has that."""
+        """Keras saves a layer by its config, which makes Keras's own again."""
         return [layer]
 
 
@@ -257,17 +246,24 @@ class Flax(Framework):
     def __init__(self):
         jax = self.jax = pytest.importorskip("jax")
         nnx = self.nnx = pytest.importorskip("flax.nnx")
-        self.base, rngs = nnx.Module, {"rngs": nnx.Rngs(0)}
-        own = {"rsqrt": jax.lax.rsqrt, "normalize": lambda x: x / self.ops.maximum(jax.numpy.linalg.norm(
-            x, axis=-1, keepdims=True), 1e-12)}  # fmt: skip
-        self.ops = SimpleNamespace(**{**vars(jax.numpy), **vars(jax.nn), **own})
-        kinds = {"linear": nnx.Linear, "norm": nnx.LayerNorm, "embedding": nnx.Embed, "dropout": nnx.Dropout,
-                 "batch norm": nnx.BatchNorm}  # fmt: skip
+        self.base = nnx.Module
+
+        def normalize(x):
+            return x / self.ops.maximum(jax.numpy.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+
+        self.ops = SimpleNamespace(
+            **{**vars(jax.numpy), **vars(jax.nn), "rsqrt": jax.lax.rsqrt, "normalize": normalize}
+        )
+
+        def made(kind, **options):
+            """With the same random numbers in each."""
+            return lambda *sizes: kind(*sizes, **options, rngs=nnx.Rngs(0))
+
         self.made = {
-            **{name: functools.partial(kind, **rngs) for name, kind in kinds.items()},
-            "plain norm": functools.partial(nnx.LayerNorm, use_bias=False, use_scale=False, **rngs),
-            "rms": functools.partial(nnx.RMSNorm, epsilon=1e-5, **rngs), "l2": lambda n: self.layer(l2, None),
-            "conv": lambda a, b, groups=1: nnx.Conv(a, b, (3, 3), feature_group_count=groups, **rngs),
+            "linear": made(nnx.Linear), "norm": made(nnx.LayerNorm), "embedding": made(nnx.Embed),
+            "dropout": made(nnx.Dropout), "batch norm": made(nnx.BatchNorm), "l2": lambda n: self.layer(l2, None),
+            "plain norm": made(nnx.LayerNorm, use_bias=False, use_scale=False), "rms": made(nnx.RMSNorm, epsilon=1e-5),
+            "conv": lambda a, b, groups=1: made(nnx.Conv, feature_group_count=groups)(a, b, (3, 3)),
         }  # fmt: skip
 
     def methods(self, body):

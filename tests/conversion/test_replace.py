@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+from pathlib import Path
 
 import adapters
 import numpy as np
 import pytest
 from adapters import CASES, FRAMEWORKS, own
+from programs import printed
 
 from rmsnorm import Variant
 from rmsnorm.conversion import replace
@@ -94,11 +97,11 @@ def model_of(framework):
 def test_a_model_says_and_learns_the_same(framework):
     """Its norms stay the same objects, with the same parameters, and are replaced once."""
     model = model_of(framework)
-    norms = [framework.place(model, name) for name in "nm"]
+    norms = [framework.part(model, name) for name in "nm"]
     kinds = [type(norm) for norm in norms]
     want, parameters = framework.results(model, X), framework.parameters(model)
     assert {entry.name: entry.variant.eps for entry in replace(model)} == {"n": pytest.approx(1e-5), "m": 1e-5}
-    assert all(framework.place(model, name) is norm for name, norm in zip("nm", norms, strict=True))
+    assert all(framework.part(model, name) is norm for name, norm in zip("nm", norms, strict=True))
     assert all(isinstance(norm, kind) for norm, kind in zip(norms, kinds, strict=True))
     assert all(np.array_equal(value, parameters[name]) for name, value in framework.parameters(model).items())
     close(framework, framework.results(model, X), want)
@@ -123,7 +126,7 @@ def test_all_or_nothing(framework, step, monkeypatch):
     """Also of what changes in place: a norm of PyTorch in an encoder gets a hook there."""
     backend = importlib.import_module(f"rmsnorm.conversion.replacement.{framework.key}").BACKEND
     model = model_of(framework)
-    norms = [framework.place(model, name) for name in "nm"]
+    norms = [framework.part(model, name) for name in "nm"]
     if framework.key == "torch":
         model.encoder = framework.layer("encoder", 8, 2, 16)
         norms += [model.encoder.norm1, model.encoder.norm2]
@@ -187,3 +190,122 @@ def test_what_is_no_model():
     linen = pytest.importorskip("flax.linen")
     with pytest.raises(TypeError, match=r"a linen model makes its norms in each call; name rmsnorm.flax_impl.linen"):
         replace(linen.RMSNorm())
+
+
+# What Keras and Flax have beside the tables.
+
+
+@pytest.fixture
+def keras():
+    return FRAMEWORKS["keras"]()
+
+
+def graph_of(keras, *layers):
+    x = keras.keras.Input((5, 8))
+    return keras.keras.Model(x, functools.reduce(lambda h, layer: layer(h), layers, x))
+
+
+@pytest.mark.tf
+def test_a_model_of_keras_is_traced_anew_saved_and_trained(keras, tmp_path):
+    """One with two models in it; the file has Keras's own norms."""
+    make, models = keras.keras.layers, keras.keras.models
+    keras.keras.saving.register_keras_serializable("tests")(keras.kind(own))
+    innermost = keras.keras.Sequential([keras.layer("rms", 8), make.Dense(8)])
+    inner = keras.keras.Sequential([innermost, make.RMSNormalization(axis=(1, 2))])
+    model = graph_of(keras, make.Dense(8), keras.layer(own), inner)
+    model.compile("sgd", "mse")
+    model.save(tmp_path / "theirs.keras")
+    want = model.predict(X, verbose=0)  # which is traced
+    eps = {entry.name.count("/"): entry.variant.eps for entry in replace(model)}
+    assert eps == pytest.approx({0: 1e-5, 2: 1e-5, 1: 1e-6})
+    model.save(tmp_path / "ours.keras")
+    theirs, ours = (models.load_model(tmp_path / f"{name}.keras") for name in ("theirs", "ours"))
+    learned = []
+    for each in (theirs, model, ours):
+        np.testing.assert_allclose(each.predict(X, verbose=0), want, rtol=1e-4, atol=1e-5)
+        each.fit(X, np.ones_like(X), epochs=2, verbose=0)
+        learned.append(each.predict(X, verbose=0))
+    for each in learned[1:]:
+        np.testing.assert_allclose(each, learned[0], rtol=1e-4, atol=1e-5)
+    assert len(replace(ours, dry_run=True)) == 3
+    replace(theirs, Variant.get("keras").replace(eps=1.0))
+    assert np.abs(theirs.predict(X, verbose=0) - learned[0]).max() > 1e-3, "it is not traced anew"
+
+
+def adding_a_loss(self, hidden):
+    self.add_loss(0.1 * self.ops.mean(hidden))
+    return own(self, hidden)
+
+
+@pytest.mark.tf
+def test_what_keras_leaves_alone_and_why(keras):
+    changed, unbuilt = keras.layer(own), keras.layer(own)
+    layers = [changed, keras.layer(adding_a_loss)]
+    model = graph_of(keras, *layers)
+    changed.eps = 0.1
+    model.extra = unbuilt
+    model(X)
+    (loss,) = model.losses
+    before = [dict(vars(layer)) for layer in layers]
+    assert [entry.why for entry in replace(model)] == [
+        "it computes another y than a layer from its config with the same weights",
+        "a call adds a loss to the model's",
+        "it is not built; call the model first",
+    ]
+    assert [dict(vars(layer)) for layer in layers] == before
+    assert [*model.losses] == [loss], "the calls of the proof add none"
+    layer = keras.alone(own)
+    layer.get_config = lambda: {"inner": None}
+    (entry,) = replace(layer)
+    assert entry.why.startswith("its class makes no layer from its config (")
+
+
+@pytest.mark.tf
+@pytest.mark.filterwarnings("ignore:Layer .* does not support masking and will therefore destroy:UserWarning")
+def test_a_mask_of_keras_ends_at_the_built_in_layer_replaced_or_not(keras):
+    tokens, make = np.array([[1, 2, 0, 0], [3, 0, 0, 0]]), keras.keras.layers
+    model = keras.keras.Sequential([make.Embedding(4, 8, mask_zero=True), keras.layer("rms", 8), make.LSTM(4)])
+    want = model(tokens).numpy()
+    (entry,) = replace(model)
+    assert entry.variant is not None
+    # Float32: four steps, in each sums of 12 terms and 8 roundings more, in numbers below 1.
+    np.testing.assert_allclose(model(tokens).numpy(), want, rtol=0, atol=4 * 20 * 2.0**-24)
+
+
+@pytest.mark.tf
+def test_within_a_distribution_of_keras_that_shards_the_scale(keras):
+    pytest.importorskip("jax")
+    script = Path(__file__).with_name("keras_distribution.py")
+    devices = "--xla_force_host_platform_device_count=2"
+    assert printed(script, KERAS_BACKEND="jax", XLA_FLAGS=devices).splitlines()[-1] == "done"
+
+
+@pytest.mark.parametrize("framework", CASES[2:], indirect=True)
+@pytest.mark.parametrize("kind", ["own", "rms"])
+def test_layers_of_flax_that_are_stacked_for_scan(framework, kind):
+    nnx, (x, *_) = framework.nnx, X
+
+    @nnx.split_rngs(splits=3)
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def stacked(rngs):
+        return nnx.RMSNorm(8, rngs=rngs) if kind == "rms" else framework.layer(own)
+
+    def through(norms):
+        return nnx.scan(lambda x, norm: norm(x) + x, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, norms)
+
+    layer, mine, other = (stacked(nnx.Rngs(0)) for _ in range(3))
+    (entry,) = replace(mine)
+    assert entry.variant is not None, entry
+    want = through(layer)
+    np.testing.assert_allclose(through(mine), want, rtol=1e-5)
+    replace(other, entry.variant.replace(eps=0.1))
+    assert np.abs(through(other) - want).max() > 1e-3, "it is its own code"
+
+
+@pytest.mark.parametrize("framework", CASES[2:], indirect=True)
+def test_a_dtype_of_y_of_flax_is_kept(framework):
+    layer = framework.nnx.RMSNorm(8, dtype=framework.jax.numpy.bfloat16, rngs=framework.nnx.Rngs(0))
+    want = layer(X)
+    (entry,) = replace(layer)
+    assert (entry.variant.eps, layer(X).dtype) == (1e-6, "bfloat16")
+    assert np.abs(layer(X) - want).max() <= 2.0**-7 * np.abs(want).max()  # two roundings to bfloat16

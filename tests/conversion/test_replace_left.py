@@ -54,11 +54,6 @@ class MaskNorm(OwnNorm):
         return super().forward(x) * mask
 
 
-class DriverNorm(OwnNorm):
-    def forward(self, x):
-        raise RuntimeError("0 active drivers")
-
-
 class NotCopiedNorm(LlamaRMSNorm):
     def __deepcopy__(self, memory):
         raise RuntimeError("one is enough")
@@ -82,9 +77,7 @@ def too_small(x, y):
 
 
 LEFT = {  # a pattern of the reason
-    "driver": (DriverNorm, "RuntimeError: 0 active drivers"),
     "mask": (MaskNorm, "its call needs mask, expected x alone, or x and a gate"),
-    "tuple": (lambda: changed(lambda x, y: (y, None)), "it returns a tuple of 2"),
     "gradient": (lambda: DetachedNorm(8), r"2 of 2 circumstances: '1 row of 8, 1 axis; training' f32 dx: "),
     "modules": (parametrized, "it has modules of its own"),
     "method": (patched, "its forward is not that of its class"),
