@@ -66,21 +66,6 @@ class Model(nematus_framework.Model):
         return {"along a direction": (abs(float(slopes.mean()) - sum(products)), np.linalg.norm(products))}
 
 
-def overwrite(model: Any) -> None:
-    """As an optimizer does that the model is donated to."""
-    for value in model.by_name().values():
-        value.delete()
-
-
-def pull_back(cell: str, inputs: Any, cotangents: Any, **options: Any) -> tuple[Any, Any]:
-    @jax.jit
-    def both(inputs: Any, cotangents: Any) -> Any:
-        outputs, pullback = jax.vjp(lambda *arguments: getattr(nematus, cell)(*arguments, **options), *inputs)
-        return outputs, pullback(cotangents if isinstance(outputs, tuple) else cotangents[0])
-
-    return jax.tree.map(numpy, both(tuple(inputs), tuple(cotangents)))
-
-
 def new_cell(cell: str, size: int, state: int, **options: Any) -> Any:
     return nematus.Recurrent(cell, size, state, **options, rngs=nnx.Rngs(0))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from rmsnorm.nematus.config import Config
 from rmsnorm.nematus.convert import TARGETS
 
 WORDS = (["w3", "w4"], [], ["w5", "w3", "what"])
-PACKAGES = {"torch": "torch", "keras": "tensorflow", "flax": "flax", "tf": "tensorflow"}
 
 
 def run(*arguments: Any, status: int = 0, typed: bytes | None = None) -> str:
@@ -72,6 +70,6 @@ def checkpoint(prefix: Path, tensors: dict[str, Any], options: dict[str, Any], n
 
 def skip_without(form: str) -> None:
     """Skips the test where the framework of that form is not installed."""
-    package = PACKAGES.get(form, "numpy")
-    if find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+    pytest.importorskip(
+        {"torch": "torch", "keras": "tensorflow", "flax": "flax", "tf": "tensorflow"}.get(form, "numpy")
+    )

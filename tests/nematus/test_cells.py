@@ -27,27 +27,28 @@ def several(states: Any) -> tuple[Any, ...]:
     ("name", "cell", "norm"), [("gru", "gru", "none"), ("rlngru", "gru", "rms"), ("rlnlstm", "lstm", "rms")]
 )
 def test_the_authors_cells(adapter: Any, name: str, cell: str, norm: str) -> None:
-    """Theano in float64, with a mask of fractions: outputs and gradients."""
+    """Theano in float64, with a mask of fractions: outputs, and gradients in PyTorch."""
     with np.load(DATA / "C1.npz", allow_pickle=False) as archive:
         arrays = {key.split("/")[1]: value for key, value in archive.items() if key.startswith(f"{name}/")}
-    weights = {key.removeprefix("param_"): value for key, value in arrays.items() if key.startswith("param_")}
-    letters, mask = ("h", "c") if cell == "lstm" else ("h",), arrays["mask_fractional"]
-    inputs = (arrays["x"], *(arrays[f"{letter}0"] for letter in letters), weights)
+    letters = ("h", "c") if cell == "lstm" else ("h",)
+    names = ["x", *(f"{letter}0" for letter in letters), *(key for key in arrays if key.startswith("param_"))]
     function, results = getattr(adapter.nematus, cell), {}
     with adapter.wide():
-        if adapter is numpy_nematus:
-            outputs = function(*inputs, mask=mask, norm=norm)
-        else:
-            cotangents = tuple(arrays[f"cotangent_{letter}"] for letter in letters)
-            outputs, (*gradients, of_weights) = adapter.pull_back(cell, inputs, cotangents, mask=mask, norm=norm)
-            results |= {f"grad_fractional_{key}": x for key, x in zip(("x", "h0", "c0"), gradients, strict=False)}
-            results |= {f"grad_fractional_param_{key}": of_weights[key] for key in weights}
-        bare = map(adapter.array, (inputs[0], *(0 * state for state in inputs[1:-1])))
-        states = function(*bare, {key: adapter.array(value) for key, value in weights.items()}, norm=norm)
-        results["h_nomask_zeroinit"] = adapter.numpy(several(states)[0])
-    results |= {f"{letter}_fractional": output for letter, output in zip(letters, several(outputs), strict=True)}
+        inputs = {key: adapter.array(arrays[key]) for key in names}
+        if adapter.KEY == "torch":
+            inputs = {key: value.requires_grad_() for key, value in inputs.items()}
+        weights = {key.removeprefix("param_"): value for key, value in inputs.items() if key.startswith("param_")}
+        x, *states = (value for key, value in inputs.items() if not key.startswith("param_"))
+        outputs = several(function(x, *states, weights, mask=adapter.array(arrays["mask_fractional"]), norm=norm))
+        bare = several(function(x, *(0 * state for state in states), weights, norm=norm))
+        if adapter.KEY == "torch":
+            cotangents = [adapter.array(arrays[f"cotangent_{letter}"]) for letter in letters]
+            gradients = adapter.torch.autograd.grad(outputs, list(inputs.values()), cotangents)
+            results |= {f"grad_fractional_{key}": value for key, value in zip(names, gradients, strict=True)}
+        results |= {f"{letter}_fractional": output for letter, output in zip(letters, outputs, strict=True)}
+        results["h_nomask_zeroinit"] = bare[0]
     for key, result in results.items():
-        np.testing.assert_allclose(result, arrays[key], rtol=1e-12, atol=1e-12, err_msg=key)
+        np.testing.assert_allclose(adapter.numpy(result), arrays[key], rtol=1e-12, atol=1e-12, err_msg=key)
 
 
 @every_cell

@@ -52,20 +52,6 @@ class Model(nematus_framework.Model):
         return dict(zip(weights, map(numpy, tape.gradient(mean, list(weights.values()))), strict=True))
 
 
-def overwrite(model: Any) -> None:
-    for weight in model.weights:
-        weight.assign_add(tf.ones(weight.shape, weight.dtype))
-
-
-def pull_back(cell: str, inputs: Any, cotangents: Any, **options: Any) -> tuple[Any, Any]:
-    tensors = tf.nest.map_structure(tf.constant, tuple(inputs))
-    with tf.GradientTape() as tape:
-        tape.watch(tensors)
-        outputs = getattr(nematus, cell)(*tensors, **options)
-    gradients = tape.gradient(tf.nest.flatten(outputs), tensors, list(map(tf.constant, cotangents)))
-    return tf.nest.map_structure(numpy, outputs), tf.nest.map_structure(numpy, gradients)
-
-
 def new_cell(cell: str, size: int, state: int, **options: Any) -> Any:
     keras.utils.set_random_seed(0)
     layer = nematus.Recurrent(cell, state, **options)

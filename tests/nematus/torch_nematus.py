@@ -9,7 +9,6 @@ import ml_dtypes
 import nematus_framework
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
 
 from rmsnorm.nematus import torch_models as nematus
 from rmsnorm.nematus.backends import model_class
@@ -38,19 +37,6 @@ class Model(nematus_framework.Model):
         weights = self.own.by_name()
         gradients = torch.autograd.grad(self.own.loss(*sentences).mean(), list(weights.values()))
         return dict(zip(weights, map(numpy, gradients), strict=True))
-
-
-def overwrite(model: Any) -> None:
-    with torch.no_grad():
-        for value in model.parameters():
-            value.add_(1)
-
-
-def pull_back(cell: str, inputs: Any, cotangents: Any, mask: Any, norm: str) -> tuple[Any, Any]:
-    leaves = tree_map(lambda value: array(value).requires_grad_(), inputs)
-    outputs = getattr(nematus, cell)(*leaves, mask=array(mask), norm=norm)
-    torch.autograd.backward(outputs if isinstance(outputs, tuple) else (outputs,), list(map(array, cotangents)))
-    return tree_map(numpy, outputs), tree_map(lambda value: numpy(value.grad), leaves)
 
 
 def new_cell(cell: str, size: int, state: int, **options: Any) -> Any:
