@@ -112,14 +112,11 @@ WAYS = {  # functions of a layer, the mask second wherever there is one
     "vmap": lambda m: nnx.vmap(m)(X),
     "vmap, mask by name": lambda m: nnx.vmap(m)(X, mask=MASK),
     "vmap, axes": lambda m: nnx.vmap(m, in_axes=(0, 0))(X, MASK),
-    "vmap, axes, no mask": lambda m: nnx.vmap(m, in_axes=(0, None))(X),
     "vmap of the method": lambda m: nnx.vmap(type(m).__call__, in_axes=(None, 0, 0))(m, X, MASK),
     "remat": lambda m: nnx.remat(m)(x=X),
-    "remat in a sequence": lambda m: nnx.Sequential(nnx.remat(m))(X),
     "jit": lambda m: nnx.jit(m)(X, mask=MASK),
     "while_loop": lambda m: nnx.while_loop(lambda c: c[0] < 1, lambda c: (1, c[1], c[1](c[2])), (0, m, X))[2],
     "checkify": lambda m: nnx.checkify(m)(X)[1],
-    "cached_partial": lambda m: nnx.cached_partial(nnx.jit(lambda m, x: m(x)), m)(X),
     "jax.vmap": lambda m: jax.vmap(m)(X, MASK),
 }
 

@@ -120,7 +120,7 @@ def test_every_magnitude_compiled(magnitude: float) -> None:
     check_bounds({"y": y, "dx": dx, "dscale": dscale}, x, scale, dy=dy, variant="paper")
 
 
-def test_kernels_compute_where_the_memory_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_kernels_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a tape and without one: the last axes without a mask, also beside a gate or a residual."""
     used: list[int] = []
     kernel = kernels.forward
@@ -129,14 +129,11 @@ def test_kernels_compute_where_the_memory_can_be_read(monkeypatch: pytest.Monkey
         ({}, True), ({"gate": "silu after"}, True), ({"residual": "before"}, True), ({"mask": "mask"}, False),
         ({"layout": "middle axis"}, False), ({"layout": "channels"}, True),
     )  # fmt: skip
-    for readable in (True, False):
-        if not readable:  # as on a device whose memory no kernel reads
-            monkeypatch.setattr(kernels, "are_readable", lambda *_: False)
-        for levels, has_kernel in cases:
-            used.clear()
-            data, expected = calls.asked({"variant": "llama", "x": "float32", **levels})
-            assert all(found.passed for found in compare(way_of("tf").outcome(data), expected)), levels
-            assert bool(used) == (has_kernel and readable and cpu.is_available()), levels
+    for levels, has_kernel in cases:
+        used.clear()
+        data, expected = calls.asked({"variant": "llama", "x": "float32", **levels})
+        assert all(found.passed for found in compare(way_of("tf").outcome(data), expected)), levels
+        assert bool(used) == (has_kernel and cpu.is_available()), levels
 
 
 def test_the_number_of_counted_elements_is_exact_where_the_size_is_unknown() -> None:
