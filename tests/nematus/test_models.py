@@ -18,8 +18,8 @@ def golden(kind: str) -> Any:
     return model_class("numpy", CONFIGS[kind])(CONFIGS[kind], random_parameters(CONFIGS[kind]))
 
 
-@golden_too
 @pytest.mark.parametrize("name", RUNS)
+@golden_too
 def test_what_the_programs_computed(adapter: Any, name: str) -> None:
     with adapter.quick() if adapter.KEY == "tf" else nullcontext():  # it takes longer to trace
         check_run(adapter, name)
