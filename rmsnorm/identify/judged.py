@@ -29,8 +29,8 @@ _PLAIN: Final[Levels] = MappingProxyType({
     "gate": "no gate", "residual": "no residual", "bias": "no bias", "gain": "gain of x's dtype", "x": "float32",
     "eps": "eps of the variant",
 })  # fmt: skip
-_COMPILED: Final = MappingProxyType({  # where a library compiles each shape, one of them
-    "rows": ("257 rows",), "axes": ("3 axes",), "x": ("float32",), "gradients": ("all",), "values": ("normal",),
+_COMPILED: Final = MappingProxyType({  # where a library compiles each shape, two of them
+    "rows": ("257 rows",), "width": ("33", "1531"), "axes": ("3 axes",), "x": ("float32",), "gradients": ("all",), "values": ("normal",),
     "gain": ("gain of x's dtype",),
 })  # fmt: skip
 _GRADIENTS: Final = ("none", "all", "frozen gain", "frozen x", "dy alone")
