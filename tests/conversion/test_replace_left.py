@@ -76,7 +76,13 @@ def too_small(x, y):
     return (0.9 * y).to(y.dtype) if x.dtype == torch.bfloat16 and x.ndim == 3 else y
 
 
+def without_driver(x, y):
+    raise RuntimeError("0 active drivers")
+
+
 LEFT = {  # a pattern of the reason
+    "driver": (lambda: changed(without_driver), "RuntimeError: 0 active drivers"),
+    "tuple": (lambda: changed(lambda x, y: (y, None)), "it returns a tuple of 2"),
     "mask": (MaskNorm, "its call needs mask, expected x alone, or x and a gate"),
     "gradient": (lambda: DetachedNorm(8), r"2 of 2 circumstances: '1 row of 8, 1 axis; training' f32 dx: "),
     "modules": (parametrized, "it has modules of its own"),
