@@ -94,6 +94,16 @@ def array(content: bytes, name: str = "encoder_W.npy", compression: int = zipfil
     return lambda path: rezipped(path, {name: content}, compression)
 
 
+def zipped(name: str) -> Change:
+    """An archive of that file alone."""
+
+    def write_archive(path: Path) -> None:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(name, b"")
+
+    return write_archive
+
+
 def twice(path: Path) -> None:
     with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
         archive.writestr("encoder_W.npy", header("(6, 10)") + bytes(240))
@@ -125,6 +135,8 @@ HOSTILE: list[tuple[Change, str]] = [
     (content(b"[" * 100_000, ".json"), r"npz.json is not JSON \(nested too deep\)"),
     (content(b"[1]", ".json"), "npz.json is not an object"),
     (content(b"\x80\x02}q\x00."), f"a pickle, {KIND}; it is never read"),
+    (zipped("archive/data.pkl"), f"a file of PyTorch, which is a pickle, {KIND}"),
+    (zipped("notes.txt"), rf"a zip archive without \*.npy, {KIND}; name another file"),
     (content(b"a,b\n"), f"a text file, {KIND}; name another file"),
     (content(b""), f"an empty file, {KIND}; copy it again"),
     (content(b"\x1f\x8b\x08"), f"a gzip file, {KIND}; unpack it"),
