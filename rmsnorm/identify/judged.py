@@ -30,8 +30,8 @@ _PLAIN: Final[Levels] = MappingProxyType({
     "eps": "eps of the variant",
 })  # fmt: skip
 _COMPILED: Final = MappingProxyType({  # where a library compiles each shape, two of them
-    "rows": ("257 rows",), "width": ("33", "1531"), "axes": ("3 axes",), "x": ("float32",), "gradients": ("all",), "values": ("normal",),
-    "gain": ("gain of x's dtype",),
+    "rows": ("257 rows",), "width": ("33", "1531"), "axes": ("3 axes",), "x": ("float32",), "gradients": ("all",),
+    "values": ("normal",), "gain": ("gain of x's dtype",),
 })  # fmt: skip
 _GRADIENTS: Final = ("none", "all", "frozen gain", "frozen x", "dy alone")
 _WHERE: Final[Levels] = MappingProxyType({  # by a level, or by its factor

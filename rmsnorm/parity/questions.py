@@ -109,8 +109,6 @@ def _with_values(data: Data, level: Circumstance) -> Data:
     if values == "zeros in the gain" and scale is not None:
         scale = scale.copy()
         scale.flat[::3], scale.flat[1::3] = 0.0, -data.variant.scale_offset
-        if level["x"] == "float16" and data.variant.rounding != "input_dtype":  # y is infinite there, and not clipped
-            scale.flat[2::9] = np.finfo(np.float16).max
     if level["gain's memory"] == "expanded gain" and scale is not None:
         scale = np.broadcast_to(scale.ravel()[:1].reshape([1] * scale.ndim), scale.shape)
     gate = data.gate
