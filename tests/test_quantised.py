@@ -92,10 +92,11 @@ def test_the_outputs_are_those_of_mpmath(name, seed):
         assert scales.ravel().tolist() == [float(near(s, 11, -14) if name == "llama.q8_0" else s) for s in own]
     assert len(rest) == (r is not None) + (name == "te.nvfp4")
     if r is not None:
-        total, stored = x.astype(float) + r.astype(float), (x.astype(float) + r.astype(float)).astype(BF16)
-        if name == "aiter.int8":  # which truncates
-            stored = np.where(np.abs(stored.astype(float)) > np.abs(total), np.nextafter(stored, BF16(0)), stored)
-        assert rest[-1].tolist() == stored.astype(float).tolist()
+        total = x.astype(float) + r.astype(float)
+        stored = total.astype(BF16).astype(float)
+        beyond = (np.abs(stored) > np.abs(total)) & (name == "aiter.int8")  # which truncates
+        toward_zero = np.nextafter(stored.astype(BF16), BF16(0)).astype(float)
+        assert rest[-1].tolist() == np.where(beyond, toward_zero, stored).tolist()
 
 
 VLLM, MX8, NV8 = preset("vllm.static"), *(preset(a).replace(block=8) for a in ("torchao.mx", "trtllm.add_nvfp4"))
@@ -156,9 +157,8 @@ EXPONENTS = {  # of floor, rceil, ceil, even and nearest in E4M3, for amax
 
 @pytest.mark.parametrize("amax", EXPONENTS)
 def test_the_modes_of_e8m0(amax):
-    modes = ("floor", "rceil", "ceil", "even", "nearest")
-    scales = [of_gain(MX8.replace(scale_round=mode), *[amax] * 8)[1][0] for mode in modes]
-    assert tuple(np.log2(scales)) == EXPONENTS[amax]
+    for mode, exponent in zip(("floor", "rceil", "ceil", "even", "nearest"), EXPONENTS[amax], strict=True):
+        assert np.log2(of_gain(MX8.replace(scale_round=mode), *[amax] * 8)[1]) == [exponent]
 
 
 OF_ZERO = {  # the scale and the code
@@ -178,6 +178,9 @@ def test_zeros_and_tiny_rows_give_no_nan(name):
         assert not np.isnan([*q, *scales.ravel()]).any()
         assert set(q[1:]) == {code}
     assert set(of_gain("flashinfer.fp4", *[1e-40] * 16, n=16, g=3e38)[0]) == {6}, "of a scale above 0"
+    for shape in ((0, 32), (2, 0)):
+        q, scales = rms_norm_quantised(np.zeros(shape, F32), quantisation="te.mxfp8")
+        assert (q.shape, scales.shape) == (shape, (shape[0], shape[1] // 32))
 
 
 @pytest.mark.parametrize("element", ["e4m3fn", "e5m2", "e4m3fnuz", "e2m1fn"])
@@ -199,18 +202,12 @@ def test_codes_without_saturation_are_those_of_a_cast_from_float32(element):
 
 
 WRONG = [
-    ({"round_norm": 1}, "round_norm is 1, expected True or False; choose"),
     ({"qmax": 447}, "qmax is 447, expected a number of e4m3fn above 0, at most 448; pass 448"),
-    ({"qmin": -128}, "qmin is -128, expected -448.0 for qmax 448.0; change the two together"),
     ({"block": 0}, "block is 0, expected 'static', 'row' or a number of elements; pass 16 or 32"),
-    ({"amax_floor": -1}, "amax_floor is -1, expected a finite number >= 0; pass 0 for none"),
     ({"block": 8, "scale_format": "e8m0fnu"}, "scale_round is 'half_even', expected floor or ceil or"),
     ({"overflow": "wrap"}, "overflow is 'wrap', expected saturate or nan for element 'e4m3fn'"),
-    ({"colour": "red"}, "field is 'colour', expected 'name', 'element'"),
     ({"quantisation": "vllm.dynamic"}, "did you mean 'vllm.dynamic_fp8'"),
-    ({"quantisation": None}, "quantisation is None .NoneType., expected a name or a Quantisation"),
     ({"static_scale": None}, "static_scale is None, expected a number for this quantisation; pass it"),
-    ({"static_scale": [1.0, 2.0]}, "static_scale is .1.0, 2.0., expected one number > 0"),
     ({"global_scale": 1.0}, "global_scale is 1.0, expected None for this quantisation; leave it out"),
     ({"x": np.ones(8)}, "x has dtype float64, expected float16, bfloat16 or float32; cast it first"),
     ({"quantisation": "te.mxfp8", "static_scale": None}, "8, expected a multiple of the 32"),
@@ -221,12 +218,6 @@ WRONG = [
 def test_a_field_out_of_its_domain_and_a_wrong_call_are_refused(changes, message):
     call = {"x": np.ones(8, F32), "quantisation": "vllm.static", "static_scale": 1.0}
     is_call = {*changes} <= {*call, "global_scale"}  # a field has that name too, and never alone
-    error = TypeError if "None .NoneType" in message or "dtype" in message else ValueError
+    error = TypeError if "dtype" in message else ValueError
     with pytest.raises(error, match=f"^{'rms_norm_quantised' if is_call else 'Quantisation'}.*{message}"):
         rms_norm_quantised(**call | changes) if is_call else VLLM.replace(**changes)
-
-
-def test_empty_arrays():
-    for shape in ((0, 32), (2, 0)):
-        q, scales = rms_norm_quantised(np.zeros(shape, F32), quantisation="te.mxfp8")
-        assert (q.shape, scales.shape) == (shape, (shape[0], shape[1] // 32))

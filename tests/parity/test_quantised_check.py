@@ -11,7 +11,6 @@ from rmsnorm import Quantisation
 from rmsnorm.numpy_impl import rms_norm_quantised
 from rmsnorm.parity import check_quantised, quantised
 from rmsnorm.specification.quantisation import QUANTISATIONS
-from rmsnorm.targets.bridges import Torch
 
 pytestmark = pytest.mark.needs("ml_dtypes>=0.5", "which has E2M1 and E8M0")
 
@@ -80,14 +79,11 @@ def test_one_wrong_choice_is_refused(name, changes):
     assert not judged(kernel(name, **changes), name, dtypes="float32" if name == "llama.q8_0" else "bfloat16").passed
 
 
-@pytest.mark.parametrize(
-    ("asked", "computed", "changes", "message"),
-    [
-        ("flashinfer.static", "vllm.static", {}, "it is vllm.static"),
-        ("torchao.mx", "torchao.mx", {"scale_round": "ceil"}, "it is torchao.mx with scale_round='ceil'"),
-        ("vllm.static", "vllm.static", {"rounding": "truncate", "nan": "zero"}, "it is no preset, nor vllm.static but"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "computed", "changes", "message"), [
+    ("flashinfer.static", "vllm.static", {}, "it is vllm.static"),
+    ("torchao.mx", "torchao.mx", {"scale_round": "ceil"}, "it is torchao.mx with scale_round='ceil'"),
+    ("vllm.static", "vllm.static", {"rounding": "truncate", "nan": "zero"}, "it is no preset, nor vllm.static but"),
+])  # fmt: skip
 def test_the_report_says_what_it_is_instead(asked, computed, changes, message):
     report = judged(kernel(computed, **changes), asked, is_searched=True)
     assert message in report.text.splitlines()[0]
@@ -113,12 +109,10 @@ LAYOUTS = [
     ("vllm.dynamic_fp8", lambda x, q, s, *h: (q, s[:, 0], *h), ""),
     ("vllm.dynamic_fp8", lambda x, q, s, *h: (q, np.nextafter(s, np.float32(9)), *h), "scales: at .* it is"),
     ("vllm.dynamic_fp8", lambda x, q, s, *h: (q, s.astype(float), *h), r"scales is f64\[2, 1\], expected f32"),
-    ("vllm.dynamic_fp8", lambda x, q, s, *h: (q, np.broadcast_to(s.max(), s.shape), *h), "scales: at .* it is"),
     ("flashinfer.fp4", lambda x, q, s, *h: (pairs(q), s.view(np.uint8), *h), ""),
     ("flashinfer.fp4", lambda x, q, s, *h: (pairs(q[:, ::-1])[:, ::-1], s, *h), "q: at"),
     ("torchao.mx", lambda x, q, s, *h: (q, s.T, *h), r"scales is .*\[32, 2\], expected .*, or its codes in uint8"),
     ("torchao.mx", lambda x, q, s, *h: q, "1 outputs, expected q, scales; write an adapter that returns these"),
-    ("torchao.mx", lambda x, q, s, *h: (q.astype(np.float32), s, *h), r"q is f32\[2, 1024\], expected .*; write an ad"),
     ("torchao.mx", lambda x, q, s, *h: (q.tolist(), s, *h), "q is a list, expected numpy.ndarray"),
     ("torchao.mx", lambda x, q, s, *h: (x.fill(0), q, s, *h)[1:], "inputs written to: x"),
     ("torchao.mx", lambda x, q, s, *h: 1 // 0, "ZeroDivisionError"),
@@ -140,19 +134,14 @@ def test_what_it_cannot_call_is_refused_and_what_it_does_not_compare_is_named():
         check_quantised(lambda x, scale, *, static_scale: x, "vllm.static")
     with pytest.raises(ValueError, match=r"^check_quantised: .* takes no argument 'static_scale', expected some of x"):
         check_quantised(lambda x, scale, *, eps: x, "vllm.static")
-    with pytest.raises(ValueError, match="int is of type int, expected a function"):
-        check_quantised(3, "torchao.mx")
     report = judged(lambda x, scale, *, eps, static_scale: kernel("onnx.qdq")(x, scale, eps=eps)[0], "onnx.qdq")
     assert "not compared: h: it takes no argument residual" in report.text
 
 
-@pytest.mark.parametrize(("device", "slack"), [("cpu", 0.0), ("cuda", 2.0**-21)])
-def test_tensors_of_torch_with_its_float8(device, slack, monkeypatch):
-    """No framework need be named, also on a GPU, whose tensors are here on the CPU.
-
-    slack: allowed to a reciprocal that is approximated, without which both codes of a tie are not.
-    """
-    torch, opened = pytest.importorskip("torch"), Torch.__init__
+@pytest.mark.parametrize("slack", [0.0, 2.0**-21])
+def test_tensors_of_torch_with_its_float8(slack):
+    """No framework need be named. Only with ``slack`` may a reciprocal that is approximated have both codes of a tie."""
+    torch = pytest.importorskip("torch")
 
     def in_torch(x, scale, *, eps, static_scale, residual=None):
         h = x if residual is None else x + residual
@@ -162,12 +151,8 @@ def test_tensors_of_torch_with_its_float8(device, slack, monkeypatch):
         q = torch.where(v.isnan(), 448.0, v).clamp(-448, 448).to(torch.float8_e4m3fn)
         return q if residual is None else (q, h)
 
-    if device == "cuda":
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        on_cpu = lambda self, device: opened(self, device) or setattr(self, "device", "cpu")  # noqa: E731
-        monkeypatch.setattr(Torch, "__init__", on_cpu)
-    options = {"framework": None, "dtypes": "float16", "device": device}
+    options = {"framework": None, "dtypes": "float16"}
     report = judged(in_torch, "vllm.static", reciprocal_slack=slack, **options)
-    assert (report.passed, report.run.name, report.run.device) == (True, "torch", device), report.text
+    assert (report.passed, report.run.name, report.run.device) == (True, "torch", "cpu"), report.text
     assert report.text.splitlines()[0].startswith(f"{__name__}:test_tensors_of_torch_with_its_float8")
     assert slack == 0 or not judged(in_torch, "vllm.static", **options).passed
