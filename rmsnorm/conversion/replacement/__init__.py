@@ -34,7 +34,7 @@ def replace(model: Any, variant: str | Variant | None = None, *, dry_run: bool =
 
     A replaced module keeps the eps that it had: to assign another one to its attribute of eps raises ValueError, unless
     it became a layer of rmsnorm. Like any layer that needs x for the backward pass, it takes no model that writes into
-    x before that (``x += f(norm(x))``), and in PyTorch its results are contiguous, as those of torch.nn.RMSNorm.
+    x before that (``x += f(norm(x))``). In PyTorch its results lie in memory as those of torch.nn.RMSNorm.
 
     What makes the model anew makes the norms that it had: from_pretrained, load_model of a .keras file, from_config,
     keras.models.clone_model, and a PyTorch or Flax model that is built again before its weights are loaded. Call
