@@ -34,50 +34,30 @@ prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
 """
 
 
-@pytest.fixture
-def built(tmp_path):
-    """What a call of the build prints, with a package in the place of scikit-build-core that compiles nothing."""
+COMPILES = ".*compiles the kernels.*"
+NO_KERNELS = "{'wheel.cmake': 'false'}"
+
+
+@pytest.mark.parametrize(("call", "lines"), [
+    ("build_wheel('d')", [COMPILES, "scikit: wheel true cp312", r".*has the kernels, compiled in \d+ s"]),
+    (f"build_wheel('d', {NO_KERNELS})", [r".*without its kernels, as wheel.cmake is false", r"scikit: wheel false\s*"]),
+    ("build_wheel('d', {'broken': True})",  # where there is no compiler
+     [COMPILES, "CMake failed", r".*works without them, by slower operations.*", r"scikit: wheel false\s*"]),
+    # pip asks for the metadata alone in `pip install --dry-run`; others than those of the wheel would be refused
+    ("prepare_metadata_for_build_wheel('d')", ["scikit: metadata cp312"]),
+    ("prepare_metadata_for_build_editable('d')", [r"scikit: metadata.*"]),
+    (f"prepare_metadata_for_build_wheel('d', {NO_KERNELS})", [r"scikit: metadata\s*"]),
+])  # fmt: skip
+def test_what_a_build_does_and_says(call, lines, tmp_path):
+    """With a package in the place of scikit-build-core that compiles nothing."""
     package = tmp_path / "scikit_build_core"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "build.py").write_text(SCIKIT)
-
-    def lines(call):
-        code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import build_backend; build_backend.{call}"
-        return printed("-c", code, path=tmp_path, cwd=tmp_path).splitlines()
-
-    return lines
-
-
-@pytest.mark.parametrize("kind", ["wheel", "editable"])
-def test_metadata_compile_nothing(built, kind):
-    """pip asks for them alone in `pip install --dry-run`; without this function it would build the wheel."""
-    (line,) = built(f"prepare_metadata_for_build_{kind}('folder')")
-    assert line.startswith("scikit: metadata")
-
-
-def test_a_build_says_what_it_does(built):
-    first, scikit, last = built("build_wheel('folder')")
-    assert "compiles the kernels" in first
-    assert scikit == "scikit: wheel true cp312"
-    assert re.fullmatch(r"rmsnorm: rmsnorm\.whl has the kernels, compiled in \d+ s", last)
-    first, scikit = built("build_wheel('folder', {'wheel.cmake': 'false'})")
-    assert "without its kernels, as wheel.cmake is false" in first
-    assert scikit.strip() == "scikit: wheel false"
-
-
-def test_the_metadata_are_those_of_the_wheel(built):
-    """scikit-build-core refuses others, and the package would be built without its kernels."""
-    assert built("prepare_metadata_for_build_wheel('folder')") == ["scikit: metadata cp312"]
-    (line,) = built("prepare_metadata_for_build_wheel('folder', {'wheel.cmake': 'false'})")
-    assert line.strip() == "scikit: metadata"
-
-
-def test_without_a_compiler_it_is_built_without_kernels(built):
-    lines = built("build_wheel('folder', {'broken': True})")
-    assert lines[1] == "CMake failed"
-    assert "works without them, by slower operations" in lines[2]
-    assert lines[3].strip() == "scikit: wheel false"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import build_backend; build_backend.{call}"
+    printed_lines = printed("-c", code, path=tmp_path, cwd=tmp_path).splitlines()
+    assert len(printed_lines) == len(lines)
+    assert all(map(re.fullmatch, lines, printed_lines)), printed_lines
 
 
 def test_the_module_is_the_command():

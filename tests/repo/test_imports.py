@@ -28,14 +28,10 @@ STATEMENTS = {
     "specification": "import rmsnorm, rmsnorm.specification.errors, rmsnorm.specification.resolve",
     "names": "import rmsnorm.nematus.names",
     "numpy_impl": "rmsnorm.numpy_impl.rms_norm([1.0, 2.0]); rmsnorm.numpy_impl.rms_norm_vjp([1.0, 2.0], [1.0, 2.0])",
-    "derivation": "import rmsnorm.numpy_impl.paper.derivation",
-    "fast": "import rmsnorm.numpy_impl.fast",
-    "nematus": "import rmsnorm.nematus.model, rmsnorm.nematus.numpy_models",
-    "conversion": "import rmsnorm.conversion.layer_norm, rmsnorm.conversion",
+    "tools": "import rmsnorm.numpy_impl.fast, rmsnorm.conversion, rmsnorm.identify",
+    "models": "import rmsnorm.numpy_impl.paper.derivation, rmsnorm.nematus.model, rmsnorm.nematus.numpy_models, rmsnorm.conversion.layer_norm",
     "backends": "import rmsnorm.parity.backends as b; b.open_backend('numpy', 'cpu')",
-    "identify": "import rmsnorm.identify",
-    "cli": "from rmsnorm.cli import app",
-    "help": "try: app(['--help'])\nexcept SystemExit as end: assert not end.code",
+    "help": "from rmsnorm.cli import app\ntry: app(['--help'])\nexcept SystemExit as end: assert not end.code",
     "a framework": "import jax",
 }
 
@@ -66,47 +62,19 @@ def test_a_framework_loads_no_other(framework):
         assert not loaded & {f"rmsnorm.{framework}_impl.layers", f"rmsnorm.{framework}_impl.linen"}
 
 
-MISPLACED = {
-    "jax_impl": "rmsnorm.flax_impl",
-    "keras_impl": "rmsnorm.tf_impl",
-    "tensorflow_impl": "rmsnorm.tf_impl",
-    "pytorch_impl": "rmsnorm.torch_impl",
-    "RMSNorm": "rmsnorm.torch_impl.RMSNorm, rmsnorm.tf_impl.RMSNormalization or rmsnorm.flax_impl.RMSNorm",
-    "rms_norm": "rmsnorm.numpy_impl.rms_norm or rmsnorm.torch_impl.rms_norm",
-    "replace": "rmsnorm.conversion.replace",
-}
-
-
-@pytest.mark.parametrize("name", [*MISPLACED, "nothing"])
-def test_the_error_for_a_misplaced_name_says_its_path(name):
+@pytest.mark.parametrize(("name", "path"), [
+    ("jax_impl", "rmsnorm.flax_impl"), ("keras_impl", "rmsnorm.tf_impl"), ("replace", "rmsnorm.conversion.replace"),
+    ("RMSNorm", "rmsnorm.torch_impl.RMSNorm, rmsnorm.tf_impl.RMSNormalization or rmsnorm.flax_impl.RMSNorm"),
+    ("rms_norm", "rmsnorm.numpy_impl.rms_norm or rmsnorm.torch_impl.rms_norm"), ("nothing", None),
+])  # fmt: skip
+def test_the_error_for_a_misplaced_name_says_its_path(name, path):
     """Any other name is the usual error."""
-    message = re.escape(f"has no attribute {name!r}") + (f", expected {MISPLACED[name]}" if name in MISPLACED else "$")
+    message = re.escape(f"has no attribute {name!r}") + (f", expected {path}" if path else "$")
     assert not hasattr(rmsnorm, name)
     with pytest.raises(AttributeError, match=message):
         getattr(rmsnorm, name)
-    with pytest.raises(ImportError, match=message if name in MISPLACED else "cannot import name 'nothing'"):
+    with pytest.raises(ImportError, match=message if path else "cannot import name 'nothing'"):
         exec(f"from rmsnorm import {name}")
-
-
-@pytest.fixture
-def nothing_installed(tmp_path):
-    """A folder for PYTHONPATH that hides every framework, as if it were not installed."""
-    for package in PACKAGES:
-        error = f"ModuleNotFoundError(\"No module named '{package}'\", name='{package}')"
-        (tmp_path / f"{package}.py").write_text(f"raise {error}\n")
-    return tmp_path
-
-
-def test_with_numpy_alone_the_golden_is_checked_and_what_is_missing_is_named(nothing_installed, tmp_path):
-    report = tmp_path / "parity.json"
-    asked = ("--variant", "gemma", "--dtype", "float32", "--json", report)
-    done = finished("-m", "rmsnorm", "selftest", *asked, path=nothing_installed)
-    assert done.returncode == 0, done.stdout + done.stderr
-    records = json.loads(report.read_text())["records"]
-    assert {record["backend"] for record in records} == {"numpy"}
-    assert all(record["passed"] for record in records)
-    for extra in ("torch", "tf", "flax"):
-        assert f"pip install '.[{extra}]'" in done.stdout
 
 
 EACH = """
@@ -136,19 +104,27 @@ ABSENT = {
 }
 
 
-def test_what_is_asked_for_and_absent_is_an_error_that_says_what_installs_it(nothing_installed):
-    """Of an import, and of a command."""
-    extras = ["torch", "tf", "flax"]
-    asked = [f"app('selftest --backend {extra} --variant standard --dtype float64'.split())" for extra in extras]
-    said = _said([*ABSENT, *asked], path=nothing_installed)
+def test_with_numpy_alone_the_golden_is_checked_and_what_is_missing_is_named(tmp_path):
+    """Of an import, of a command that asks for it, and of one that asks for all."""
+    for package in PACKAGES:
+        error = f"ModuleNotFoundError(\"No module named '{package}'\", name='{package}')"
+        (tmp_path / f"{package}.py").write_text(f"raise {error}\n")
+    asked = [f"selftest --backend {extra} --variant standard --dtype float64" for extra in ("torch", "tf", "flax")]
+    asked.append("selftest --variant gemma --dtype float32 --json parity.json")
+    commands = [f"app({command.split()})" for command in asked]
+    said = _said([*ABSENT, *commands], path=tmp_path, cwd=tmp_path)
     for words, (package, extra) in zip(said, ABSENT.values(), strict=False):
-        assert (
-            f"{package} is not installed, expected for this backend; from a checkout: pip install '.[{extra}]'" in words
-        )
+        wanted = f"{package} is not installed, expected for this backend; from a checkout: pip install '.[{extra}]'"
+        assert wanted in words
         assert "During handling" not in words
-    for words, extra in zip(said[len(ABSENT) :], extras, strict=True):
+    *alone, every = said[len(ABSENT) :]
+    for words, extra in zip(alone, ("torch", "tf", "flax"), strict=True):
         assert f"pip install '.[{extra}]'" in words
         assert words.endswith("status 2\n")
+        assert f"pip install '.[{extra}]'" in every
+    assert every.endswith("status 0\n")
+    records = json.loads((tmp_path / "parity.json").read_text())["records"]
+    assert {(record["backend"], record["passed"]) for record in records} == {("numpy", True)}
 
 
 def test_a_required_framework_that_is_absent_fails_the_session(tmp_path):
@@ -170,21 +146,23 @@ def test_a_required_framework_that_is_absent_fails_the_session(tmp_path):
     assert re.search(r"\b1 passed, 1 skipped", passed)
 
 
+LAZY = """
+import sys, torch
+from rmsnorm.torch_impl import RMSNorm
+layer, x = RMSNorm(8), torch.ones(4, 8)
+layer(x).sum().backward()
+assert 'torch._dynamo' not in sys.modules
+import torch._dynamo
+(graph,) = torch._dynamo.explain(lambda x: layer(x))(x).graphs
+(node,) = [node for node in graph.graph.nodes if node.op == 'call_function']
+assert node.target.__name__ == 'rms_norm_in_graph'
+"""
+
+
 def test_a_training_step_in_pytorch_loads_no_compiler():
     """torch._dynamo takes longer to import than all else; imported later, it has rms_norm as one node nevertheless."""
     pytest.importorskip("torch")
-    printed(
-        "-c",
-        "import sys, torch\n"
-        "from rmsnorm.torch_impl import RMSNorm\n"
-        "layer, x = RMSNorm(8), torch.ones(4, 8)\n"
-        "layer(x).sum().backward()\n"
-        "assert 'torch._dynamo' not in sys.modules\n"
-        "import torch._dynamo\n"
-        "(graph,) = torch._dynamo.explain(lambda x: layer(x))(x).graphs\n"
-        "(node,) = [node for node in graph.graph.nodes if node.op == 'call_function']\n"
-        "assert node.target.__name__ == 'rms_norm_in_graph'\n",
-    )
+    printed("-c", LAZY)
 
 
 NOT_INSTALLED = """
@@ -199,10 +177,8 @@ m.Distribution.from_name = classmethod(from_name)
 ASKED = [
     "selftest --backend numpy --variant mlx --dtype float32 --json a.json",
     "check rmsnorm.numpy_impl.fast:rms_norm --framework numpy --dtype float32 --width 64 --max-rows 8 --json c.json",
-    "identify rmsnorm.numpy_impl:rms_norm --framework numpy",
-    "explain numpy --shape 2x8",
-    "vectors d",
-]
+    "identify rmsnorm.numpy_impl:rms_norm --framework numpy", "explain numpy --shape 2x8", "vectors d",
+]  # fmt: skip
 
 
 def test_a_folder_of_sources_on_the_path_is_enough(tmp_path):
@@ -216,7 +192,7 @@ def test_a_folder_of_sources_on_the_path_is_enough(tmp_path):
 
 @pytest.mark.parametrize("name", ["triton", "another"])
 def test_triton_is_imported_before_tensorflow(name, tmp_path):
-    """The other order would end the process. Where there is no Triton, or no TensorFlow, nothing changes."""
+    """The other order would end the process. Where there is no Triton, nothing changes."""
     (tmp_path / f"{name}.py").write_text("print('triton')\n")
     (tmp_path / "tensorflow.py").write_text("print('tensorflow')\n")
     missing = "" if name == "triton" else "sys.modules['triton'] = None\n"

@@ -26,6 +26,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 LINKING = [README, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"))]
 ELSEWHERE = {"checking.md", "identify.md", "porting.md"}  # pages whose snippets other tests run
 PRINTED = {  # a part of what the snippets of a page print; those of other pages assert, or are programs for commands
+    "README": "tensor(1., grad_fn=<SelectBackward0>) tensor(0., ",
     "layers.md": "tensor(0., ",
     "variants.md": "LlamaRMSNorm is RMSNorm: the variant llama",
     "mathematics.md": "0.707 1.0",
@@ -34,33 +35,26 @@ PRINTED = {  # a part of what the snippets of a page print; those of other pages
     "coming-from.md": "2 (LayerNorm): left; it computes LayerNorm",
 }
 PAGES = {path.relative_to(DOCS).as_posix(): path for path in sorted(DOCS.rglob("*.md")) if path.name not in ELSEWHERE}
-SHOWN = snippets(README)
+PAGES["README"] = README  # each of whose snippets stands alone
 
 
 @pytest.mark.parametrize("name", [name for name, path in PAGES.items() if snippets(path)])
 def test_what_a_page_shows_runs(name, capsys, tmp_path, monkeypatch):
-    """One snippet after the other, as a reader runs them; then a question's commands, which print what it shows."""
-    monkeypatch.chdir(tmp_path)
-    names = {"__name__": "page"}
-    for snippet in snippets(PAGES[name]):
-        run(snippet, names, tmp_path)
-    assert PRINTED.get(name, "") in capsys.readouterr().out
-    for arguments, shown in commands(PAGES[name].read_text(encoding="utf-8")) if name == "coming-from.md" else []:
-        said = rmsnorm(*arguments).stdout
-        assert stands_for(shown).fullmatch(said), f"rmsnorm {' '.join(arguments)}\n{said}\nis not\n{shown}"
-
-
-def test_the_snippets_of_the_readme_run(capsys, tmp_path, monkeypatch):
-    """Each one in a folder that has the files of those before it; comments below a snippet are what it prints."""
+    """One snippet after the other, in a folder that has the files of those before it; then a question's commands."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for snippet in SHOWN:
-        run(snippet, {"__name__": "readme"}, tmp_path)
-        said = capsys.readouterr().out
-        if "dry_run" in snippet:
-            assert said.splitlines() == re.findall("^# (.*)$", snippet, re.MULTILINE)
-        if "overflows" in snippet:
-            assert said.startswith("tensor(1., grad_fn=<SelectBackward0>) tensor(0., ")
+    names, said = {"__name__": "page"}, ""
+    is_readme = name == "README"
+    for snippet in snippets(PAGES[name]):
+        run(snippet, {"__name__": "page"} if is_readme else names, tmp_path)
+        lines = capsys.readouterr().out
+        said += lines
+        if "dry_run" in snippet and is_readme:
+            assert lines.splitlines() == re.findall("^# (.*)$", snippet, re.MULTILINE), "comments are what it prints"
+    assert PRINTED.get(name, "") in said
+    for arguments, shown in commands(PAGES[name].read_text(encoding="utf-8")) if name == "coming-from.md" else []:
+        printed_lines = rmsnorm(*arguments).stdout
+        assert stands_for(shown).fullmatch(printed_lines), f"rmsnorm {' '.join(arguments)}\n{printed_lines}"
 
 
 def test_the_command_of_the_readme_prints_the_lines_below_it():

@@ -14,7 +14,7 @@ from programs import printed
 from timing.candidates import Candidate, Workbench
 from timing.cell import measure
 from timing.measure import LEAST_TURNS, Timing, alternate
-from timing.problem import DTYPES, OPS, make
+from timing.problem import DTYPES, make
 from timing.run import run
 
 from rmsnorm import PRESETS
@@ -23,18 +23,6 @@ from rmsnorm.numpy_impl import rms_norm, rms_norm_vjp
 ROOT = Path(__file__).parents[2]
 STANDARD = PRESETS["standard"]
 SMALL = ("--op", "fwd+bwd", "--shape", "3x40", "--dtype", "float32", "--seconds", "0", "--threads", "1")
-
-
-def test_compare_times_what_is_right(tmp_path):
-    done = command(compare.app, "--backend", "numpy", *SMALL, "--json", tmp_path / "b.json")
-    assert done.exit_code == 0, done.stdout + done.stderr
-    document = json.loads((tmp_path / "b.json").read_text())
-    assert [(one["name"], one["status"], one["cores"]) for one in document["backends"]] == [("numpy", "done", 1)]
-    records = {record["candidate"]: record for record in document["records"]}
-    assert {"ours", "built-in", "LayerNorm", "copy", "copy into"} <= set(records)
-    assert all(record["status"] == "timed" and record["timing"]["turns"] >= LEAST_TURNS for record in records.values())
-    assert tuple(records["ours"]["bits"]) == OPS["fwd+bwd"]
-    assert min(records["ours"][ratio] for ratio in ("speedup", "layer_norm_speedup", "over_copy")) > 0
 
 
 WRONG = (
@@ -88,10 +76,9 @@ def test_turns_are_fair_and_a_call_costs_what_it_costs():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_golden_is_right_and_one_wrong_element_is_wrong(dtype):
     problem = make((40, 64), dtype)
-    gradients = rms_norm_vjp(problem.dy, problem.x, problem.scale)
-    results = {"y": rms_norm(problem.x, problem.scale), "dx": gradients[0], "dscale": gradients[1]}
-    accuracy = problem.judge(results, STANDARD)
-    assert (accuracy.wrong, set(accuracy.max_ulp.values())) == ("", {0.0})
+    dx, dscale, *_ = rms_norm_vjp(problem.dy, problem.x, problem.scale)
+    results = {"y": rms_norm(problem.x, problem.scale), "dx": dx, "dscale": dscale}
+    assert problem.judge(results, STANDARD).wrong == ""
     for quantity, right in results.items():
         near, far = right.copy(), right.copy()
         near.flat[-1] = np.nextafter(near.flat[-1], near.dtype.type(np.inf))
@@ -102,31 +89,32 @@ def test_the_golden_is_right_and_one_wrong_element_is_wrong(dtype):
 
 
 def test_ours_that_is_wrong_is_named_and_not_timed():
-    def candidates(problem, *_):
-        def wrong():
-            return (rms_norm(problem.x, problem.scale) * np.float32(1.001),)
+    def right():
+        return (rms_norm(problem.x, problem.scale),)
 
-        def broken():
-            raise RuntimeError("no compiler\nhere")
+    def wrong():
+        return (right()[0] * np.float32(1.001),)
 
-        return [
-            Candidate("ours", wrong, "", STANDARD), Candidate("built-in", wrong, "", STANDARD),
-            Candidate("ours", lambda: (rms_norm(problem.x, problem.scale),), "jit", STANDARD),
-            Candidate("built-in", broken, "jit", STANDARD), Candidate("copy", lambda: problem.x.copy()),
-        ]  # fmt: skip
+    def broken():
+        raise RuntimeError("no compiler\nhere")
 
     def time_all(calls, **_):
-        return {name: Timing(float(i + 1), 0.0, 0.0, 1, 1) for i, name in enumerate(calls)}
+        return dict.fromkeys(calls, Timing(1.0, 0.0, 0.0, 1, 1))
 
-    bench = Workbench("1.0", "a machine", candidates)
-    made = measure(bench, make((8, 64), "float32"), "fwd", STANDARD, seconds=1.0, time_all=time_all)
+    problem = make((8, 64), "float32")
+    candidates = [
+        Candidate("ours", wrong, "", STANDARD), Candidate("built-in", wrong, "", STANDARD),
+        Candidate("ours", right, "jit", STANDARD), Candidate("built-in", broken, "jit", STANDARD),
+    ]  # fmt: skip
+    bench = Workbench("1.0", "a machine", lambda *_: candidates)
+    made = measure(bench, problem, "fwd", STANDARD, seconds=1.0, time_all=time_all)
     records = {record.candidate: record for record in made}
-    timed = [name for name, record in records.items() if record.timing is not None]
-    assert {*timed} == {"ours jit", "built-in", "copy"}
-    assert records["ours"].status == "wrong"
+    statuses = {name: record.status for name, record in records.items()}
+    assert statuses == {"ours": "wrong", "built-in": "timed", "ours jit": "timed", "built-in jit": "failed"}
     assert "y has parity ratio" in records["ours"].detail
-    assert (records["ours jit"].status, records["ours jit"].bits) == ("timed", {"y": 1.0})
     assert records["built-in jit"].detail == "RuntimeError: no compiler"
+    assert records["ours jit"].bits == {"y": 1.0}
+    assert [name for name, record in records.items() if record.timing] == ["built-in", "ours jit"]
 
 
 @pytest.mark.torch
