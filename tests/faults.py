@@ -61,10 +61,10 @@ SURFACES: Final = {
     ),
     "check": Surface(
         "rmsnorm.parity.checking",
-        "tests/tools/test_zoo.py tests/tools/test_reports.py tests/tools/test_check.py tests/tools tests/parity",
+        "tests/tools/test_zoo.py tests/tools/test_reports.py tests/tools/test_check.py tests/tools",
     ),
     "report": Surface("rmsnorm.parity.report", "tests/tools/test_reports.py tests/tools/test_zoo.py tests/tools"),
-    "quantised": Surface("rmsnorm.parity.quantised", "tests/parity/test_quantised_check.py"),
+    "quantised": Surface("rmsnorm.parity.quantised", "tests/test_quantised.py"),
     "quantised golden": Surface("rmsnorm.numpy_impl.quantised", "tests/test_quantised.py"),
     "vectors": Surface("rmsnorm.parity.static", "tests/tools/test_vectors.py"),
     "identify": Surface(

@@ -50,12 +50,6 @@ def test_an_operation_errs_by_less_than_2_to_the_minus_102(name):
         assert abs(got - want) <= size * Fraction(2) ** -102
 
 
-def test_terms_that_cancel_leave_what_is_there():
-    a = _numbers(2)
-    assert not np.any([(a - a).hi, (a - a).lo])
-    assert float((DoubleDouble(1.0, 2.0**-80) - DoubleDouble(1.0)).hi) == 2.0**-80
-
-
 def test_a_root_errs_by_less_than_2_to_the_minus_102():
     a = _numbers(2)
     a = DoubleDouble(np.abs(a.hi), np.where(a.hi < 0, -a.lo, a.lo))
@@ -63,22 +57,16 @@ def test_a_root_errs_by_less_than_2_to_the_minus_102():
         for x, got in zip(_exact(a), _exact(a.sqrt()), strict=True):
             want = mp.sqrt(mpf(x.numerator) / x.denominator)
             assert abs(mpf(got.numerator) / got.denominator - want) <= want * mpf(2) ** -102
-    with np.errstate(invalid="ignore"):
-        zero = DoubleDouble(0.0).sqrt()
-    assert (float(zero.hi), float(zero.lo)) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 64, 101])
+@pytest.mark.parametrize("count", [0, 1, 64, 101])
 def test_a_sum_keeps_what_cancels(count):
     terms = _numbers(3, 3 * count).apply(lambda part: part.reshape(3, count))
-    for axis, length in ((1, count), (0, 3)):
-        total = terms.sum(axis)
-        assert total.hi.shape == ((3, 1) if axis else (1, count))
-        exact = np.array(_exact(terms), object).reshape(3, count)
-        want = exact.sum(axis=axis).ravel() if exact.size else [Fraction(0)] * total.hi.size
-        size = np.abs(exact).sum(axis=axis).ravel() if exact.size else want
-        for got, value, bound in zip(_exact(total), want, size, strict=True):
-            assert abs(got - value) <= max(1, math.log2(max(1, length))) * bound * Fraction(2) ** -102
+    total = terms.sum(1)
+    assert total.hi.shape == (3, 1)
+    for got, row in zip(_exact(total), np.array(_exact(terms), object).reshape(3, count), strict=True):
+        size = sum(map(abs, row)) * Fraction(max(1, math.log2(max(1, count))))
+        assert abs(got - sum(row)) <= size * Fraction(2) ** -102
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
@@ -86,14 +74,12 @@ def test_a_rounding_is_one_rounding(dtype):
     """Random numbers, and every kind of neighbour of a tie: on it, and next to it by a trace in hi or in lo."""
     precision, least, largest = FORMATS[dtype]
     random = np.random.default_rng(5)
-    top = math.frexp(largest)[1]
-    exponents = random.integers(max(least - precision - 3, -1000), min(top, 900), N)
-    odd = 2 * random.integers(2 ** (precision - 1), 2**precision, N) + 1  # half way between two numbers
+    exponents = random.integers(max(least - precision - 3, -1000), min(math.frexp(largest)[1], 900), N)
     if dtype == "float64":
-        tie = DoubleDouble(np.ldexp(1.0 + random.random(N), exponents))
-        tie = DoubleDouble(tie.hi, np.spacing(tie.hi) / 2 * random.choice([-0.25, 0.25, 0.999, 0.0], N))
-        numbers = [tie, _numbers(4)]
+        tie = np.ldexp(1.0 + random.random(N), exponents)
+        numbers = [DoubleDouble(tie, np.spacing(tie) / 2 * random.choice([-0.25, 0.25, 0.999, 0.0], N)), _numbers(4)]
     else:
+        odd = 2 * random.integers(2 ** (precision - 1), 2**precision, N) + 1  # half way between two numbers
         tie = np.ldexp(odd.astype(np.float64), exponents - precision)
         trace = np.ldexp(tie, -60)
         numbers = [
@@ -115,7 +101,7 @@ def test_a_rounding_is_one_rounding(dtype):
 
 
 def test_what_is_not_finite_behaves_as_in_float64():
-    values = [0.0, 1.0, -2.0, math.inf, -math.inf, math.nan]
+    values = [0.0, 1.0, -2.0, 1.5e308, math.inf, -math.inf, math.nan]
     a, b = (part.ravel() for part in np.meshgrid(values, values))
     with np.errstate(all="ignore"):
         for operation in OPERATIONS.values():
@@ -123,14 +109,3 @@ def test_what_is_not_finite_behaves_as_in_float64():
             assert np.array_equal(result.hi, operation(a, b), equal_nan=True)
             assert not result.lo[~np.isfinite(result.hi)].any()
         assert np.array_equal(DoubleDouble(values).sqrt().hi, np.sqrt(values), equal_nan=True)
-
-
-def test_overflow_scaling_dtypes_parts_and_choice():
-    """An overflow is an infinity and no NaN; an array of another dtype is taken as float64."""
-    with np.errstate(all="ignore"):
-        big = DoubleDouble(1.5e308)
-        assert (big + big).hi == (big * DoubleDouble(2.0)).hi == math.inf
-    assert DoubleDouble(1.0, 2.0**-60).scaled(3).lo == 2.0**-57
-    assert DoubleDouble(np.float32([1.5])).hi.dtype == np.float64
-    assert DoubleDouble(np.arange(6.0), np.zeros(6))[2:4].hi.tolist() == [2.0, 3.0]
-    assert DoubleDouble([1.0, 2.0]).where(np.array([True, False]), 9.0).hi.tolist() == [1.0, 9.0]

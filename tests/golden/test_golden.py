@@ -1,4 +1,4 @@
-"""The golden against the equations in 400 bits, and in special cases: empty, zero, masked, infinite, strided."""
+"""The golden against the equations in 400 bits, and in special cases: empty, zero, infinite."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from golden.cases import CASES
-from golden.oracle import BITS, FORMATS, Row, check, exact, nearest
+from golden.oracle import BITS, Row, check, exact, nearest
 from mpmath import mp
 
 from rmsnorm import PRESETS, Variant
@@ -87,11 +87,12 @@ def test_derivatives_beside_the_ends_of_the_range(eps, position):
 
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
 @pytest.mark.parametrize("values", [[math.nan], [math.inf], [-math.inf], [math.inf, -math.inf], [math.inf, math.nan]])
-def test_nan_and_infinity_propagate_as_in_the_formula(values, dtype):
+@pytest.mark.parametrize("place", ["x", "gain", "dy"])
+def test_nan_and_infinity_propagate_as_in_the_formula(place, values, dtype):
     random = np.random.default_rng(1)
-    x = random.normal(size=(3, 8))
-    x[1, 2 : 2 + len(values)] = values
-    x, g, v = x.astype(dtype), random.normal(size=8).astype(dtype), random.normal(size=(3, 8)).astype(dtype)
+    x, g, v = random.normal(size=(3, 8)), random.normal(size=8), random.normal(size=(3, 8))
+    {"x": x[1], "gain": g, "dy": v[1]}[place][2 : 2 + len(values)] = values
+    x, g, v = (array.astype(dtype) for array in (x, g, v))
     y, inverse_rms = rms_norm(x, g, return_inverse_rms=True)
     dx, dscale, _ = rms_norm_vjp(v, x, g)
     with np.errstate(all="ignore"):
@@ -103,52 +104,23 @@ def test_nan_and_infinity_propagate_as_in_the_formula(values, dtype):
             assert np.array_equal(kind(wide), kind(plain))
 
 
-def test_infinity_and_nan_of_the_parameters_and_of_dy_propagate():
-    x = np.array([[1.0, 2.0, 0.0]])
-    assert rms_norm(x, np.array([math.inf, -math.inf, math.inf])).tolist()[0][:2] == [math.inf, -math.inf]
-    assert np.isnan(rms_norm(x, np.array([1.0, 1.0, math.inf]))[0, 2])
-    assert np.isnan(rms_norm(x, None, np.array([math.nan, 0.0, 0.0]))).tolist() == [[True, False, False]]
-    assert np.isnan(rms_norm_vjp(np.array([[math.nan, 0.0, 0.0]]), x)[0]).all()
-
-
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
-@pytest.mark.parametrize("variant", PRESETS)
-def test_a_zero_row_gives_zero_or_for_no_eps_nan(variant, dtype):
-    x = np.zeros((2, 5), dtype)
-    x[1] = 1.0
-    g, v = np.full(5, 0.5, dtype), np.arange(10.0).reshape(2, 5).astype(dtype)
-    y = rms_norm(x, g, variant=variant)
-    dx, dscale, _ = rms_norm_vjp(v, x, g, variant=variant)
-    dy = rms_norm_jvp((x, g), (v, g), variant=variant)
-    if PRESETS[variant].eps == 0:
-        assert all(np.isnan(result).all() for result in (y[0], dx[0], dscale, dy[0]))
-    else:
-        assert (y[0] == 0).all()
-        assert not np.signbit(y[0].astype(np.float64)).any()
-        eps = PRESETS[variant].eps_for(dtype)
-        rho = {"inside": math.sqrt(eps), "outside": eps, "clamp": eps / math.sqrt(5)}[PRESETS[variant].eps_position]
-        want = v[0].astype(np.float64) * (PRESETS[variant].scale_offset + 0.5) / rho
-        got = dx[0].astype(np.float64)
-        u = dtypes.unit_roundoff(dtype) + 4 * dtypes.unit_roundoff("float64")  # and those of the line above
-        beyond = want > FORMATS[dtype][2]
-        assert np.isinf(got[beyond]).all()
-        assert (np.abs(got - want) <= u * want)[~beyond].all()
-        assert np.isfinite(dscale.astype(np.float64)).all()
-    assert np.isfinite(y[1].astype(np.float64)).all()
+def test_a_zero_row_without_eps_gives_nan(dtype):
+    x, g, v = np.zeros((1, 5), dtype), np.full(5, 0.5, dtype), np.ones((1, 5), dtype)
+    results = rms_norm(x, g, eps=0.0), *rms_norm_vjp(v, x, g, eps=0.0)[:2], rms_norm_jvp((x, g), (v, g), eps=0.0)
+    assert all(np.isnan(result).all() for result in results)
 
 
-def test_nothing_in_gives_nothing_out():
-    for shape, axis in (((0, 4), -1), ((4, 0), -1), ((3, 0, 2), 1), ((0,), 0), ((2, 0, 3), (0, 2))):
-        x = np.zeros(shape, np.float32)
-        sizes = [shape[entry] for entry in ([axis] if isinstance(axis, int) else axis)]
-        g = np.ones(sizes, np.float32)
-        y, inverse_rms = rms_norm(x, g, g, axis=axis, return_inverse_rms=True)
-        dx, dscale, dbias = rms_norm_vjp(x, x, g, g, axis=axis)
-        assert y.shape == dx.shape == shape
-        assert inverse_rms.ndim == x.ndim
-        assert dscale.tolist() == dbias.tolist() == np.zeros(sizes).tolist()
-        assert rms_norm_jvp((x, g, g), (x, g, g), axis=axis).shape == shape
-    assert (rms_norm(np.zeros((3, 0)), return_inverse_rms=True)[1] == 0).all()
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((0, 4), -1), ((4, 0), -1), ((3, 0, 2), 1), ((0,), 0), ((2, 0, 3), (0, 2))]
+)
+def test_nothing_in_gives_nothing_out(shape, axis):
+    x, g = np.zeros(shape, np.float32), np.ones(np.take(shape, axis), np.float32)
+    y, inverse_rms = rms_norm(x, g, g, axis=axis, return_inverse_rms=True)
+    dx, dscale, dbias = rms_norm_vjp(x, x, g, g, axis=axis)
+    assert y.shape == dx.shape == rms_norm_jvp((x, g, g), (x, g, g), axis=axis).shape == shape
+    assert (inverse_rms.ndim, inverse_rms.any()) == (x.ndim, False)
+    assert dscale.tolist() == dbias.tolist() == np.zeros(g.shape).tolist()
 
 
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
@@ -213,35 +185,26 @@ def test_rows_in_blocks_are_rows():
             assert np.array_equal(dx[row], rms_norm_vjp(v[row], x[row], g)[0])
 
 
-PLAIN = [
-    case
-    for case in CASES
-    if "standard" in case.variants and "float64" in case.dtypes and case.data in ("rows", "constant", "zero_rows")
-    if case.scale and not (case.mask or case.residual or case.gate or case.options or case.fields)
-]
-
-
 def by_formula(data, eps=EPS):
-    b = np.zeros(data.scale.shape) if data.bias is None else data.bias
-    da, dg, db = data.tangents
-    jvp = formula.rms_norm_jvp(data.x, data.scale, da, dg, np.zeros(b.shape) if db is None else db, eps)
+    zero = np.zeros(data.scale.shape)
+    bias, (da, dg, db) = zero if data.bias is None else data.bias, data.tangents
     results = {
-        "y": formula.rms_norm(data.x, data.scale, b, eps),
+        "y": formula.rms_norm(data.x, data.scale, bias, eps),
         "inverse_rms": 1 / formula.rms(data.x, eps),
-        "jvp": jvp,
+        "jvp": formula.rms_norm_jvp(data.x, data.scale, da, dg, zero if db is None else db, eps),
+        **dict(zip(("dx", "dscale", "dbias"), formula.rms_norm_vjp(data.dy, data.x, data.scale, eps), strict=True)),
     }
-    results |= zip(("dx", "dscale", "dbias"), formula.rms_norm_vjp(data.dy, data.x, data.scale, eps), strict=True)
     return Outcome({name: [value] for name, value in results.items()})
 
 
-@pytest.mark.parametrize("case", PLAIN, ids=lambda case: case.name)
-def test_the_formula_in_plain_numpy_is_the_golden(case):
+@pytest.mark.parametrize("name", ["rows", "wide", "five axes", "width 1", "vector", "zero rows", "constant", "bias"])
+def test_the_formula_in_plain_numpy_is_the_golden(name):
     """Within the bounds that hold for every implementation in float64 (accuracy.bounds); with another eps it is not."""
-    data = make(case, "standard", "float64")
+    data = make(next(case for case in CASES if case.name == name), "standard", "float64")
     verdicts = judge(by_formula, data)
     assert {verdict.quantity for verdict in verdicts} >= {"y", "inverse_rms", "dx", "dscale", "jvp"}
     assert all(verdict.passed for verdict in verdicts), verdicts
-    if case.name == "rows":
+    if name == "rows":
         verdicts = judge(lambda data: by_formula(data, eps=1.001 * EPS), data)
         assert not any(verdict.passed for verdict in verdicts if verdict.quantity in ("y", "inverse_rms", "dx", "jvp"))
 

@@ -1,11 +1,8 @@
 """Table 1 of the paper and its facts about gradients: what a transformation of data or weights leaves unchanged.
 
-a = W x goes through each norm before and after a transformation, with eps = 0. The golden's RMSNorm stands beside the
-other norms as their papers write them. All data have few bits, so that W x and every transformation of it are exact.
-The golden's results are the nearest numbers to exact ones, and so are those of the other norms, in 50 digits: where a
-transformation leaves a norm unchanged, no bit of y changes. Where it does not, the change is what a reader can see.
-
-Source: Zhang & Sennrich 2019, arXiv 1910.07467, table 1 and section 4.2; Ba, Kiros & Hinton 2016, table 1.
+a = W x goes through each norm before and after a transformation, with eps = 0: the golden beside the other norms as
+their papers write them, in 50 digits. All data have few bits, so that W x and every transformation of it are exact.
+Where a transformation leaves a norm unchanged, no bit of y changes. Zhang & Sennrich 2019, table 1 and section 4.2.
 """
 
 from __future__ import annotations
@@ -106,15 +103,13 @@ def test_the_run_gives_table_1(seed: int, delta: float) -> None:
 
 
 def test_the_table_sees_a_norm_that_is_another_and_eps() -> None:
-    assert marks(NORMS["LayerNorm"]) != TABLE_1["RMSNorm"]
     assert marks(lambda d: np.full_like(d.a, np.nan)) == "- - - - - -"
     assert marks(golden(eps=0.5)) == marks(golden(PARTIAL, eps=0.5)) == "- - - - - -"
 
 
 @pytest.mark.parametrize("delta", [0.5, 0.75])
 @pytest.mark.parametrize("partial", [None, PARTIAL])
-@pytest.mark.parametrize("name", ["dataset re-scaling", "weight matrix re-scaling"])
-def test_of_the_gradients_only_that_of_a_changes(name: str, partial: float | None, delta: float) -> None:
+def test_of_the_gradients_only_that_of_a_changes(partial: float | None, delta: float) -> None:
     """L is half the squared distance of y from a random target: dL/dg and dL/db do not change, and dL/da is divided.
 
     So dL/dW = (dL/da)^T x is the same with x -> delta x, and divided by delta with W -> delta W.
@@ -125,7 +120,7 @@ def test_of_the_gradients_only_that_of_a_changes(name: str, partial: float | Non
         return rms_norm_vjp(v, d.a, d.g, d.b, variant="paper", partial=partial)
 
     d = data(0)
-    (da, dg, db), (new_da, new_dg, new_db) = gradients(d), gradients(moved(d, name, delta))
+    (da, dg, db), (new_da, new_dg, new_db) = gradients(d), gradients(moved(d, "dataset re-scaling", delta))
     assert np.array_equal(new_dg, dg)
     assert np.array_equal(new_db, db)
     u = 2.0**-53  # each is rounded once, and the product, too
