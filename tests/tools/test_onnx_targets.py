@@ -18,8 +18,15 @@ from rmsnorm.targets.onnx import open_onnx
 onnx = pytest.importorskip("onnx", reason="onnx is not installed; pip install '.[onnx]'")
 ort = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed; pip install '.[onnx]'")
 
+SKIP = {
+    "operator": "SkipSimplifiedLayerNormalization",
+    "inputs": ["skip", "input", "gamma"],
+    "outputs": ["y", "", "", "sum"],
+}
+BESIDE = {"save_as_external_data": True, "location": "gains", "size_threshold": 0}
 
-def _saved(
+
+def saved(
     path: Path, operator: str = "RMSNormalization", inputs: Any = ("x", "gamma"), outputs: Any = ("y",), *,
     eps: float = 3e-4, dtype: str = "float32", shape: Any = ("n", 32), gate: bool = False, ir_version: int = 10,
     **options: Any,
@@ -42,12 +49,32 @@ def _saved(
     return str(path)
 
 
-def test_an_onnx_model(tmp_path: Path) -> None:
-    identity = identify(_saved(tmp_path / "norm.onnx"))
-    assert identity.recognised, identity.text
+@pytest.mark.parametrize(
+    ("file", "arguments", "gate"),
+    [
+        ({}, ("scale",), None),
+        ({"gate": True}, ("scale", "gate"), "sigmoid, after"),
+        (BESIDE, ("scale",), None),
+        ({"operator": "SimplifiedLayerNormalization", "inputs": ["input", "gamma"]}, ("scale",), None),
+        (SKIP, ("scale", "residual"), None),
+    ],
+    ids=["operator", "gated", "weights in a file beside it", "in the domain of ONNX", "residual"],
+)
+def test_identify_reads_a_file(file: dict[str, Any], arguments: tuple[str, ...], gate: Any, tmp_path: Path) -> None:
+    path = saved(tmp_path / "norm.onnx", **file)
+    identity = identify(path)
+    assert identity.recognised or gate, identity.text
     assert (identity["eps"], identity["eps_position"], identity["scale_offset"]) == (3e-4, "inside", 0.0)
     assert identity["rounding"] is None, "it takes float32 only"
-    assert identify(_saved(tmp_path / "gated.onnx", gate=True))["gate"] == "sigmoid, after"
+    assert identity["gate"] == gate
+    assert {*open_target(path).arguments} == {*arguments}
+    assert (tmp_path / "gains").exists() == (file is BESIDE)
+
+
+def test_a_file_that_subtracts_the_mean_is_layer_norm(tmp_path: Path) -> None:
+    path = saved(tmp_path / "mean.onnx", "SkipLayerNormalization", ["input", "skip", "gamma", "beta"])
+    assert open_target(path).arguments == ("scale", "bias", "residual")
+    assert "is LayerNorm, not RMSNorm" in identify(path).text
 
 
 @pytest.mark.parametrize(
@@ -56,57 +83,25 @@ def test_an_onnx_model(tmp_path: Path) -> None:
 )
 @pytest.mark.usefixtures("few_circumstances")
 def test_a_file_is_called_as_it_declares(dtype: str, shape: tuple[Any, ...], tmp_path: Path) -> None:
-    right = check(_saved(tmp_path / "a.onnx", dtype=dtype, shape=shape, eps=1e-6), "standard")
+    right = check(saved(tmp_path / "a.onnx", dtype=dtype, shape=shape, eps=1e-6), "standard")
     assert right.passed, right.text
     assert {record.dtype for record in right.run.records} == {dtype}
-    wrong = check(_saved(tmp_path / "b.onnx", dtype=dtype, shape=shape, eps=1e-5), "standard")
+    wrong = check(saved(tmp_path / "b.onnx", dtype=dtype, shape=shape, eps=1e-5), "standard")
     assert not wrong.passed
     assert not any("raised" in line for line in wrong.text.splitlines() if line.startswith("  '"))
-
-
-def test_another_dtype_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a.onnx was compared in no case, .*it takes x in float32 alone"):
-        check(_saved(tmp_path / "a.onnx", shape=(4, 64)), "standard", dtypes="float16")
-
-
-def test_operators_of_onnxruntime(tmp_path: Path) -> None:
-    """One is in ONNX's domain, where the checker of onnx refuses it; one takes a residual and returns the sum last."""
-    path = _saved(tmp_path / "simple.onnx", "SimplifiedLayerNormalization", ["input", "gamma"], ["y"])
-    identity = identify(path)
-    assert (identity.recognised, identity["eps"], identity["eps_position"]) == (True, 3e-4, "inside"), identity.text
-    operator, outputs = "SkipSimplifiedLayerNormalization", ["y", "", "", "sum"]
-    path = _saved(tmp_path / "skip.onnx", operator, ["skip", "input", "gamma"], outputs)
-    identity = identify(path)
-    assert (identity.recognised, identity["eps"], identity["eps_position"]) == (True, 3e-4, "inside"), identity.text
-    target = open_target(path)
-    assert target.arguments == ("scale", "residual")
-    random = np.random.default_rng(0)
-    x, residual = (random.normal(size=(4, 32)).astype("float32") for _ in range(2))
-    assert np.array_equal(target.called({"x": x, "residual": residual}).sum, x + residual)
-    path = _saved(tmp_path / "mean.onnx", "SkipLayerNormalization", ["input", "skip", "gamma", "beta"], ["y"])
-    assert open_target(path).arguments == ("scale", "bias", "residual")
-    assert "is LayerNorm, not RMSNorm" in identify(path).text
+    other = {"float32": "float16", "float16": "float32"}[dtype]
+    with pytest.raises(ValueError, match=f"a.onnx was compared in no case, .*it takes x in {dtype} alone"):
+        check(str(tmp_path / "a.onnx"), "standard", dtypes=other)
 
 
 def test_a_fixed_number_of_rows_and_a_residual(tmp_path: Path) -> None:
     """Both results of the batches are put together."""
-    path = _saved(tmp_path / "skip.onnx", "SkipSimplifiedLayerNormalization", ["skip", "input", "gamma"],
-                  ["y", "", "", "sum"], shape=(3, 32))  # fmt: skip
+    path = saved(tmp_path / "skip.onnx", **SKIP, shape=(3, 32))
+    random = np.random.default_rng(0)
+    x, residual = (random.normal(size=(4, 32)).astype("float32") for _ in range(2))
+    assert np.array_equal(open_target(path).called({"x": x, "residual": residual}).sum, x + residual)
     report = check(path, Variant(name="mine", eps=3e-4), limits={"max_rows": 300})  # as 3 rows are a batch
     assert report.passed, report.details
-
-
-def test_onnxruntime_decides_what_a_model_is(tmp_path: Path) -> None:
-    """Weights may be in a file beside it; the message says why a model does not run."""
-    beside = {"save_as_external_data": True, "location": "gains", "size_threshold": 0}
-    path = _saved(tmp_path / "beside.onnx", **beside)
-    assert (tmp_path / "gains").stat().st_size == 32 * 4
-    assert identify(path)["eps"] == 3e-4
-    path = _saved(tmp_path / "newer.onnx", ir_version=99)
-    with pytest.raises(
-        NoTarget, match=r"newer.onnx is no ONNX model that onnxruntime runs \(Fail: Unsupported model IR"
-    ):
-        open_target(path)
 
 
 @pytest.mark.parametrize(("sizes", "gains"), [([2, 16, 64], 64), ([64], 64), (["n", 16, 64], 1)], ids=str)
@@ -125,8 +120,7 @@ def test_identify_takes_any_sizes_and_a_gain_of_one_number(tmp_path: Path, sizes
     path = str(tmp_path / "norm.onnx")
     onnx.save(make.make_model(graph, opset_imports=[make.make_opsetid("", 18)], ir_version=9), path)
     identity = identify(path)
-    assert identity.recognised, identity.text
-    assert identity["eps"] == 1e-5
+    assert (identity.recognised, identity["eps"]) == (True, 1e-5), identity.text
     if sizes[0] == 2:
         rows = np.random.default_rng(0).normal(size=(5, 16, 64)).astype("float32")
         want = rows / np.sqrt((rows * rows).mean(-1, keepdims=True) + 1e-5)
@@ -134,13 +128,17 @@ def test_identify_takes_any_sizes_and_a_gain_of_one_number(tmp_path: Path, sizes
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
+    """A damaged one gets a sentence or is a model, and nothing else."""
+    with pytest.raises(NoTarget, match=r"newer.onnx is no ONNX model that onnxruntime runs \(Fail: Unsupported model"):
+        open_target(saved(tmp_path / "newer.onnx", ir_version=99))
     path, random = tmp_path / "model.onnx", np.random.default_rng(0)
     x, y = (onnx.helper.make_tensor_value_info(name, 1, [None, 8]) for name in "xy")
     node = onnx.helper.make_node("Identity", ["x"], ["y"])
-    graphs = [onnx.helper.make_graph(nodes, "g", *ends) for nodes, ends in (([node], ([], [y])), ([], ([x], [])))]
-    contents = [b"", b"text", *(onnx.helper.make_model(graph).SerializeToString() for graph in graphs)]
-    whole = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [x], [y])).SerializeToString()
-    for content in contents:
+    whole, no_input, no_output = (
+        onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", *ends)).SerializeToString()
+        for nodes, *ends in (([node], [x], [y]), ([node], [], [y]), ([], [x], []))
+    )
+    for content in (b"", b"text", no_input, no_output):
         path.write_bytes(content)
         with pytest.raises(NoTarget, match=r"model.onnx is no ONNX model"):
             open_onnx(path)
@@ -155,5 +153,5 @@ def test_files_that_are_none(tmp_path: Path) -> None:
             assert len(str(error).splitlines()) == 1, error  # noqa: PT017
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(NoTarget):
+    with pytest.raises(NoTarget, match="model.onnx"):
         open_onnx(path)
