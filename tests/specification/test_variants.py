@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import pickle
 from decimal import Decimal
 from fractions import Fraction
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 from rmsnorm import PRESETS, Variant
-from rmsnorm.specification import dtypes
 from rmsnorm.specification.call import Spec
 from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Preset, derive
@@ -64,55 +62,20 @@ def test_the_table_has_every_preset_and_every_field():
     assert {field.name for field in dataclasses.fields(Variant)} == known
 
 
-@pytest.mark.parametrize(
-    ("name", "x", "scale", "want"),
-    [
-        ("llama", "bfloat16", "float32", "float32"), ("llama", "float16", "bfloat16", "float32"),
-        ("llama", "float32", "bfloat16", "float32"), ("mlx", "bfloat16", "float32", "float32"),
-        ("t5", "bfloat16", "float32", "float32"), ("t5", "float32", "bfloat16", "bfloat16"),
-        ("t5", "float16", "float16", "float16"), ("t5", "float64", "float32", "float64"),
-        ("t5", "bfloat16", None, "bfloat16"), ("onnx", "float32", "bfloat16", "bfloat16"),
-        ("onnx", "bfloat16", "float32", "float32"), ("onnx", "bfloat16", None, "bfloat16"),
-        ("apex", "bfloat16", "float32", "bfloat16"), ("torch", "bfloat16", "float32", "bfloat16"),
-        ("torch", "float16", "float64", "float16"), ("flax", "bfloat16", "float32", "float32"),
-        ("flax", "bfloat16", None, "bfloat16"), ("gemma", "bfloat16", "float32", "bfloat16"),
-        ("zhang_torch", "bfloat16", "float32", "float32"), ("x_transformers", "float16", "float32", "float32"),
-        ("standard", "float32", "float64", "float32"), ("zhang_tf", "bfloat16", "float32", "bfloat16"),
-    ],
-)  # fmt: skip
-def test_dtype_of_y(name, x, scale, want):
-    parameter = None if scale is None else Spec((4,), scale)
-    for out, expected in ((None, want), ("float16", "float16")):
-        call = resolve("rms_norm", Spec((2, 4), x), parameter, variant=PRESETS[name], out_dtype=out)
-        assert call.result_dtype == expected
+@pytest.mark.parametrize(("x", "residual", "digits"), [
+    ("float16", None, 23), ("bfloat16", None, 23), ("float32", None, 23), ("float64", None, 52),
+    ("float32", "float64", 52), ("bfloat16", "float32", 23),
+])  # fmt: skip
+def test_an_eps_of_none_is_the_machine_epsilon_of_the_sum(x, residual, digits):
+    added = None if residual is None else Spec((4,), residual)
+    assert resolve("rms_norm", Spec((4,), x), variant=PRESETS["torch"], residual=added).eps == 2.0**-digits
 
 
-def test_rounding_points():
-    """T5 rounds before the gain only where the gain is half precision, and to the gain's dtype."""
-    for name, x, scale, want in (
-        ("llama", "bfloat16", "float32", "bfloat16"), ("apex", "float16", "float32", "float16"),
-        ("t5", "float32", "bfloat16", "bfloat16"), ("t5", "bfloat16", "float32", None),
-        ("t5", "bfloat16", "bfloat16", "bfloat16"), ("gemma", "bfloat16", "bfloat16", None),
-        ("zhang_torch", "bfloat16", "bfloat16", None),
-    ):  # fmt: skip
-        assert resolve("rms_norm", Spec((4,), x), Spec((4,), scale), variant=PRESETS[name]).norm_dtype == want
-
-
-def test_the_machine_epsilon_is_that_of_the_sum():
-    for x, residual, want in (("float32", None, -23), ("float32", "float64", -52), ("bfloat16", "float32", -23)):
-        added = None if residual is None else Spec((4,), residual)
-        assert resolve("rms_norm", Spec((4,), x), variant=PRESETS["torch"], residual=added).eps == 2.0**want
-
-
-@pytest.mark.parametrize(
-    ("partial", "n", "ceil", "floor"),
-    [
-        (0.07, 100, 7, 7), (0.29, 100, 29, 29), (0.57, 100, 57, 57), (0.3, 10, 3, 3), (0.3, 48, 15, 14),
-        (0.0625, 512, 32, 32), (0.0625, 500, 32, 31), (0.001, 10, 1, 1), (0.5, 1, 1, 1), (1, 7, 7, 7), (1.0, 7, 7, 7),
-        (Fraction(1, 3), 9, 3, 3), (Fraction(1, 3), 10, 4, 3), (0.999999, 3, 3, 2), (1e-300, 10**6, 1, 1),
-        (0.1, 10**15 + 10, 10**14 + 1, 10**14 + 1), (0.3, 0, 0, 0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("partial", "n", "ceil", "floor"), [
+    (0.07, 100, 7, 7), (0.29, 100, 29, 29), (0.57, 100, 57, 57), (0.3, 10, 3, 3), (0.3, 48, 15, 14),
+    (0.0625, 500, 32, 31), (0.001, 10, 1, 1), (0.5, 1, 1, 1), (1, 7, 7, 7), (Fraction(1, 3), 9, 3, 3),
+    (Fraction(1, 3), 10, 4, 3), (0.999999, 3, 3, 2), (0.1, 10**15 + 10, 10**14 + 1, 10**14 + 1), (0.3, 0, 0, 0),
+])  # fmt: skip
 def test_k_is_exact(partial, n, ceil, floor):
     """100 * 0.07 is 7.000000000000001 in floating point, int(100 * 0.29) is 28."""
     variant = Variant(name="mine", partial=partial)
@@ -123,21 +86,17 @@ def test_k_is_exact(partial, n, ceil, floor):
 def test_a_variant_is_looked_up_changed_compared_and_sent():
     """It is immutable: a change is another one, in which only what is named is new."""
     standard, gemma = PRESETS["standard"], Variant.get("gemma")
-    mine = gemma.replace(name="mine")
     assert gemma is PRESETS["gemma"]
-    assert [Variant.get(variant) is variant for variant in (gemma, mine)] == [True, True]
     changed = gemma.replace(eps=1e-5, partial=0.25)
+    assert Variant.get(changed) is changed
     assert (changed.eps, changed.partial, gemma.eps, gemma.partial) == (1e-5, Fraction(1, 4), 1e-6, None)
     assert changed.replace(eps=1e-6, partial=None) == gemma
-    assert changed.replace(scale_offset=0.0).partial == Fraction(1, 4)
     with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'eps'"):
         standard.eps = 1.0
     with pytest.raises(TypeError, match="does not support item assignment"):
         PRESETS["standard"] = standard
-    assert len({*PRESETS.values(), Variant.get("llama"), standard.replace(eps=1e-6)}) == len(PRESETS)
     halves = standard.replace(partial=0.5), standard.replace(partial=Fraction(1, 2))
-    assert hash(halves[0]) == hash(halves[1])
-    assert halves[0] == halves[1] != standard
+    assert len({*PRESETS.values(), standard.replace(eps=1e-6), *halves}) == len(PRESETS) + 1
     assert pickle.loads(pickle.dumps(standard.replace(partial=0.07))) == standard.replace(partial=0.07)
 
 
@@ -159,19 +118,3 @@ def test_what_is_no_real_number_is_refused(field):
     for value in (Decimal("0.5"), np.bool_(True), np.array(0.5), "0.5", 10**400, Fraction(10**400), 1j):
         with pytest.raises((TypeError, ValueError), match=rf"^Variant: {field} is .*, expected a (finite )?(num|frac)"):
             Variant(name="a", **{field: value})
-
-
-@pytest.mark.parametrize("eps", [-1.0, -1e-300, np.inf, np.nan])
-def test_an_eps_is_finite_and_not_below_0(eps):
-    for make in (lambda: Variant(name="a", eps=eps), lambda: derive("rms_norm", "llama", eps, None)):
-        with pytest.raises(ValueError, match=r"eps is .*, expected a finite number >= 0"):
-            make()
-
-
-def test_eps_of_a_dtype():
-    torch = Variant.get("torch")
-    eps = {dtype: torch.eps_for(dtype) for dtype in dtypes.FLOATS}
-    assert eps == {"float16": 2.0**-23, "bfloat16": 2.0**-23, "float32": 2.0**-23, "float64": 2.0**-52}
-    assert all(Variant.get("equinox").eps_for(dtype) == 1e-5 for dtype in dtypes.FLOATS)
-    assert math.copysign(1.0, Variant.get("paper").eps_for("float32")) == 1.0
-    assert isinstance(Variant.get("paper").replace(eps=1).eps_for("float32"), float)
