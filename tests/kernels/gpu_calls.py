@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-
 import pytest
 import torch
 from gpu_kernels import DEVICE, WIDTH, array, choose, new_plans, same_bits, used  # noqa: F401  (fixtures)
@@ -21,13 +18,10 @@ def test_a_kernel_is_compiled_again_for_other_pointers():
     aligned, other = numbers[:-1].view(64, 64), numbers[1:].view(64, 64)
     known = kernels.kept_of(prepare("rms_norm", ("llama", None, None, -1, None, None), aligned), aligned)
     started = known.launch.started
-    for _ in range(2):
-        for x, keys in ((aligned, 1), (other, 2)):
-            y = known.forward(False, x, None, scale, None)[0]
-            assert len(started) >= keys
-            assert same_bits(array(y), array(rms_norm(x.clone(), variant="llama"))).all()
+    for x in (aligned, other) * 2:
+        y = known.forward(False, x, None, scale, None)[0]
+        assert same_bits(array(y), array(rms_norm(x.clone(), variant="llama"))).all()
     assert len(started) == 2
-    assert known.call.x_dtype == "float32"
 
 
 def kept(layer, x):
@@ -72,7 +66,6 @@ def test_a_call_unlike_the_kept_one_is_computed_as_it_is():
     for other in others:
         want = rms_norm(other.clone(), layer.weight, variant="torch", eps=layer.eps)
         assert torch.equal(layer(other), want)
-        assert torch.equal(layer(other), want)
     layer.eps = 0.5
     rows = torch.rand(33, device=DEVICE)
     for weight in (layer.weight, rows[:-1], rows[1:], rows[1:].half()):
@@ -82,39 +75,22 @@ def test_a_call_unlike_the_kept_one_is_computed_as_it_is():
         layer(x.to("meta"))
 
 
-FORWARD, SUMS = ["forward", "backward"], ["forward", "backward", "add_up"]
-
-
-@pytest.mark.parametrize(("variant", "frozen", "launches"), [
-    ("torch", (), SUMS), ("torch", ("weight",), FORWARD), ("lasagne", (), SUMS), ("lasagne", ("weight",), SUMS),
-    ("lasagne", ("weight", "bias"), FORWARD),
-])  # fmt: skip
-def test_gradients_that_are_not_needed_are_not_computed(variant, frozen, launches, monkeypatch):
+@pytest.mark.parametrize("frozen", [(), ("weight",), ("weight", "bias")])
+def test_gradients_that_are_not_needed_are_not_computed(frozen, monkeypatch):
     started, own = [], gpu._start
     monkeypatch.setattr(gpu, "_start", lambda *given: (started.append(given[2]), own(*given))[1])
-    layer = RMSNorm(32, variant=variant, device=DEVICE)
+    layer = RMSNorm(32, variant="lasagne", device=DEVICE)
     x, dy = torch.randn(2, 6, 32, device=DEVICE)
-    want = rms_norm_vjp(dy, x, layer.weight.detach(), layer.bias, variant=variant, eps=layer.eps)
+    want = rms_norm_vjp(dy, x, layer.weight.detach(), layer.bias, variant="lasagne", eps=layer.eps)
     layer(x)
     started.clear()
     x.requires_grad_()
     for name in frozen:
         getattr(layer, name).requires_grad_(False)
     kept(layer, x).backward(dy)
-    assert started == launches
+    assert started == ["forward", "backward", *(["add_up"] if len(frozen) < 2 else [])]
     for got, wanted, name in zip((x, layer.weight, layer.bias), want, ("x", "weight", "bias"), strict=True):
-        if got is not None:
-            assert got.grad is None if name in frozen else torch.equal(got.grad, wanted)
-
-
-def test_a_copy_of_a_layer_has_no_kept_call():
-    layer = RMSNorm(16, device=DEVICE)
-    x = torch.randn(3, 16, device=DEVICE)
-    y = layer(x)
-    for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert copied._kept == ()
-        assert len(layer._kept) == 1
-        assert torch.equal(copied(x), y)
+        assert got.grad is None if name in frozen else torch.equal(got.grad, wanted)
 
 
 def test_each_card_starts_its_own_function(monkeypatch):

@@ -53,10 +53,7 @@ def by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_same(got: Any, want: Any, doubtful: int = 0) -> None:
-    """The same dtype, shape and numbers, NaN where NaN. Zeros may differ in sign, which the golden's sums lose.
-
-    So many elements may be doubtful: their exact value is within about 2^-52 of the middle between two float32.
-    """
+    """The same but for the sign of zeros, which sums lose, and so many numbers within 2^-52 of a tie of float32."""
     assert (got.dtype, got.shape) == (want.dtype, want.shape)
     apart = ulps(got, want)
     assert apart.max(initial=0) <= (1 if doubtful else 0)
@@ -74,9 +71,8 @@ def check_call(
             if forward:
                 results += own.rms_norm(x, scale, bias, return_inverse_rms=True, **options)
             if dy is not None:
-                given = (options.get("variant", "standard"), None, None, options.get("axis", -1))
-                call = prepare("test", (*given, options.get("feature_axis"), None), x, scale, bias).call
-                up = dy.astype(call.result_dtype)
+                given = (options.get("variant", "standard"), None, None, -1, None, None)
+                up = dy.astype(prepare("test", given, x, scale, bias).call.result_dtype)
                 gradients = own.rms_norm_vjp(up if dh is None else (up, dh), x, scale, bias, **options)
                 names = ("dx", "dscale", "dbias", "dresidual")
                 results += [g for name, g in zip(names, gradients, strict=False) if name in wanted]
@@ -90,17 +86,8 @@ def check_call(
 def test_parameters_that_are_shared_within_a_row_are_refused() -> None:
     """The kernels would read beyond the end of such a gain."""
     call = resolve("rms_norm", Spec((2, 3, 8), "float32"), variant=Variant.get("llama"), axis=(1, 2), feature_axis=2)
-    assert launch.launch_of(call, None, None).n == 24
     with pytest.raises(ValueError, match="parameters of all 24 elements of a row"):
         launch.launch_of(call, "float32", None)
-
-
-def _is_for_kernels(data: Any) -> bool:
-    """Whether the kernels have all that the data of a case need, forward and backward."""
-    arrays = (data.x, data.scale, data.bias, data.mask, data.residual, data.gate)
-    prepared = prepare("test", (data.variant, None, None, data.axis, data.feature_axis, data.out_dtype), *arrays)
-    names = {a.dtype.name for a in (data.dy, data.dh) if a is not None}
-    return fast.why_not(prepared, arrays) is None and not names - set(ROUNDED)
 
 
 @OF_DTYPES
@@ -108,7 +95,9 @@ def test_the_whole_table(dtype: str) -> None:
     with_kernels = 0
     for case, variant in ((one, v) for one in CASES if dtype in one.dtypes for v in one.variants):
         data = make(case, variant, dtype)
-        if not _is_for_kernels(data):
+        arrays = (data.x, data.scale, data.bias, data.mask, data.residual, data.gate)
+        prepared = prepare("test", (data.variant, None, None, data.axis, data.feature_axis, data.out_dtype), *arrays)
+        if fast.why_not(prepared, arrays) is not None or "float64" in (data.dy.dtype, getattr(data.dh, "dtype", None)):
             continue
         with_kernels += 1
         want, options = judge.golden(data), {**data.options, **data.arrays}
@@ -207,10 +196,7 @@ def test_one_rounding_to_nearest_even(dtype: str) -> None:
 
 @OF_HALF
 def test_the_sum_of_every_number_and_a_residual(dtype: str) -> None:
-    """Also of infinities, subnormal numbers and NaN, and of pairs whose sum is in the middle between two numbers.
-
-    The sum with 0 is the number.
-    """
+    """Also of infinities, subnormal numbers and NaN, and of pairs whose sum is in the middle between two numbers."""
     one, infinity = (0x3C00, 0x7C00) if dtype == "float16" else (0x3F80, 0x7F80)
     sizes = [0, 1, 2, one, one + 1, infinity - 1, infinity, infinity + 1]
     others = np.array([*sizes, 0x8000, one | 0x8000, *np.random.default_rng(0).integers(0, 2**16, 20)], np.uint16)
@@ -239,10 +225,3 @@ def test_every_number_of_16_bits(variant: str, dtype: str) -> None:
         wide = np.abs(y.astype(np.float32))
         assert y.dtype != np.float16 or np.isinf(y).any()
         assert y.dtype != dtype or ((wide != 0) & (wide < float(ml_dtypes.finfo(dtype).smallest_normal))).any()
-
-
-def test_the_comparison_can_fail() -> None:
-    one = np.ones(3, ml_dtypes.bfloat16)
-    for other in (np.float32([1, 1, 1]), one[:2], np.nextafter(one, one + one), one * np.asarray(np.nan, one.dtype)):
-        with pytest.raises(AssertionError):
-            check_same(other, one)

@@ -18,40 +18,22 @@ if not cpu.is_available():
     pytest.skip("there are no kernels here", allow_module_level=True)
 from rmsnorm.cpu import _native
 
-
-def run(code: str, *arguments: Any, **environment: str) -> str:
-    """What a separate program prints, within two minutes; warnings are errors."""
-    changes = {**{name: None for name in os.environ if name.startswith("RMSNORM_")}, **environment}
-    return printed("-W", "error", "-c", code, *arguments, timeout=120, **changes)
-
-
 COUNT_THREADS = """
-import os, sys
+import os
 import numpy as np
-from rmsnorm.numpy_impl import fast
+from rmsnorm.numpy_impl.fast import rms_norm
 x = np.ones((2100, 1025), np.float32)
-fast.rms_norm(x[:9])
+FIRST
+rms_norm(x[:9])
 before = len(os.listdir("/proc/self/task"))
-fast.rms_norm(x)
+rms_norm(x)
 print(len(os.listdir("/proc/self/task")) - before)
 """
-
-
-def test_as_many_threads_as_asked_for() -> None:
-    assert [int(run(COUNT_THREADS, RMSNORM_NUM_THREADS=count)) for count in ("1", "2")] == [0, 1]
-
-
-@pytest.mark.parametrize("openmp_is_on", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_pytorch_computes_with_its_own_threads(openmp_is_on: bool) -> None:
-    """After its first parallel operation, a large call of ours starts none, unless OpenMP is switched off."""
-    pytest.importorskip("torch")
-    code = COUNT_THREADS.replace("fast.rms_norm(x[:9])", "import torch; torch.set_num_threads(2)\n"
-        "from rmsnorm.torch_impl import rms_norm; x = torch.from_numpy(x); x.exp(); rms_norm(x[:9])"
-    ).replace("fast.rms_norm(x)", "rms_norm(x)")  # fmt: skip
-    environment = {} if openmp_is_on else {"RMSNORM_OPENMP": "0"}
-    assert int(run(code, **environment)) == (0 if openmp_is_on and sys.platform == "linux" else 1)
-
-
+AFTER_PYTORCH = COUNT_THREADS.replace(
+    "FIRST",
+    """import torch; from rmsnorm.torch_impl import rms_norm
+torch.set_num_threads(2); x = torch.from_numpy(x); x.exp()  # its first parallel operation""",
+)
 FORKED = """
 import os, signal
 import torch
@@ -83,15 +65,6 @@ forked(compute)
 compute()
 forked(compute)
 """
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_process_waits_for_no_thread_of_its_parent() -> None:
-    """Whether the package is imported before the fork or after it, and whether the parent has called it."""
-    pytest.importorskip("torch")
-    assert run(FORKED).split() == ["0"] * 4
-
-
 AFTER_THE_END = """
 import atexit, threading, time
 import numpy as np
@@ -108,30 +81,6 @@ def later(name):
 atexit.register(later, "at exit")
 threading.Thread(target=later, args=("a thread",)).start()
 """
-
-
-def test_calls_after_the_end_of_the_main_thread() -> None:
-    """The threads do not keep the interpreter from exiting, and other threads still get their results."""
-    assert run(AFTER_THE_END, RMSNORM_NUM_THREADS="2").splitlines() == ["a thread True", "at exit True"]
-
-
-CHECK = "from rmsnorm.specification import environment; environment.check()"
-FAST = "import rmsnorm.numpy_impl.fast"
-OTHER = "v3" if _native.level() == "arm64" else "arm64"
-
-
-@pytest.mark.parametrize(("level", "code", "status", "said"), [
-    ("v5", CHECK, 1, "RMSNORM_CPU_LEVEL is 'v5', expected v3, v4, v4-bf16 or arm64; change or unset it"),
-    ("v5", FAST, 1, "ValueError: rmsnorm: the environment variable RMSNORM_CPU_LEVEL is 'v5', expected v3, v4"),
-    (OTHER, FAST, 0, f"there are no kernels of level {OTHER} for this processor"),
-    (OTHER, FAST, 0, "or unset RMSNORM_CPU_LEVEL"),
-])  # fmt: skip
-def test_a_level_that_there_is_not_is_said(level: str, code: str, status: int, said: str) -> None:
-    done = finished("-c", code, timeout=60, RMSNORM_CPU_LEVEL=level)
-    assert (done.returncode, said in done.stderr) == (status, True), done.stderr
-
-
-ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 PAGES = """
 import torch
 from rmsnorm.torch_impl import rms_norm
@@ -151,17 +100,45 @@ y = rms_norm(x)
 (dx,) = torch.autograd.grad(y.sum(), x)
 print(is_advised(x), is_advised(y), is_advised(dx), is_advised(rms_norm(x.detach()[:100])))
 """
+PROGRAMS = {  # variables, code, and what it prints
+    "one thread computes": ({"RMSNORM_NUM_THREADS": "1"}, COUNT_THREADS.replace("FIRST", ""), "0"),
+    "as many threads start as asked for": ({"RMSNORM_NUM_THREADS": "2"}, COUNT_THREADS.replace("FIRST", ""), "1"),
+    "the threads of PyTorch compute": ({}, AFTER_PYTORCH, "0"),
+    "or those of this package": ({"RMSNORM_OPENMP": "0"}, AFTER_PYTORCH, "1"),
+    "a forked process waits for no thread of its parent": ({}, FORKED, "0 0 0 0"),
+    "calls after the end of the main thread": ({"RMSNORM_NUM_THREADS": "2"}, AFTER_THE_END,
+                                               "a thread True at exit True"),
+    "large results have huge pages": ({}, PAGES, "False True True False"),
+    "unless that is switched off": ({"RMSNORM_HUGE_PAGES": "0"}, PAGES, "False False False False"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("switch", "expected"), [
-    ("1", "False True True False"), pytest.param("0", "False False False False", marks=pytest.mark.slow),
-])  # fmt: skip
-def test_large_results_of_pytorch_have_huge_pages(switch: str, expected: str) -> None:
-    """Where the system leaves that to programs; small ones have none."""
-    pytest.importorskip("torch")
-    if not ENABLED.exists() or "[madvise]" not in ENABLED.read_text():
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program(name: str) -> None:
+    environment, code, expected = PROGRAMS[name]
+    if ("/proc" in code and sys.platform != "linux") or ("fork" in code and not hasattr(os, "fork")):
+        pytest.skip("this system has no /proc, or no fork")
+    if "torch" in code:
+        pytest.importorskip("torch")
+    if code == PAGES and "[madvise]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
         pytest.skip("the system does not leave huge pages to programs")
-    assert printed("-W", "ignore", "-c", PAGES, timeout=200, RMSNORM_HUGE_PAGES=switch).strip() == expected
+    changes = {**{name: None for name in os.environ if name.startswith("RMSNORM_")}, **environment}
+    assert printed("-W", "error", "-c", code, timeout=120, **changes).split() == expected.split()
+
+
+CHECK = "from rmsnorm.specification import environment; environment.check()"
+FAST = "import rmsnorm.numpy_impl.fast"
+OTHER = "v3" if _native.level() == "arm64" else "arm64"
+
+
+@pytest.mark.parametrize(("level", "code", "status", "said"), [
+    ("v5", CHECK, 1, "RMSNORM_CPU_LEVEL is 'v5', expected v3, v4, v4-bf16 or arm64; change or unset it"),
+    ("v5", FAST, 1, "ValueError: rmsnorm: the environment variable RMSNORM_CPU_LEVEL is 'v5', expected v3, v4"),
+    (OTHER, FAST, 0, f"there are no kernels of level {OTHER} for this processor"),
+])  # fmt: skip
+def test_a_level_that_there_is_not_is_said(level: str, code: str, status: int, said: str) -> None:
+    done = finished("-c", code, timeout=60, RMSNORM_CPU_LEVEL=level)
+    assert (done.returncode, said in done.stderr) == (status, True), done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what /proc says")

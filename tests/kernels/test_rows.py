@@ -58,19 +58,14 @@ class Subclass(np.ndarray):
 STORED = {
     "Fortran": np.asfortranarray,
     "axes swapped": lambda a: a.swapaxes(0, -2).copy().swapaxes(0, -2) if a.ndim > 1 else a,
-    "every second row": lambda a: np.repeat(a, 2, -2)[..., ::2, :] if a.ndim > 1 else a,
     "backwards": lambda a: np.ascontiguousarray(a[..., ::-1])[..., ::-1],
-    "rows backwards": lambda a: a[::-1].copy()[::-1],
     "big-endian": lambda a: a.astype(a.dtype.newbyteorder(">")),
     "subclass": lambda a: a.view(Subclass),
     "overlapping": overlapping,
     "one row for all": lambda a: np.broadcast_to(a[:1], a.shape),
-    "matrix": lambda a: a.view(np.matrix) if a.ndim == 2 else a,
-    "record array": lambda a: a.view(np.recarray),
 }
 
 
-@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("way", STORED)
 def test_however_arrays_are_stored(way: str, implementation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,17 +73,16 @@ def test_however_arrays_are_stored(way: str, implementation: Any, monkeypatch: p
     for dtype, rows in (("float64", (6,)), ("float32", (6,)), ("float32", (6, 5)), ("bfloat16", (6, 5))):
         if way == "big-endian" and dtype == "bfloat16":
             continue  # ml_dtypes has no other byte order
-        monkeypatch.setattr(
-            fast, "golden", None if cpu.is_available() and dtype != "float64" else numpy_impl.functional
-        )
+        by_kernels = cpu.is_available() and dtype != "float64"
+        monkeypatch.setattr(fast, "golden", None if by_kernels else numpy_impl.functional)
         stored = {name: STORED[way](array) for name, array in draw(dtype, rows).items()}
         before = bits(stored.values())
         for array in stored.values():
             array.setflags(write=False)
         plain = {name: np.array(a, a.dtype.newbyteorder("="), order="C", subok=False) for name, a in stored.items()}
         for got, want in zip(results(implementation, stored), results(implementation, plain), strict=True):
-            assert type(got) is np.ndarray
-            assert (got.dtype, got.dtype.isnative, got.tobytes()) == (want.dtype, True, want.tobytes())
+            assert (type(got), got.dtype.isnative) == (np.ndarray, True)
+            assert (got.dtype, got.tobytes()) == (want.dtype, want.tobytes())
         assert before == bits(stored.values())
 
 
@@ -97,17 +91,8 @@ def test_however_arrays_are_stored(way: str, implementation: Any, monkeypatch: p
 def test_a_masked_array_is_not_taken_for_its_data(name: str, implementation: Any) -> None:
     a = draw()
     a[name] = np.ma.masked_array(a[name], mask=np.zeros_like(a[name], bool))
-    sentence = rf"{name} is <class 'numpy.ma.*MaskedArray'> .*, expected an array without a mask"
-    with pytest.raises(TypeError, match=sentence):
+    with pytest.raises(TypeError, match=rf"{name} is .*MaskedArray'> .*, expected an array without a mask"):
         implementation.rms_norm(a["x"], mask=a["mask"]) if name == "mask" else results(implementation, a)
-
-
-@IMPLEMENTATIONS
-def test_what_is_no_array_of_numbers(implementation: Any) -> None:
-    sentence = r"rms_norm: x has dtype .*, expected float16, bfloat16, float32 or float64"
-    for wrong in (np.zeros(3, [("field", "f4")]), np.array([1.0, None]), np.ones(3, np.clongdouble), np.array(["a"])):
-        with pytest.raises(TypeError, match=sentence):
-            implementation.rms_norm(wrong)
 
 
 @IMPLEMENTATIONS
@@ -122,13 +107,11 @@ def test_no_call_keeps_an_array(implementation: Any) -> None:
 
 def test_without_kernels_the_warning_says_how_slow_and_points_to_the_caller(tmp_path: Path) -> None:
     user = tmp_path / "user.py"
-    calls = "rms_norm(np.ones((2, 4)))\nrms_norm(np.ones(4))"
     absent = "import sys; sys.modules['rmsnorm.cpu._native'] = None"
-    user.write_text(f"import numpy as np; {absent}\nfrom rmsnorm.numpy_impl.fast import rms_norm\n{calls}")
+    user.write_text(f"{absent}\nfrom rmsnorm.numpy_impl.fast import rms_norm\nrms_norm([1.0])\nrms_norm([1.0])")
     done = finished(user, timeout=100, path=tmp_path, RMSNORM_CPU_KERNELS=None)
     (warning,) = (line for line in done.stderr.splitlines() if "Warning" in line)
     assert warning.startswith(f"{user}:2: UserWarning: rmsnorm: numpy_impl.fast is now the golden, 200 to 1,600 times")
-    assert "the module of the kernels cannot be imported" in warning
     assert "install the package with a C++ compiler" in warning
 
 

@@ -1,7 +1,7 @@
-"""RMSNorm in a framework that lacks what private.py asks of it: the program of test_private.
+"""Without what rmsnorm asks of a framework in private, or under an older name, the results are the same.
 
-``python without.py torch NAME ...``: each name is away while rmsnorm is imported, as it would be in a version without
-it; one that older versions have elsewhere is put there. It prints what differs from the golden.
+``python test_without.py torch NAME ...``: each name is away while rmsnorm is imported, as it would be in a version
+without it; one that older versions have elsewhere is put there. It prints what differs from the golden.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Any
 import calls
 import frameworks
 import numpy as np
+import pytest
 import transforms
+from programs import printed
 
 from rmsnorm.parity.judge import compare
 
@@ -95,6 +97,17 @@ def failures(key: str) -> list[str]:
         except AssertionError as error:
             found.append(f"{name}: {error}")
     return found
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("framework", [
+    "torch", "tf", pytest.param("flax", marks=pytest.mark.needs("jax>=0.8", "older ones lack some of the names")),
+])  # fmt: skip
+def test_without_all_of_it_or_one(framework: str) -> None:
+    pytest.importorskip(PACKAGES[framework])
+    for names in (MISSING[framework], *([name] for name in MISSING[framework])):
+        said = printed("-W", "ignore", __file__, framework, *names, timeout=400, JAX_PLATFORMS="cpu")
+        assert json.loads(said.splitlines()[-1]) == [], names
 
 
 if __name__ == "__main__":
