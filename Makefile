@@ -19,13 +19,12 @@ test: $(VENV)/ready
 	RMSNORM_REQUIRE=$(EVERY) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
 		--durations 20 --durations-min 10
 
-# All other tests, too: tests/nightly and those marked slow; then 2,000 compositions of transforms for each framework, 500
-# variants for `identify`, damaged files, and the bits of 2,000 calls: four hours.
+# The other tests, those of tests/nightly; then 2,000 compositions of transforms for each framework, 500 variants for
+# `identify`, damaged files, and the bits of 2,000 calls: four hours.
 nightly: $(VENV)/ready
-	RMSNORM_REQUIRE=$(EVERY) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --all \
-		rmsnorm benchmarks/timing tests tests/nightly
+	RMSNORM_REQUIRE=$(EVERY) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests/nightly
 	RMSNORM_IDENTIFY_VARIANTS=500 $(BIN)/python -m pytest -q -n 2 --timeout 14400 --hypothesis-profile nightly \
-		tests/table tests/nightly tests/tools/test_identify_variants.py tests/nematus/test_damaged_files.py
+		tests/table tests/tools/test_identify_variants.py tests/nematus/test_damaged_files.py
 
 # The parity check and the fast tests in another environment, which this makes: lowest, lowest-jax, colab, gpu or newest.
 ENV ?= lowest

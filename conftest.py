@@ -1,7 +1,6 @@
-"""What every test shares: settings of the frameworks before any import, compiled code on disk, and which tests run.
+"""What every test shares: settings of the frameworks before any import, compiled code on disk, and which files are read.
 
-``make test`` runs every test without the mark ``slow``, on every commit the same; ``make nightly`` (``pytest --all``)
-runs the slow ones, too.
+``make test`` runs every test but those of ``tests/nightly``, which pytest collects only where it is given that folder.
 """
 
 from __future__ import annotations
@@ -57,22 +56,3 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Of the files in tests/ only those with tests: --doctest-modules would import helpers and programs, too."""
     is_test = collection_path.name.startswith("test_") or collection_path.suffix != ".py"
     return None if is_test or not collection_path.is_relative_to(_TESTS) else True
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="also the slow tests")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--all"):
-        os.environ["RMSNORM_TEST_ALL"] = "1"  # for tests that run pytest, and workers
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the slow tests, but for one that is named by its id."""
-    if "RMSNORM_TEST_ALL" in os.environ or any("::" in argument for argument in config.args):
-        return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in slow]
