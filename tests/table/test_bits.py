@@ -1,9 +1,7 @@
-"""Every framework against the golden, bit by bit, on rows that an ordinary test does not draw: ``make fuzz`` draws
-more.
+"""Every framework against the golden, bit by bit, on rows that no ordinary test draws; `make nightly` draws more.
 
-A call has 64 rows, each of a kind (KINDS), drawn as widely as its format goes; eps from 0 to 1e30; partial statistics,
-residuals and mixed formats. Only calls that kernels compute are drawn. The sign of a zero counts; NaN equals NaN. Rows
-with subnormal numbers are left out for TensorFlow and JAX, which take some of these as 0.
+A call that kernels compute has 64 rows, each of a kind (KINDS), drawn as widely as its format goes. The sign of a zero
+counts; NaN equals NaN. Rows with subnormal numbers are left out for TensorFlow and JAX, which take some of these as 0.
 """
 
 from __future__ import annotations

@@ -41,11 +41,11 @@ WRONG: list[Any] = [  # class, sentence, arguments, options
         ("bias", "(8,)", (X, G, G[:8])))),
     (V, "scale has shape (16,), expected (4,) to match axis 0 of x f32[4, 16]", (X, G), {"feature_axis": 0}),
     (V, "scale has shape (16,), expected (4, 16) to match axis (0, 1) of x f32[4, 16]", (X, G), {"axis": (0, 1)}),
-    *((T, f"x has dtype {dtype}, expected {FLOATS}; cast it first", (X.astype(dtype),), {})
-      for dtype in ("int32", "complex64", "bool")),
-    (T, f"scale has dtype int32, expected {FLOATS}; cast it first", (X, G.astype(INT)), {}),
-    (T, f"bias has dtype int32, expected {FLOATS}; cast it first", (X, None, G.astype(INT)), {}),
-    (T, f"residual has dtype int32, expected {FLOATS}; cast it first", (X,), {"residual": X.astype(INT)}),
+    *((T, f"{name} has dtype {dtype}, expected {FLOATS}; cast it first", arguments, options)
+      for name, dtype, arguments, options in (
+        ("x", "complex64", (X.astype("complex64"),), {}), ("x", "bool", (X > 0,), {}),
+        ("scale", "int32", (X, G.astype(INT)), {}), ("bias", "int32", (X, None, G.astype(INT)), {}),
+        ("residual", "int32", (X,), {"residual": X.astype(INT)}))),
     (V, "x is 0-d, expected at least one axis to normalise; reshape it to (1,)", (np.array(1.0, np.float32),), {}),
     (V, f"axis is 2, {RANGE}", (X,), {"axis": 2}), (V, f"axis is -3, {RANGE}", (X,), {"axis": (-1, -3)}),
     (V, f"feature_axis is 5, {RANGE}", (X, G), {"feature_axis": 5}),
@@ -146,8 +146,6 @@ def test_layers_say_which_argument_is_meant():
         fix = f"did you mean {size!r}" if size else "leave it out, as the layer takes the size from its input"
         with pytest.raises(TypeError, match=f"there is no argument 'hidden_size', expected .*; {fix}"):
             layer(hidden_size=8, **options)
-        with pytest.raises(ValueError, match=r"variant is 'LLaMA', expected .*; did you mean 'llama'"):
-            layer(*first, variant="LLaMA", **options)
 
 
 def test_layers_say_what_is_wrong():
@@ -159,7 +157,7 @@ def test_layers_say_what_is_wrong():
         first = () if width is None else (width,)
         op = "RMSNormalization" if name == "keras" else "RMSNorm"
         for wrong, kind, sentence in (
-            ({"variant": "lama"}, ValueError, r"variant is 'lama', expected .*; did you mean 'llama'\?"),
+            ({"variant": "LLaMA"}, ValueError, r"variant is 'LLaMA', expected .*; did you mean 'llama'\?"),
             ({"partial": 2}, ValueError, r"partial is 2, expected a fraction in \(0, 1\]"),
             ({eps: -1.0}, ValueError, r"eps is -1\.0, expected a finite number >= 0"),
             ({eps: False}, TypeError, r"eps is False \(bool\), expected a number or None"),
@@ -182,7 +180,6 @@ def test_layers_refuse_options_when_they_are_built():
         ("keras", {"dtype": "int32"}, "dtype is 'int32', expected 'float16'"),
         ("nnx", {"param_dtype": jnp.int32}, "param_dtype is 'int32', expected 'float16'"),
         ("linen", {"param_dtype": jnp.int32}, "param_dtype is 'int32', expected 'float16'"),
-        ("keras", {"axis": "last"}, "axis is 'last'"),
         ("keras", {"axis": 8}, "axis is 8, expected an axis up to 7, no size; leave it out"),
         ("nnx", {"reduction_axes": "last"}, "reduction_axes is 'last'"),
         ("linen", {"feature_axes": "last"}, "feature_axes is 'last'"),
@@ -191,9 +188,7 @@ def test_layers_refuse_options_when_they_are_built():
             build[name](**wrong)
     with pytest.raises(TypeError, match=r"num_features is '8' \(str\), expected a size"):
         layers["nnx"][0]("8", **layers["nnx"][1])
-    with pytest.raises(
-        TypeError, match=r"there is no argument 'mask', expected 'x' or 'gate'; call rmsnorm\.tf_impl\.rms_norm"
-    ):
+    with pytest.raises(TypeError, match=r"no argument 'mask', expected 'x' or 'gate'; call rmsnorm\.tf_impl\.rms_norm"):
         build["keras"]()(X, mask=X > 0)
     with pytest.raises(TypeError, match=r"^RMSNormalization: x is None \(NoneType\), expected a tensor"):
         build["keras"]()(None)
@@ -204,9 +199,6 @@ def test_what_a_layer_shows():
     for name, (layer, options, eps, _, _, width) in _layers().items():
         shown = repr(layer(*([width] if width else []), variant=Variant.get("llama").replace(eps=1e-5), **options))
         assert re.search(rf"{eps} ?= ?1e-05\b", shown), (name, shown)
-    torch_layer = _layers()["torch"][0]
-    assert torch_layer(8, variant="llama").eps == 1e-6
-    assert torch_layer(8).eps is None, "the machine epsilon of x, as in torch.nn.RMSNorm"
 
 
 def test_an_array_is_named_by_dtype_and_shape(framework):
@@ -227,26 +219,18 @@ TENSOR = {
 @pytest.mark.parametrize("framework", TENSOR, indirect=True)
 def test_a_list_is_no_tensor(framework):
     """NumPy's functions accept lists, as NumPy does; those of the other frameworks accept tensors only."""
-    x, want = [[1.0, 2.0]], TENSOR[framework.name]
-    functional = framework.functional
-    got = "is [[1.0, 2.0]] (list), expected"
-    _raised(TypeError, f"rms_norm: x {got} {want}", functional.rms_norm, x)
-    _raised(TypeError, f"rms_norm_vjp: x {got} {want}", functional.rms_norm_vjp, framework.send(X), x)
-    _raised(TypeError, f"rms_norm_vjp: dy {got} {want}", functional.rms_norm_vjp, x, framework.send(X))
-    for name in ("scale", "bias", "mask", "residual"):
-        _raised(TypeError, f"rms_norm: {name} {got} {want}", functional.rms_norm, framework.send(X), **{name: x})
-        for value in (1.0, True):
-            sentence = f"rms_norm: {name} is {value} ({type(value).__name__}), expected {want}"
-            _raised(TypeError, sentence, functional.rms_norm, framework.send(X), **{name: value})
+    norm, vjp, tensor = framework.functional.rms_norm, framework.functional.rms_norm_vjp, framework.send(X)
+    wrong = [([[1.0, 2.0]], "[[1.0, 2.0]] (list)"), (1.0, "1.0 (float)"), (True, "True (bool)")]
+    wrong += [(X, "f32[4, 16] (ndarray)")] if framework.name != "flax" else []
+    for value, said in (*wrong, (None, "None (NoneType)")):
+        got = f"is {said}, expected {TENSOR[framework.name]}"
+        _raised(TypeError, f"rms_norm: x {got}", norm, value)
+        _raised(TypeError, f"rms_norm_vjp: x {got}", vjp, tensor, value)
+        _raised(TypeError, f"rms_norm_vjp: dy {got}", vjp, value, tensor)
+        for name in ("scale", "bias", "mask", "residual") if value is not None else ():
+            _raised(TypeError, f"rms_norm: {name} {got}", norm, tensor, **{name: value})
     with pytest.raises(TypeError, match=r"(?s)^rms_norm_vjp: dy is .*, expected a "):  # a pair without a residual
-        functional.rms_norm_vjp((framework.send(X), framework.send(X)), framework.send(X))
-    if framework.name != "flax":
-        array = f"rms_norm: x is f32[4, 16] (ndarray), expected {want}"
-        _raised(TypeError, array, functional.rms_norm, X)
-    for op in (functional.rms_norm, functional.rms_norm_vjp):
-        first = () if op is functional.rms_norm else (framework.send(X),)
-        sentence = f"{op.__name__}: x is None (NoneType), expected {want}"
-        _raised(TypeError, sentence, op, *first, None)
+        vjp((tensor, tensor), tensor)
 
 
 def test_a_variant_checks_every_field():
@@ -271,16 +255,12 @@ def test_a_variant_checks_every_field():
 
 
 def test_a_variant_names_its_fields():
-    with pytest.raises(
-        ValueError, match=r"^Variant.replace: field is 'epsilon', expected 'name', 'eps', .* or 'source'; choose one"
-    ):
+    with pytest.raises(ValueError, match=r"^Variant.replace: field is 'epsilon', expected 'name', .*; choose one"):
         Variant.get("llama").replace(epsilon=1e-5)
     with pytest.raises(ValueError, match=r"^Variant.get: variant is 'gema', expected .*; did you mean 'gemma'\?$"):
         Variant.get("gema")
     with pytest.raises(TypeError, match=r"^Variant.get: variant is 3 \(int\), expected a name or a Variant; pass one"):
         Variant.get(3)
-    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'name'"):
-        Variant()
 
 
 def test_keras_without_tensorflow_has_other_backends(monkeypatch):

@@ -15,7 +15,6 @@ from rmsnorm.numpy_impl import fast
 from rmsnorm.specification import dtypes
 
 needs_kernels = pytest.mark.skipif(not cpu.is_available(), reason="there are no kernels")
-STANDARD, LLAMA = PRESETS["standard"], PRESETS["llama"]
 
 
 @pytest.mark.parametrize("axis", [-1, 0])
@@ -40,7 +39,7 @@ def test_a_zero_has_the_sign_of_its_product(framework, variant, dtype, axis):
 @pytest.mark.parametrize("eps", [0.0, 1e-5, 1e30])
 def test_special_numbers_in_kernels_and_golden(eps, position, partial):
     """What is not counted does not feel the projection: there dx is u / rho, whatever the row holds."""
-    variant = STANDARD.replace(eps=eps, eps_position=position, partial=partial)
+    variant = PRESETS["standard"].replace(eps=eps, eps_position=position, partial=partial)
     numbers = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1.0, -2.0)
     rows = np.array(list(itertools.product(numbers, repeat=4)), np.float32)
     x, dy = rows[:, :2].copy(), rows[:, 2:].copy()
@@ -60,25 +59,12 @@ def test_what_is_not_counted_does_not_feel_an_infinite_sum(framework, axis):
     assert np.allclose(dx.ravel()[2:], dy.ravel()[2:] / np.sqrt(2.5 + 1e-6), rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_nothing_counted_is_0_also_without_eps(framework, dtype):
-    x, scale = np.ones((2, 3), dtype), np.ones(3, dtype)
-    mask = np.array([[True] * 3, [False] * 3])
-    y, inverse_rms = framework.rms_norm(x, scale, mask=mask, eps=0.0, return_inverse_rms=True)
-    dx, dscale, _ = framework.rms_norm_vjp(np.ones((2, 3), dtype), x, scale, mask=mask, eps=0.0)
-    assert y.tolist() == [[1.0] * 3, [0.0] * 3]
-    assert inverse_rms.tolist() == [[1.0], [0.0]]
-    assert not dx.any()
-    assert dscale.tolist() == [1.0] * 3
-
-
-@pytest.mark.parametrize("function", [numpy_impl.rms_norm, pytest.param(fast.rms_norm, marks=needs_kernels)])
-def test_float64_beside_the_ends_of_the_range(function):
+def test_float64_beside_the_ends_of_the_range():
     root = Fraction(math.isqrt(2 * 10**80), 10**40)
-    y = function(np.array([1e30, 1e-300]), np.array([1.0, 1e100]))
+    y = numpy_impl.rms_norm(np.array([1e30, 1e-300]), np.array([1.0, 1e100]))
     assert abs(y[0] - float(root)) <= 2 * np.spacing(y[0])
     assert abs(y[1] - float(root * Fraction(1e-300) * Fraction(1e100) / Fraction(1e30))) <= 4 * np.spacing(y[1])
-    tiny = function(np.array([1e-310, 1.0]), eps=0.0)[0]
+    tiny = numpy_impl.rms_norm(np.array([1e-310, 1.0]), eps=0.0)[0]
     assert abs(tiny - float(Fraction(1e-310) * root)) <= np.spacing(tiny)  # a subnormal number
 
 
@@ -94,20 +80,6 @@ def test_float64_of_very_different_sizes_is_within_four_ulp(framework, axis):
     in_range = np.abs(x) > 2.0**-382
     assert in_range.mean() > 0.9
     assert (np.abs((y if axis else y.T) - want) <= 4 * np.spacing(np.abs(want)))[in_range].all()
-
-
-@needs_kernels
-def test_a_gain_of_float64_beyond_the_range_of_its_products():
-    random = np.random.default_rng(0)
-    x, dy = (random.normal(size=(8, 4)).astype(np.float32) for _ in range(2))
-    dy[:4] *= 1e-30
-    dy[4:] *= 1e30
-    for scale in (np.full(4, 1e290), np.array([1e-310, 1e-320, -1e-310, 1e-310]) * 1e30):
-        golden, ours = (
-            f(dy * np.float32(1e-7), x * np.float32(1e38), scale)[0]
-            for f in (numpy_impl.rms_norm_vjp, fast.rms_norm_vjp)
-        )
-        assert np.array_equal(golden, ours, equal_nan=True)
 
 
 @needs_kernels
@@ -158,19 +130,6 @@ def test_a_row_whose_norm_is_the_clamp_has_the_slope_of_its_root(framework, dtyp
     options = {**options, "variant": "x_transformers", "eps": 1.0}
     got, want = (f.rms_norm_vjp(*arrays, **options)[0].astype(float) for f in (framework, numpy_impl))
     assert np.allclose(got, want, rtol=4 * dtypes.unit_roundoff(dtype), atol=8 * dtypes.unit_roundoff(dtype))
-
-
-@pytest.mark.parametrize("magnitude", [1e20, 1e-30])
-def test_squares_that_leave_float32_do_no_harm(framework, magnitude):
-    """x = 1e20 gives 0 and 1e-30 with a small eps infinity where the statistic is kept in float32."""
-    variant = "paper" if magnitude < 1 else "standard"
-    x, g = np.full((2, 6), magnitude, np.float32), np.linspace(0.5, 2.0, 6).astype(np.float32)
-    x[1, ::2] *= -2
-    y = framework.rms_norm(x, g, variant=variant)
-    assert y.tobytes() == numpy_impl.rms_norm(x, g, variant=variant).tobytes()
-    assert np.array_equal(y[0], g)
-    got, want = (f.rms_norm_vjp(g * np.ones_like(x), x, g, variant=variant) for f in (framework, numpy_impl))
-    assert all(ulps(one, other).max() <= 1 for one, other in zip(got[:2], want[:2], strict=True))
 
 
 @pytest.mark.parametrize(("x_dtype", "y_dtype"), [("bfloat16", "float16"), ("float16", "bfloat16")])
