@@ -34,7 +34,7 @@ def test_the_table_of_families_is_what_small_models_have(name):
 
 @pytest.mark.parametrize("name", sorted(families()))
 def test_the_file_that_a_model_saves_says_its_norms(name, tmp_path):
-    """Each norm that is said is in the model with that eps, which is another one in each field, and none is left out."""
+    """Each norm that is said is in the model with that eps, another one in each field, and none is left out."""
     model = program().build(name, "meta")
     model.config.to_json_file(tmp_path / "config.json", use_diff=False)
     modules = {}

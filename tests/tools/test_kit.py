@@ -24,12 +24,10 @@ def test_judging_catches_what_is_not_a_value() -> None:
     data = data_of("vector standard", "float32")
     right = {name: [value] for name, value in golden(data).items()}
 
-    def verdicts(**changes: Any) -> Any:
-        return {v.quantity: v for v in judge(lambda _: Outcome({**right, **changes}), data)}
+    def verdicts(written: tuple[str, ...] = (), **changes: Any) -> Any:
+        return {v.quantity: v for v in judge(lambda _: Outcome({**right, **changes}, written), data)}
 
     assert all(verdict.passed for verdict in verdicts().values())
-    wide = verdicts(y=[right["y"][0].astype(np.float64)])["y"]
-    assert (wide.passed, wide.detail) == (False, "got f64[64], want f32[64]")
     assert verdicts(dx=[])["dx"].detail == "not computed"
     assert verdicts(dx=[right["dx"][0][None]])["dx"].detail == "got f32[1, 64], want f32[64]"
     assert not verdicts(jvp=[right["jvp"][0], right["jvp"][0] + 1])["jvp"].passed, "the worse of two counts"
@@ -37,12 +35,7 @@ def test_judging_catches_what_is_not_a_value() -> None:
     nan[3] = np.nan
     assert verdicts(y=[nan])["y"].parity_ratio == math.inf
     assert "at (3,) got nan" in verdicts(y=[nan])["y"].detail
-    assert {v.detail for v in judge(lambda _: Outcome(right, ("x", "scale")), data)} == {"inputs written to: x, scale"}
-
-    def raises(_: Any) -> Any:
-        raise RuntimeError("out of luck")
-
-    assert {v.detail for v in judge(raises, data)} == {"RuntimeError: out of luck"}
+    assert {v.detail for v in verdicts(("x", "scale")).values()} == {"inputs written to: x, scale"}
 
 
 def test_ulps_counts_representable_numbers() -> None:
@@ -50,7 +43,6 @@ def test_ulps_counts_representable_numbers() -> None:
         one = np.ones(1, dtype)
         above = (one.view(f"u{one.itemsize}") + 1).view(dtype)
         assert ulps(one, above) == ulps(-one, -above) == 1
-        assert ulps(np.zeros(1, dtype), -np.zeros(1, dtype)) == 0
     tiny, nan = np.nextafter(np.zeros(1), 1.0), np.full(1, np.nan)
     assert (ulps(tiny, -tiny), ulps(nan, nan), ulps(nan, tiny)) == (2, 0, np.inf)
 
