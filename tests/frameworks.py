@@ -44,15 +44,29 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
     return function(value) if isinstance(value, np.ndarray) else value
 
 
-def arrays_in(value: Any) -> list[Any]:
-    found: list[Any] = []
-    mapped(found.append, value)
-    return found
-
-
 def given_to(data: Any) -> dict[str, Any]:
     """The options of a call as its arguments say them."""
     return {**data.options, **getattr(data, "given", {})}
+
+
+def measured(between: Any, data: Any, step: Callable[[Any], Any], compiled: Callable[[Any], Any]) -> Outcome:
+    """What a step that is compiled makes of the arguments of a call, and which of them it writes to.
+
+    It takes a dictionary: the ``inputs`` and the tangents ``along`` them by their names, ``up`` and the mask.
+    """
+
+    def sent_of(values: dict[str, Any]) -> dict[str, Any]:
+        return {name: between.send(value) for name, value in values.items() if value is not None}
+
+    arrays = {name: getattr(data, name) for name in INPUTS}
+    with between.precision(any(a is not None and a.dtype == np.float64 for a in (*arrays.values(), data.dy))):
+        inputs, along = sent_of(arrays), sent_of(dict(zip(INPUTS, data.tangents, strict=False)))
+        before = {name: between.fetch(t).tobytes() for name, t in inputs.items()}
+        up = [between.send(v) for v in (data.dy, data.dh) if v is not None]
+        results = compiled(step)({"inputs": inputs, "along": along, "up": up, **sent_of({"mask": data.mask})})
+        fetched = {name: [between.fetch(v) for v in values] for name, values in results.items() if values}
+        touched = [name for name, was in before.items() if was != between.fetch(inputs[name]).tobytes()]
+    return Outcome(fetched, tuple(touched))
 
 
 class Way:
@@ -81,7 +95,9 @@ class Way:
 
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:
         """What a public function returns for NumPy arrays."""
-        with self.precision(any(a.dtype == np.float64 for a in arrays_in((arguments, options)))):
+        wide: list[bool] = []
+        mapped(lambda array: wide.append(array.dtype == np.float64), (arguments, options))
+        with self.precision(any(wide)):
             sent, named = mapped(self.send, arguments), mapped(self.send, options)
             result = getattr(self.functional, name)(*sent, **named)
             return tuple(map(self.fetch, result)) if isinstance(result, tuple) else self.fetch(result)
@@ -115,10 +131,7 @@ class Way:
         return Outcome(results, () if before == after else ("an argument",))
 
     def _by_tape(self, data: Any) -> Outcome:
-        between, arrays = self.bridge, {name: getattr(data, name) for name in INPUTS}
-        wide = any(a is not None and a.dtype == np.float64 for a in (*arrays.values(), data.dy))
-
-        def everything(sent: Any) -> Any:
+        def step(sent: Any) -> Any:
             inputs, options = sent["inputs"], {**given_to(data), "mask": sent.get("mask")}
 
             def function(tensors: Any) -> Any:
@@ -138,24 +151,9 @@ class Way:
                     results.setdefault(name, []).append(gradient)
             if self.has_tangents:
                 results["jvp"] = [self.push(function, inputs, sent["along"])]
-            return {name: [v for v in found if v is not None] for name, found in results.items()}
+            return {name: [v for v in values if v is not None] for name, values in results.items()}
 
-        with self.precision(wide):
-
-            def sent_of(values: dict[str, Any]) -> dict[str, Any]:
-                return {name: between.send(value) for name, value in values.items() if value is not None}
-
-            inputs = sent_of(arrays)
-            before = {name: np.array(between.fetch(t)) for name, t in inputs.items()}
-            sent = {"inputs": inputs, "up": [between.send(v) for v in (data.dy, data.dh) if v is not None],
-                    **sent_of({"mask": data.mask})}  # fmt: skip
-            if self.has_tangents:
-                sent["along"] = sent_of(dict(zip(INPUTS, data.tangents, strict=False)))
-            results = self.compiled(everything)(sent)
-            fetched = {name: [between.fetch(v) for v in found] for name, found in results.items()}
-            touched = [name for name, was in before.items()
-                       if was.tobytes() != np.array(between.fetch(inputs[name])).tobytes()]  # fmt: skip
-        return Outcome({name: found for name, found in fetched.items() if found}, tuple(touched))
+        return measured(self.bridge, data, step, self.compiled)
 
     # What a way puts around the call.
 

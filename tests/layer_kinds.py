@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from calls import Arguments, Row
+from frameworks import measured
 
 from rmsnorm.parity.judge import Outcome
 from rmsnorm.targets.bridges import Bridge, bridge
@@ -132,27 +133,21 @@ class Layer:
     def outcome(cls, data: Arguments) -> Outcome:
         """An implementation for the parity kit: automatic differentiation and forward mode of a layer."""
         between = bridge(cls.ARRAYS)
-        with between.precision(np.float64 in [a.dtype for a in (data.x, data.dy)]):
-            named = {"x": data.x, "scale": data.scale, "bias": data.bias, "residual": data.residual, "gate": data.gate}
-            inputs = {name: between.send(value) for name, value in named.items() if value is not None}
-            given = [p.dtype.name for p in (data.scale, data.bias) if p is not None]
+
+        def step(sent: Any) -> Any:
+            def function(tensors: Arrays) -> Any:
+                return layer.outputs({**tensors, **mask})
+
+            mask = {"mask": sent["mask"]} if "mask" in sent else {}
+            (y, *_), gradients = between.pull(function, sent["inputs"], sent["up"])
+            results = {"y": [y], "jvp": [between.push(function, sent["inputs"], sent["along"])]}
+            return results | {f"d{name}": [d] for name, d in gradients.items() if d is not None}
+
+        given = [p.dtype.name for p in (data.scale, data.bias) if p is not None]
+        with between.precision(data.x.dtype == np.float64):
             layer = cls(
                 data.x.shape, variant=data.variant, axis=data.axis, feature_axis=data.feature_axis,
                 scale=data.scale is not None, bias=data.bias is not None, dtype=data.out_dtype,
                 parameters=given[0] if given else data.x.dtype.name,
             )  # fmt: skip
-            mask = {} if data.mask is None else {"mask": between.send(data.mask)}
-            along = dict(zip(("x", *PARAMETERS), data.tangents, strict=True))
-            along = {name: between.send(tangent) for name, tangent in along.items() if tangent is not None}
-            upstream = [between.send(v) for v in (data.dy, data.dh) if v is not None]
-
-            def everything(inputs: Arrays, along: Arrays, upstream: Any, mask: Arrays) -> Any:
-                function = lambda tensors: layer.outputs({**tensors, **mask})  # noqa: E731
-                (y, *_), gradients = between.pull(function, inputs, upstream)
-                return {"y": y, "jvp": between.push(function, inputs, along)} | {
-                    f"d{name}": gradient for name, gradient in gradients.items()
-                }
-
-            compute = between.compiled(everything) if between.compiles else everything
-            results = compute(inputs, along, upstream, mask)
-            return Outcome({name: [between.fetch(value)] for name, value in results.items()})
+        return measured(between, data, step, between.compiled if between.compiles else lambda function: function)

@@ -35,19 +35,12 @@ TESTS: Final = 2400.0
 
 
 class Environment(NamedTuple):
-    """An environment: whose versions it has.
+    """An environment: whose versions it has."""
 
-    Attributes:
-        title: the head of its column.
-        python: the version of Python.
-        frameworks: what is installed and tested.
-        installed: whether this package is installed; else its folder is on PYTHONPATH, with the packages it needs.
-    """
-
-    title: str
+    title: str  # the head of its column
     python: str
-    frameworks: tuple[str, ...] = ("numpy", "torch", "tf", "flax")
-    installed: bool = True
+    frameworks: tuple[str, ...] = ("numpy", "torch", "tf", "flax")  # what is installed and tested
+    installed: bool = True  # this package; else its folder is on PYTHONPATH, with the packages it needs
 
 
 ENVIRONMENTS: Final = {
@@ -86,56 +79,48 @@ def make(name: str) -> Path:
     return binaries
 
 
+ASKING: Final = """
+import json, platform, sys
+from importlib.metadata import version
+print(json.dumps([platform.python_version(), {name: version(name) for name in sys.argv[1:]}]))
+"""
+
+
 def run(name: str) -> dict[str, Any]:
     """The record of an environment: versions, and of the check and the tests how they ended, with their counts."""
     environment, binaries = ENVIRONMENTS[name], make(name)
+    keys, is_installed = environment.frameworks, environment.installed
     python, work = str(binaries / "python"), binaries.parent / "results"
     work.mkdir(exist_ok=True)
-    variables = {**os.environ, "PYTHONPATH": "" if environment.installed else str(ROOT)}
-    packages = [package for key in environment.frameworks for package in PACKAGES[key]]
-    record: dict[str, Any] = {"date": date.today().isoformat(), "python": "", "versions": {}, "check": {}, "tests": {}}
-    asking = "import json, platform, sys\nfrom importlib.metadata import version, PackageNotFoundError\nfound = {}\n"
-    asking += "for name in sys.argv[1:]:\n  try: found[name] = version(name)\n  except PackageNotFoundError: pass\n"
-    asking += "print(json.dumps([platform.python_version(), found]))"
-    record["python"], record["versions"] = json.loads(subprocess.check_output([python, "-c", asking, *packages]))
-    backends = [f"--backend={key}" for key in environment.frameworks]
-    report = work / "check.json"
-    began = time.monotonic()
+    variables = {**os.environ, "PYTHONPATH": "" if is_installed else str(ROOT)}
+    packages = [package for key in keys for package in PACKAGES[key]]
+    version, versions = json.loads(subprocess.check_output([python, "-c", ASKING, *packages]))
+    report, began = work / "check.json", time.monotonic()
+    backends = [f"--backend={key}" for key in keys]
     _step([python, "-m", "rmsnorm", "selftest", *backends, "--json", str(report)], variables, CHECK)
-    seconds = round(time.monotonic() - began)
-    for backend in json.loads(report.read_text(encoding="utf-8"))["backends"]:
-        record["check"][backend["backend"]] = {key: backend[key] for key in ("status", "cases", "message")}
-    record["check"]["seconds"] = seconds
-    folders = [FOLDERS[key] for key in environment.frameworks if key in FOLDERS]
-    variables["RMSNORM_REQUIRE"] = ",".join(environment.frameworks) if environment.installed else "numpy,torch"
-    for title, files in (("shared", FAST), *((folder.rpartition("/")[2], [folder]) for folder in folders)):
-        record["tests"][title] = _tested(python, title, files, work, variables)
-    return record
+    check: dict[str, Any] = {
+        backend["backend"]: {key: backend[key] for key in ("status", "cases", "message")}
+        for backend in json.loads(report.read_text(encoding="utf-8"))["backends"]
+    }
+    check["seconds"] = round(time.monotonic() - began)
+    variables["RMSNORM_REQUIRE"] = ",".join(keys) if is_installed else "numpy,torch"
+    files = {"shared": FAST} | {FOLDERS[key].rpartition("/")[2]: (FOLDERS[key],) for key in keys if key in FOLDERS}
+    tests = {title: _tested(python, title, paths, work, variables) for title, paths in files.items()}
+    today = date.today().isoformat()
+    return {"date": today, "python": version, "versions": versions, "check": check, "tests": tests}
 
 
 def _tested(python: str, title: str, files: Sequence[str], work: Path, variables: dict[str, str]) -> dict[str, Any]:
     """How many tests passed, failed and were skipped; and the names of those that failed."""
     junit, began = work / f"{title}.xml", time.monotonic()
-    command = [
-        "-m",
-        "pytest",
-        "-q",
-        "-n",
-        "2",
-        "--dist",
-        "loadfile",
-        "--max-worker-restart=0",
-        f"--junitxml={junit}",
-        *files,
-    ]
-    _step([python, *command], variables, TESTS)
-    suite = ElementTree.parse(junit).getroot()
-    cases = list(suite.iter("testcase"))
+    options = ["-q", "-n", "2", "--dist", "loadfile", "--max-worker-restart=0"]
+    _step([python, "-m", "pytest", *options, f"--junitxml={junit}", *files], variables, TESTS)
+    cases = list(ElementTree.parse(junit).getroot().iter("testcase"))
     failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
-    skipped = [case for case in cases if case.find("skipped") is not None]
+    skipped = sum(case.find("skipped") is not None for case in cases)
     return {
-        "passed": len(cases) - len(failed) - len(skipped),
-        "skipped": len(skipped),
+        "passed": len(cases) - len(failed) - skipped,
+        "skipped": skipped,
         "failed": sorted(f"{case.get('classname')}::{case.get('name')}" for case in failed),
         "seconds": round(time.monotonic() - began),
     }
@@ -153,31 +138,23 @@ def table() -> str:
     """The versions, and what the last run of each environment gave; in Markdown."""
     records = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(HERE.glob("*.json"))}
     names = [name for name in ENVIRONMENTS if name in records]
-    lines = [_row("", [ENVIRONMENTS[name].title for name in names])]
-    lines.append("| --- " * (len(names) + 1) + "|")
-    lines.append(_row("Python", [records[name]["python"] for name in names]))
-    for key, packages in PACKAGES.items():
-        cells = []
-        for name in names:
-            record = records[name]
-            versions = [record["versions"][package] for package in packages if package in record["versions"]]
-            cells.append(f"{', '.join(versions)}: {_verdict(record['check'].get(key))}" if versions else "-")
-        lines.append(_row(TITLES[key], cells))
+    every = [records[name] for name in names]
+    rows = {"": [ENVIRONMENTS[name].title for name in names], "---": ["---"] * len(names)}
+    rows["Python"] = [record["python"] for record in every]
+    for key, title in TITLES.items():
+        rows[title] = [_versions(record, key) for record in every]
     for title in ("shared", *(folder.rpartition("/")[2] for folder in FOLDERS.values())):
-        lines.append(_row(f"tests/{title}" if title != "shared" else "tests of all", [
-            _counts(records[name]["tests"].get(title)) for name in names]))  # fmt: skip
-    lines.append(_row("run on", [records[name]["date"] for name in names]))
-    return "\n".join(lines) + "\n"
+        head = f"tests/{title}" if title != "shared" else "tests of all"
+        rows[head] = [_counts(record["tests"].get(title)) for record in every]
+    rows["run on"] = [record["date"] for record in every]
+    return "".join(f"| {head} | {' | '.join(cells)} |\n" for head, cells in rows.items())
 
 
-def _row(head: str, cells: Sequence[str]) -> str:
-    return f"| {head} | {' | '.join(cells)} |"
-
-
-def _verdict(checked: dict[str, Any] | None) -> str:
-    if checked is None:
-        return "not run"
-    return f"held in {checked['cases']} cases" if checked["status"] == "held" else str(checked["status"])
+def _versions(record: dict[str, Any], key: str) -> str:
+    versions = [record["versions"][package] for package in PACKAGES[key] if package in record["versions"]]
+    checked = record["check"].get(key, {"status": "not run"})
+    verdict = f"held in {checked['cases']} cases" if checked["status"] == "held" else checked["status"]
+    return f"{', '.join(versions)}: {verdict}" if versions else "-"
 
 
 def _counts(tests: dict[str, Any] | None) -> str:
