@@ -1,7 +1,4 @@
-"""RMSNorm in 400-bit arithmetic, one row at a time, with one rounding at the end. The golden is compared with it.
-
-Written from the equations (q, k, rho, s, R). Of the package it uses only the fields of a Variant.
-"""
+"""RMSNorm in 400-bit arithmetic, from the equations (q, k, rho, s, R): one row at a time, one rounding at the end."""
 
 from __future__ import annotations
 
@@ -91,11 +88,8 @@ class Row:
     mask: Sequence[bool]
 
     def __post_init__(self) -> None:
-        first = len(self.h)
-        if self.variant.partial is not None:
-            exact_k = Fraction(self.variant.partial) * len(self.h)
-            rounded = {"ceil": math.ceil, "floor": math.floor}[self.variant.partial_rounding]
-            first = max(1, rounded(exact_k))
+        rounded = {"ceil": math.ceil, "floor": math.floor}[self.variant.partial_rounding]
+        first = max(1, rounded(Fraction(self.variant.partial or 1) * len(self.h)))
         self.counted = [bool(m) and i < first for i, m in enumerate(self.mask)]
         self.k = sum(self.counted)
         self.slope = [mpf(0)] * len(self.h)  # d rho / d h
@@ -110,10 +104,6 @@ class Row:
         s = self.rho if position == "inside" else root
         if s and not (position == "clamp" and root < floor * (1 - mpf(2) ** -48)):
             self.slope = [v / (self.k * s) for v in c]
-
-    @property
-    def inverse_rms(self) -> Any:
-        return 1 / self.rho if self.k else mpf(0)
 
     def normalised(self, masked: bool = False, indices: Sequence[int] | None = None) -> list[Any]:
         """h / rho, of the elements at ``indices`` or of all; with ``masked`` 0 outside of the mask, for derivatives."""
@@ -195,12 +185,9 @@ def check(data: Any, slack: float = 0.0) -> int:
     """
     variant, shape = data.variant, data.x.shape
     rank = len(shape)
-    axes = data.axis if isinstance(data.axis, tuple) else (data.axis,)
-    axes = tuple(sorted(axis % rank for axis in axes))
-    features = axes
-    if data.feature_axis is not None:
-        named = data.feature_axis if isinstance(data.feature_axis, tuple) else (data.feature_axis,)
-        features = tuple(axis % rank for axis in named)
+    axes = sorted(int(axis) % rank for axis in np.atleast_1d(data.axis))
+    named = axes if data.feature_axis is None else np.atleast_1d(data.feature_axis)
+    features = [int(axis) % rank for axis in named]
     outer = [axis for axis in range(rank) if axis not in axes]
     n = math.prod(shape[axis] for axis in axes)
     rows = np.arange(data.x.size).reshape(shape).transpose([*outer, *axes]).reshape(-1, n)
@@ -215,9 +202,8 @@ def check(data: Any, slack: float = 0.0) -> int:
     g_dtype = promote(*parameters) if parameters else None
     norm, product, result = roundings(variant, t, g_dtype)
     formats = norm, product, data.out_dtype or result
-    eps = variant.eps
-    if eps is None:
-        eps = 2.0**-52 if t == "float64" else 2.0**-23
+    arithmetic = "float64" if t == "float64" else "float32"
+    eps = float(np.finfo(arithmetic).eps) if variant.eps is None else variant.eps
 
     def flat(values: Any, default: float = 0.0) -> list[Any]:
         return [exact(v) for v in np.broadcast_to(default if values is None else values, shape).ravel()]
@@ -241,8 +227,8 @@ def check(data: Any, slack: float = 0.0) -> int:
     units = dict.fromkeys(results, np.zeros(data.x.size))
     if slack:
         directions = {"dy": data.dy, "dh": data.dh, "tangents": data.tangents}
-        units = term_sizes(data.x, data.scale, data.bias, **directions, **data.options, **data.arrays)
-        units = {name: slack * unit.ravel() for name, unit in units.items()}
+        sizes_of = term_sizes(data.x, data.scale, data.bias, **directions, **data.options, **data.arrays)
+        units = {name: slack * unit.ravel() for name, unit in sizes_of.items()}
     count = 0
     chosen = {0, 2 % len(rows), len(rows) - 1} if len(rows) > ROWS else set(range(len(rows)))
     columns = np.linspace(0, max(owner), COLUMNS).astype(int) if parameters else []
@@ -264,9 +250,8 @@ def check(data: Any, slack: float = 0.0) -> int:
         gated = [times(e, after[i]) if row.k else mpf(0) for e, i in zip(ungated, indices, strict=True)]
         y = [nearest(e, formats[2]) for e in gated]
         count += compare(y, results["y"][indices], formats[2], units["y"][indices])
-        arithmetic = "float64" if t == "float64" else "float32"
-        inverse_rms = results["inverse_rms"][number : number + 1]
-        count += compare([nearest(row.inverse_rms, arithmetic)], inverse_rms, arithmetic)
+        inverse_rms = nearest(1 / row.rho if row.k else mpf(0), arithmetic)
+        count += compare([inverse_rms], results["inverse_rms"][number : number + 1], arithmetic)
         dx = row.pull_back([e * o for e, o in zip(v, gain, strict=True)])
         if data.gate is not None:
             dz = [times(e, h[i]) for e, i in zip(dx, indices, strict=True)]
@@ -282,9 +267,8 @@ def check(data: Any, slack: float = 0.0) -> int:
         jvp = row.push_forward([times(tangent[i], before[i]) for i in indices])
         jvp = [times(e, o) for e, o in zip(jvp, gain, strict=True)]
         dg, db = (parameter(values, indices) for values in data.tangents[1:])
-        zero = mpf(0)
         terms = zip(jvp, row.normalised(masked=True), dg, db, row.mask, strict=True)
-        jvp = [e + x * (p or zero) + (q or zero) if m and row.k else zero for e, x, p, q, m in terms]
+        jvp = [e + x * (p or 0) + (q or 0) if m and row.k else mpf(0) for e, x, p, q, m in terms]
         jvp = row.under_mask_zero([times(e, after[i]) for e, i in zip(jvp, indices, strict=True)])
         want = [nearest(e, formats[2]) for e in jvp]
         count += compare(want, results["jvp"][indices], formats[2], units["jvp"][indices])

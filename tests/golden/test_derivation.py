@@ -152,15 +152,12 @@ def test_the_gradients_are_transposed_and_kronecker_products(case: Case) -> None
 @pytest.mark.parametrize("position", ["inside", "outside", "clamp"])
 def test_a_row_of_zeros(position: str) -> None:
     """With eps R = I / rho, the subgradient every implementation takes; without it NaN, and no warning."""
-    variant = PAPER.replace(eps_position=position)
-    zeros, v = np.zeros(4), np.array([1.0, 2.0, 3.0, 4.0])
+    variant, v = PAPER.replace(eps_position=position), np.array([1.0, 2.0, 3.0, 4.0])
     rho = {"inside": 0.5, "outside": 0.25, "clamp": 0.125}[position]
-    row, without = Row(zeros, variant=variant, eps=0.25), Row(zeros, variant=variant)
-    assert row.rho == rho
+    row, without = (Row(np.zeros(4), variant=variant, eps=eps) for eps in (0.25, 0.0))
     assert np.array_equal(row.r_matrix, np.eye(4) / rho)
     assert np.array_equal(row.input_gradient(v), v / rho)
     assert all(np.isnan(array).all() for array in (without.y(), without.r_matrix, without.input_gradient(v)))
-    assert np.array_equal(rms_norm_vjp(v, zeros, variant=variant, eps=0.25)[0], v / rho)
 
 
 def test_errors() -> None:

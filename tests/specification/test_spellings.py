@@ -1,4 +1,4 @@
-"""Names that users spell in several ways, and what is said of them in one way: dtypes, families, extras, lazy names."""
+"""Names that users spell in several ways, and what is said of them in one way: dtypes and families."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from rmsnorm import numpy_impl
 from rmsnorm.specification import dtypes
 
 X = np.ones((4, 16), np.float32)
-LAZY = {"rmsnorm": "torch_impl", "rmsnorm.conversion": "replace", "rmsnorm.nematus": "load", "rmsnorm.parity": "check"}
 BF16 = ["bf16", "bfloat16", "torch.bfloat16", "jnp.bfloat16", "tf.bfloat16", ml_dtypes.bfloat16]
 
 
@@ -73,10 +72,3 @@ def test_layers_spell_dtypes_as_functions_do():
 def test_a_family_of_models_has_a_variant(name, sentence):
     with pytest.raises(ValueError, match=f"^rms_norm: variant is '{sentence}"):
         numpy_impl.rms_norm(X, variant=name)
-
-
-@pytest.mark.parametrize(("package", "name"), LAZY.items())
-def test_a_lazy_package_lists_its_names(package, name):
-    """Whether they were imported before or not."""
-    module = importlib.import_module(package)
-    assert {*module.__all__, name} <= {*module.__dir__()}
