@@ -145,12 +145,12 @@ def drawn_gain(random, shape, dtype, kind):
 
 @pytest.mark.parametrize(("branch", "dtype", "variant", "eps", "groups"), CASES)
 def test_values_and_gradients_are_the_goldens(branch, dtype, variant, eps, groups, used, monkeypatch):
-    """In 16 bits bit for bit, in float32 within an ulp, and bit for bit in all but one element in 1,000."""
+    """In 16 bits bit for bit, in float32 within an ulp, and bit for bit in all but one element in 100,000."""
     choose(branch, monkeypatch)
     # The interpreter adds pairs one after the other, in Python: a narrower step has fewer such sums at once.
     monkeypatch.setattr(triton_cancelled, "STEP", triton.language.constexpr(64))
     number, kind = CASES.index((branch, dtype, variant, eps, groups)), DTYPES[dtype]
-    random = np.random.default_rng(number)
+    random = np.random.default_rng(100 + number)
     x = drawn_rows(random, kind)
     dy = drawn_cotangents(random, x)
     residual, dh = random.normal(size=(2, *x.shape)).astype(kind)
@@ -180,7 +180,7 @@ def test_values_and_gradients_are_the_goldens(branch, dtype, variant, eps, group
         *zip(names, gradients, wanted, strict=True),
         *zip(names, [g for g in by_formula if g is not None], wanted, strict=True),
     ]:
-        assert differing(name, got, want) <= (0.02 if name in ("dscale", "dbias") else 1e-3) * want.size, name
+        assert differing(name, got, want) <= (0.02 if name in ("dscale", "dbias") else 1e-5) * want.size, name
 
 
 @pytest.mark.parametrize(("dtype", "branch", "float64"), [
