@@ -6,34 +6,30 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import compare
 import pytest
 import typer
 from commands import command, rmsnorm
 
-from rmsnorm import PRESETS, Variant, __version__
+from rmsnorm import PRESETS, Variant, __version__, cpu
 from rmsnorm.cli import app, tables
 from rmsnorm.files import replacing, write_text
 from rmsnorm.parity import backends
 from rmsnorm.parity.equations import candidate
 from rmsnorm.specification.families import families
 
+KERNEL = 0 if cpu.is_available() else 1
 SELFTEST = ("selftest", "--backend", "numpy", "--variant", "mlx", "--dtype", "float32")
 
 
-def _commands(one: Any, name: str = "rmsnorm") -> Iterator[tuple[str, Any]]:
-    if not hasattr(one, "commands"):
-        yield name, one
-    for part, inner in getattr(one, "commands", {}).items():
-        yield from _commands(inner, f"{name} {part}")
-
-
 def test_help_begins_with_at_most_six_options_and_has_an_example_and_the_exit_status() -> None:
-    commands = dict(_commands(typer.main.get_command(app)))
+    groups, commands = [("rmsnorm", typer.main.get_command(app))], {}
+    for name, one in groups:  # which grows
+        groups += [(f"{name} {part}", inner) for part, inner in getattr(one, "commands", {}).items()]
+        if not hasattr(one, "commands"):
+            commands[name] = one
     assert len(commands) > 10
     for name, one in commands.items():
         plain = [parameter for parameter in one.params if parameter.param_type_name == "option"
@@ -46,44 +42,122 @@ def test_help_begins_with_at_most_six_options_and_has_an_example_and_the_exit_st
     assert rmsnorm("--version").stdout.strip() == __version__
 
 
+# What is typed, and what is said.
+
+FILES = {
+    "own.py": """
+import numpy as np
+
+def norm(x, weight):
+    wide = x.astype(np.float64)
+    normalised = (wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + 1e-6)).astype(x.dtype)
+    y = normalised.astype(np.float64) * weight.astype(np.float64)
+    return y.astype(x.dtype if weight.dtype == x.dtype else np.float32)
+
+def same(x):
+    return x
+""",
+    "own_layers.py": """
+import torch
+
+class Norm(torch.nn.Module):
+    def __init__(self, secret, eps=1e-6, group=None):
+        super().__init__()
+        self.weight, self.eps, self.group = torch.nn.Parameter(torch.ones(secret)), eps, group
+
+    def forward(self, x):
+        h = x.float().unflatten(-1, (-1, self.group or x.shape[-1]))
+        h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + self.eps)
+        return h.flatten(-2).type_as(x) * self.weight
+
+class WithoutGradient(Norm):
+    def forward(self, x):
+        return super().forward(x.detach()) + 0 * x
+
+def first_axis(x):
+    h = x.float()
+    return (h * (h.square().mean(0, keepdim=True) + 1e-6).rsqrt()).type_as(x)
+""",
+}
 DEVICE = "NumPy refused: numpy: device is 'cuda', expected 'cpu'"
-USAGE = [  # what is typed, and what is said; "compare" is a program in benchmarks/
-    ("selftest --backend theano", "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax' or 'numpy'"),
-    ("selftest --variant lama", "or 'x_transformers'; did you mean 'llama'?"),
-    ("selftest --variant qwen3",
+COMMANDS = [  # what is typed, the exit status, and what is said; "compare" is a program in benchmarks/
+    ("selftest --backend theano", 2, "backend is 'theano', expected 'torch', 'tf', 'keras', 'jax', 'flax' or 'numpy'"),
+    ("selftest --variant lama", 2, "or 'x_transformers'; did you mean 'llama'?"),
+    ("selftest --variant qwen3", 2,
      "a family of models, expected a name of a variant; its variant is llama, with eps 1e-06"),
-    ("selftest --dtype float8", "dtype is 'float8', expected 'float16', 'bfloat16', 'float32' or 'float64'"),
-    ("selftest --backend numpy --device cuda", DEVICE),
-    ("selftest --frobnicate 1", "No such option"),
-    ("check", "rmsnorm check: TARGET is missing, expected your own such as my_norm.py:norm; to compare the backends "
+    ("selftest --dtype float8", 2, "dtype is 'float8', expected 'float16', 'bfloat16', 'float32' or 'float64'"),
+    ("selftest --backend numpy --device cuda", 2, DEVICE),
+    ("selftest --frobnicate 1", 2, "No such option"),
+    ("check", 2, "rmsnorm check: TARGET is missing, expected your own such as my_norm.py:norm; to compare the backends "
      "of this package, use `rmsnorm selftest`"),
-    ("check x:y --dtype float8", "check: dtype is 'float8', expected 'float16', 'bfloat16', 'float32' or 'float64'"),
-    ("check x:y --variant lama", "or 'x_transformers'; did you mean 'llama'?"),
-    ("check x:y --quantity dw", "quantities is 'dw', expected 'y', 'dx'"),
-    ("check x:y --framework caffe", "rmsnorm check: framework is 'caffe', expected 'torch'"),
-    ("check no_such:norm", "rmsnorm check: no_such cannot be imported (ModuleNotFoundError: No module named 'no_such'"),
-    ("check x:y --init dim", "rmsnorm check: init is 'dim', expected NAME=VALUE or a JSON object; write it as dim=64"),
-    ("identify", "got neither TARGET nor --model, expected one of them; name a callable"),
-    ("identify torch.nn:RMSNor", "torch.nn has no 'RMSNor'"),
-    ("identify x:y --shape 4,64", "shape is '4,64', expected sizes such as 4x64"),
-    ("variants --json --markdown", "--json and --markdown are given, expected one of them"),
-    ("gains /no/such.npz", "rmsnorm gains: /no/such.npz is missing, expected a .safetensors"),
-    ("vectors /proc/no-such", "/proc/no-such cannot be used, as the system says: No such file or directory"),
-    ("explain numpy --shape 16777216x33554432", "shape is '16777216x33554432', expected at most 2^48 elements"),
-    ("compare --op recurrent", "op is 'recurrent', expected 'fwd' or 'fwd+bwd'"),
-    ("compare --threads 4096", "threads is 4096, expected at most"),
+    ("check x:y --dtype float8", 2, "check: dtype is 'float8', expected 'float16', 'bfloat16', 'float32' or 'float64'"),
+    ("check x:y --variant lama", 2, "or 'x_transformers'; did you mean 'llama'?"),
+    ("check x:y --quantity dw", 2, "quantities is 'dw', expected 'y', 'dx'"),
+    ("check x:y --framework caffe", 2, "rmsnorm check: framework is 'caffe', expected 'torch'"),
+    ("check no_such:norm", 2, "rmsnorm check: no_such cannot be imported (ModuleNotFoundError: No module named"),
+    ("check x:y --init dim", 2, "rmsnorm check: init is 'dim', expected NAME=VALUE or a JSON object; write it as"),
+    ("identify", 2, "got neither TARGET nor --model, expected one of them; name a callable"),
+    ("identify torch.nn:RMSNor", 2, "torch.nn has no 'RMSNor'"),
+    ("identify x:y --shape 4,64", 2, "shape is '4,64', expected sizes such as 4x64"),
+    ("variants --json --markdown", 2, "--json and --markdown are given, expected one of them"),
+    ("gains /no/such.npz", 2, "rmsnorm gains: /no/such.npz is missing, expected a .safetensors"),
+    ("vectors /proc/no-such", 2, "/proc/no-such cannot be used, as the system says: No such file or directory"),
+    ("explain numpy --shape 16777216x33554432", 2, "shape is '16777216x33554432', expected at most 2^48 elements"),
+    ("compare --op recurrent", 2, "op is 'recurrent', expected 'fwd' or 'fwd+bwd'"),
+    ("compare --threads 4096", 2, "threads is 4096, expected at most"),
+    # a norm of a file
+    ("check own:norm --variant llama --dtype bfloat16", 0, "own:norm is llama: all "),
+    ("check own.py:norm --framework numpy --variant gemma", 1, "scale_offset is 0.0, gemma has 1.0"),
+    ("check own:norm --variant mlx --eps 1e-6 --dtype float32", 0, "own:norm is mlx"),
+    ("check own:norm --eps nan", 2, "rmsnorm check: "),
+    ("check own:nothing", 2, "rmsnorm check: own has no 'nothing'; check the name"),
+    ("check own:norm --variant llama --variant t5", 2, "--variant is given 2 times, expected one for a TARGET"),
+    ("check own:norm --quantisation onnx", 2, "quantisation is 'onnx', expected"),
+    *((f"check own:norm --quantisation onnx.qdq {option}", 2,
+       f"{option.split()[0]} is for a norm, expected none beside --quantisation; drop it")
+      for option in ("--eps 1e-5", "--extremes", "--quantity y", "--variant llama")),
+    ("identify torch.nn:RMSNorm", 0, "torch.nn:RMSNorm is RMSNorm: the variant torch"),
+    ("identify own_layers.py:first_axis --shape 64x3 --axis 0 --framework torch", 0,
+     "is RMSNorm over axis 0 of 2 (not the last): the variant standard"),
+    ("identify torch.nn:LayerNorm --json", 1, '"kind": "layernorm"'),
+    ("identify own.py:same --time-limit inf --framework numpy", 1, "nothing is normalised"),
+    *((f"identify {name}", 2, f"target is '{name}', expected module:attribute such as torch.nn:RMSNorm")
+      for name in ("transformers.models.llama", "own.py")),
+    # a class, which both open in the same way
+    *((f"{command} own_layers.py:{words}", status, said)
+      for command in ("check --variant llama --dtype float32", "identify")
+      for words, status, said in (
+          ("Norm", 2, f"rmsnorm {command.split()[0]}: "),
+          ("Norm --init secret=64", 0, "own_layers.py:Norm is"),
+          ("Norm --init secret=64 --init group=16 --group-size 16", 0, "own_layers.py:Norm is"),
+          ("WithoutGradient --init secret=64 --no-gradients", 0, "own_layers.py:WithoutGradient is"),
+          ("WithoutGradient --init secret=64", 1, "gradient"))),
+    # which kernel runs
+    ("explain numpy --with residual", KERNEL, "NumPy: "),
+    ("explain flax --shape 4x6 --axis 0", 1, "the normalised axes are not the last ones"),
+    ("explain numpy --with mask", 1, "the call has a mask"),
+    ("explain numpy --axis 2", 2, "axis is 2"),
+    ("explain numpy --with weights", 2, "with is 'weights'"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "words"), USAGE)
-def test_bad_usage_exits_with_2_and_says_what_is_valid(line: str, words: str) -> None:
-    if "torch.nn" in line:
+@pytest.mark.usefixtures("few_circumstances")
+@pytest.mark.parametrize(("line", "status", "words"), COMMANDS, ids=[line for line, *_ in COMMANDS])
+def test_the_exit_status_and_what_is_said(
+    line: str, status: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "torch" in line or "layers" in line:
         pytest.importorskip("torch")
-    program, *arguments = line.split()
-    done = command(*((compare.app,) if program == "compare" else (app, program)), *arguments, COLUMNS="300")
-    assert done.exit_code == 2
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    name, *arguments = line.split()
+    done = command(*((compare.app,) if name == "compare" else (app, name)), *arguments, COLUMNS="300")
+    assert done.exit_code == status, done.output
     assert words in " ".join(done.output.split())
     assert "Traceback" not in done.output
+    if "--json" in arguments and status < 2:
+        json.loads(done.stdout)
 
 
 # Exit status.
@@ -109,7 +183,7 @@ def test_what_is_not_here_exits_with_2_and_a_mistake_of_ours_with_3(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A library, a device of it, and an attribute of ours that is gone."""
-    (tmp_path / "own.py").write_text("def norm(x):\n    return x\n")
+    (tmp_path / "own.py").write_text(FILES["own.py"])
     (tmp_path / "of_jax.py").write_text("from jax import numpy as jnp\n\ndef norm(x):\n    return jnp.sqrt(x)\n")
     jax = sys.modules.get("jax") or pytest.importorskip("jax")
     if not any(device.platform == "gpu" for device in jax.devices()):
