@@ -34,7 +34,6 @@ if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _MOST: Final = 2**19  # elements of x
-_REQUIRED = [name for name in os.environ.get("RMSNORM_REQUIRE", "").split(",") if name]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,44 +42,33 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, folders), *(path for path in own if path not in folders)])
 
 
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "absent"
+
+
 def pytest_report_header() -> str:
-    versions = []
-    for package in ("numpy", "torch", "tensorflow", "keras", "jax", "flax"):
-        try:
-            versions.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            versions.append(f"{package} absent")
-    return f"frameworks: {', '.join(versions)}"
+    packages = ("numpy", "torch", "tensorflow", "keras", "jax", "flax")
+    return f"frameworks: {', '.join(f'{package} {_version(package)}' for package in packages)}"
 
 
 def pytest_sessionstart() -> None:
-    for name in _REQUIRED:
+    for name in filter(None, os.environ.get("RMSNORM_REQUIRE", "").split(",")):
         if name not in FRAMEWORKS:
             raise pytest.UsageError(f"RMSNORM_REQUIRE names {name!r}, expected some of {', '.join(FRAMEWORKS)}")
-        backend = FRAMEWORKS[name]
-        if frameworks.missing(name):
-            raise pytest.UsageError(
-                f"RMSNORM_REQUIRE names {name}, but {backend.package} is not installed; "
-                f"pip install '.[{backend.extra}]'"
-            )
+        if why := frameworks.missing(name):
+            raise pytest.UsageError(f"RMSNORM_REQUIRE names {name}, but {why}")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips a test with the mark ``needs(requirement, reason)`` where the requirement does not hold."""
-    for mark in item.iter_markers("needs"):
-        if why := _lacks(*mark.args, **mark.kwargs):
-            pytest.skip(why)
-
-
-def _lacks(requirement: str, reason: str) -> str | None:
-    """Why a test is skipped that needs a package, such as ``torch>=2.12``; None where it is here."""
-    wanted = Requirement(requirement)
-    try:
-        here = version(wanted.name)
-    except PackageNotFoundError:
-        here = "absent"
-    is_here = here != "absent" and wanted.specifier.contains(here, prereleases=True)  # as those that are built nightly
-    return None if is_here else f"needs {requirement}, {wanted.name} is {here}: {reason}"
+    """Skips a test with the mark ``needs("torch>=2.12", reason)`` where another version is installed, or none."""
+    for requirement, reason in (mark.args for mark in item.iter_markers("needs")):
+        wanted = Requirement(requirement)
+        here = _version(wanted.name)
+        if here == "absent" or not wanted.specifier.contains(here, prereleases=True):  # as those built nightly
+            pytest.skip(f"needs {requirement}, {wanted.name} is {here}: {reason}")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -121,17 +109,22 @@ def way(request: pytest.FixtureRequest) -> frameworks.Way:
     return frameworks.way(request.param)
 
 
+LAYERS: Final = {  # the module and the class of each kind
+    "torch layer": ("torch", "Layer"), "keras layer": ("keras", "Layer"), "nnx layer": ("flax", "Nnx"),
+    "linen layer": ("flax", "Linen"),
+}  # fmt: skip
+
+
 @pytest.fixture
 def layers(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A class of layers; ``layer_kinds`` says what it has."""
-    key = frameworks.LAYERS[request.param]
-    _here(key)
-    if key != "torch":
-        pytest.importorskip({"tf": "keras", "flax": "flax"}[key])
-    module = importlib.import_module({"torch": "layer_torch", "tf": "layer_keras", "flax": "layer_flax"}[key])
-    standard = sys.modules["jax"].numpy_dtype_promotion("standard") if key == "flax" else contextlib.nullcontext()
+    _here(frameworks.LAYERS[request.param])
+    package, name = LAYERS[request.param]
+    pytest.importorskip(package)
+    module = importlib.import_module(f"layer_{package}")
+    standard = sys.modules["jax"].numpy_dtype_promotion("standard") if package == "flax" else contextlib.nullcontext()
     with standard:
-        yield getattr(module, {"nnx layer": "Nnx", "linen layer": "Linen"}.get(request.param, "Layer"))
+        yield getattr(module, name)
 
 
 @pytest.fixture
@@ -161,29 +154,28 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, forg
     return str(request.param)
 
 
-@pytest.fixture
-def small_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``check`` and ``replace`` ask no circumstances of large arrays, which take seconds."""
+def _fewer(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     every = asking.circumstances
 
     def small(levels: Mapping[str, Sequence[str]], *, strength: int) -> list[asking.Circumstance]:
-        found = every(levels, strength=strength)
+        asked = every(levels, strength=strength)
         if strength == 1:  # identify asks but few
-            return found
-        return [each for each in found if math.prod(lead_of(each.levels)) * int(each["width"]) <= _MOST]
+            return asked
+        return [each for each in asked if math.prod(lead_of(each.levels)) * int(each["width"]) <= _MOST][::step]
 
     monkeypatch.setattr(asking, "circumstances", small)
 
 
 @pytest.fixture
-def few_circumstances(small_circumstances: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def small_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``check`` and ``replace`` ask no circumstances of large arrays, which take seconds."""
+    _fewer(monkeypatch, 1)
+
+
+@pytest.fixture
+def few_circumstances(monkeypatch: pytest.MonkeyPatch) -> None:
     """They ask an eighth of these: for tests of what else they do."""
-    small = asking.circumstances
-    monkeypatch.setattr(
-        asking,
-        "circumstances",
-        lambda levels, *, strength: small(levels, strength=strength)[:: 8 if strength > 1 else 1],
-    )
+    _fewer(monkeypatch, 8)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,15 +1,10 @@
-"""Tries the faults of tests/faults.py: which test notices each.
-
-python tests/try_faults.py                    every fault, two at a time: make faults
-python tests/try_faults.py --only torch:      those whose names begin so
-python tests/try_faults.py --json tests/faults.json
+"""Tries the faults of tests/faults.py: which test notices each. `make faults` tries all, `--only torch:` some.
 
 A fault wraps a public function, layer or command in every process of a test run; no file is changed. The program first
-runs the tests without one, with every wrapper in place. A test that fails then must pass without wrappers: it notices
-that there are some, as one that counts what a compiler reads does, and is left out. Then each fault is installed alone,
-and pytest runs with ``-x``: first the files that should notice it, then all others, for three minutes of a processor
-together. A fault is killed if a test fails that passes without it. If pytest ends in another way (interrupted, nothing
-collected, a crash), that is an error and no kill.
+runs the tests with every wrapper and no fault. A test that fails then, and passes without wrappers, notices that there
+are some, and is left out. Then each fault is installed alone, and pytest runs with ``-x``: first the files that should
+notice it, then all, for three minutes of a processor together. A fault is killed if a test fails that passes without
+it. If pytest ends in another way (interrupted, nothing collected, a crash), that is an error and no kill.
 """
 
 from __future__ import annotations
@@ -139,43 +134,39 @@ def run(title: str | None, paths: Iterable[str], seconds: float, *options: str) 
     return ("killed" if failed else "survived"), [line.partition(" ")[2][:200] for line in failed]
 
 
-def names(failed: Iterable[str]) -> list[str]:
-    """The tests, without what they say."""
-    return [line.partition(" - ")[0] for line in failed]
-
-
-def without(tests: Iterable[str]) -> list[str]:
-    return [f"--deselect={test}" for test in tests]
-
-
 def judge(fault: Fault, seconds: float, left_out: Iterable[str] = ()) -> dict[str, Any]:
     """Who notices a fault: first the files that should, then all; no test that fails without the fault, too."""
     start, red, by = time.monotonic(), list[str](), [""]
     for paths, share in ((shlex.split(SURFACES[fault.surface].tests), 2 / 3), ([], 1 / 3)):
         while True:
-            verdict, by = run(fault.title, paths, share * seconds, "-x", *without([*left_out, *red]))
+            others = [f"--deselect={test}" for test in (*left_out, *red)]
+            verdict, by = run(fault.title, paths, share * seconds, "-x", *others)
             if verdict != "killed" or run("none", names(by), seconds)[0] == "survived":
                 break
             red += names(by)
         if verdict != "survived":
             break
-    spent = round(time.monotonic() - start)
-    row = {"fault": fault.title, "verdict": verdict, "seconds": spent, "by": (by or [""])[0]}
+    row = {"fault": fault.title, "verdict": verdict, "seconds": round(time.monotonic() - start), "by": (by or [""])[0]}
     return row | ({"red": red} if red else {})
+
+
+def names(failed: Iterable[str]) -> list[str]:
+    """The tests, without what they say."""
+    return [line.partition(" - ")[0] for line in failed]
 
 
 def noticing_wrappers() -> list[str]:
     """The tests that fail beside wrappers without a fault, and pass without wrappers. All others must pass."""
     verdict, failed = run("none", [], 14400)
     if verdict == "killed":
-        verdict, failed = (run(None, names(failed), 14400)[0], names(failed))
+        verdict, failed = run(None, names(failed), 14400)[0], names(failed)
     if verdict != "survived":
         sys.exit(f"without a fault the tests must pass, but: {verdict} {failed}")
     return failed
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="the faults whose names begin so, such as 'torch layer:'")
     parser.add_argument("--seconds", type=float, default=180, help="of a processor, for one fault")
     parser.add_argument("--jobs", type=int, default=2, help="how many faults are tried at once")
@@ -189,13 +180,13 @@ def main() -> None:
     print("left out, as they notice wrappers:", *left_out or ["none"], flush=True)
     known = json.loads(arguments.json.read_text(encoding="utf-8")) if arguments.json and arguments.json.exists() else []
     rows = {row["fault"]: row for row in known}
+    judged = functools.partial(judge, seconds=arguments.seconds, left_out=left_out)
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        for number, row in enumerate(
-            pool.map(functools.partial(judge, seconds=arguments.seconds, left_out=left_out), faults), 1
-        ):
+        for number, row in enumerate(pool.map(judged, faults), 1):
             rows[row["fault"]] = row
-            head = f"{number}/{len(faults)} {row['verdict']:12} {row['seconds']:4} s"
-            print(f"{head}  {row['fault']}  {row['by']}", flush=True)
+            print(
+                f"{number}/{len(faults)} {row['verdict']}, {row['seconds']} s: {row['fault']}  {row['by']}", flush=True
+            )
             if arguments.json:
                 ordered = [rows[fault.title] for fault in FAULTS if fault.title in rows]
                 arguments.json.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")

@@ -7,6 +7,9 @@ TRITON_INTERPRET=1 python -m pytest tests/nightly/assembly.py
 
 from __future__ import annotations
 
+import itertools
+from functools import cache
+
 import ml_dtypes
 import mpmath
 import numpy as np
@@ -27,7 +30,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64}
-BOTH = ["bfloat16", "float16"]
 COUNT = 2048  # elements of a kernel here
 ROOTS = 8192
 executed = set()  # the texts of a test
@@ -94,20 +96,6 @@ def assert_same_bits(got, want, inputs):
     differ = ((got.view(word) != want.view(word)) & ~(got.isnan() & want.isnan())).nonzero()[:, 0].tolist()
     first = differ[:1]
     assert not differ, (len(differ), [*(a[first] for a in inputs)], got[first], want[first])
-
-
-def compare(kernel, inputs, outputs, begin, modules, texts=1, **options):
-    """The kernel in plain Triton, and with assembly, of which it must have executed so many texts."""
-    inputs = [tensor(a) for a in inputs]
-    results = []
-    for is_card in (False, True):
-        if is_card:
-            begin(*modules)
-        results.append([torch.empty(COUNT, dtype=dtype) for dtype in outputs])
-        kernel[(1,)](*inputs, *results[-1], COUNT=COUNT, **options)
-        assert len(executed) == texts * is_card
-    for want, got in zip(*results, strict=True):
-        assert_same_bits(got, want, inputs)
 
 
 def numbers(random, dtype, most=np.inf):
@@ -228,52 +216,37 @@ def roots(total, size, eps, inverse_out, short_out, POSITION: tl.constexpr, COUN
     tl.store(short_out + i, is_short.to(tl.int8))
 
 
-@pytest.mark.parametrize("is_normed", [False, True])
-@pytest.mark.parametrize("dtype", BOTH)
-def test_a_quotient_that_is_cut_off(dtype, is_normed, as_on_a_card):
+def quotients(random, dtype, is_normed):
     """h is below 2^40 if its row is not computed again."""
-    random, kind = np.random.default_rng([1, is_normed]), DTYPES[dtype]
+    kind = DTYPES[dtype]
     h, gain = numbers(random, kind, 2.0**40), numbers(random, kind, 2.0**40)
     gain = np.where(np.isfinite(gain.astype(float)), gain, 0).astype(kind)
     product = h.astype(float) * (1 if is_normed else gain.astype(float))
-    inputs = h, gain, inverses(random, product, kind)
-    options = {"FORMAT": dtype, "IS_NORMED": is_normed}
-    compare(cutting, inputs, [getattr(torch, dtype)], as_on_a_card, [triton_quotient], **options)
+    return (h, gain, inverses(random, product, kind)), [dtype], {"FORMAT": dtype, "IS_NORMED": is_normed}
 
 
-@pytest.mark.parametrize("offset", [0, 1])
-@pytest.mark.parametrize("gain_dtype", ["16 bits", "float32"])
-@pytest.mark.parametrize("dtype", BOTH)
-def test_a_quotient_in_float64_that_is_cut_off(dtype, gain_dtype, offset, as_on_a_card):
-    random, kind = np.random.default_rng([2, offset]), DTYPES[dtype]
-    gain_kind = DTYPES.get(gain_dtype, kind)
+def wide_quotients(random, dtype, gain_dtype, offset):
+    kind, gain_kind = DTYPES[dtype], DTYPES[gain_dtype]
     h, gain = without_nan_of_float16(numbers(random, kind, 2.0**40)), numbers(random, gain_kind, 2.0**40)
     gain = np.where(np.isfinite(gain.astype(float)), gain, -1).astype(gain_kind)
-    product = h.astype(float) * (gain.astype(float) + offset)
-    inputs = h, gain, inverses(random, product, kind)
-    options = {"FORMAT": dtype, "OFFSET": float(offset)}
-    compare(cutting_wide, inputs, [getattr(torch, dtype)], as_on_a_card, [triton_quotient], **options)
+    inverse = inverses(random, h.astype(float) * (gain.astype(float) + offset), kind)
+    return (h, gain, inverse), [dtype], {"FORMAT": dtype, "OFFSET": offset}
 
 
-@pytest.mark.parametrize("dtype", BOTH)
-def test_a_gain_that_is_too_large_makes_nan_of_h(dtype, as_on_a_card):
-    random, kind = np.random.default_rng(3), DTYPES[dtype]
-    gain = numbers(random, kind)
+def large_gains(random, dtype):
+    """A gain that is too large makes NaN of h."""
+    gain = numbers(random, DTYPES[dtype])
     edge = np.array([2.0**40, 2.0**40 * (1 - 2.0**-8), -(2.0**40), 2.0**39]) if dtype == "bfloat16" else [65504.0]
-    gain = np.where(random.random(COUNT) < 0.2, random.choice(edge, COUNT), gain).astype(kind)
-    inputs = numbers(random, kind), gain
-    compare(guarded_squares, inputs, [torch.float32], as_on_a_card, [triton_quotient], FORMAT=dtype)
+    gain = np.where(random.random(COUNT) < 0.2, random.choice(edge, COUNT), gain).astype(DTYPES[dtype])
+    return (numbers(random, DTYPES[dtype]), gain), ["float32"], {"FORMAT": dtype}
 
 
-@pytest.mark.parametrize("has_sum", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_steps_of_a_gradient(dtype, has_sum, as_on_a_card):
+def steps_of_gradients(random, dtype, offset):
     """Also where the difference cancels, where it is beside the middle of two numbers, and where B is 0."""
-    random, kind = np.random.default_rng([4, has_sum]), DTYPES[dtype]
+    kind = DTYPES[dtype]
     h, dy, gain, dh = (numbers(random, kind) for _ in range(4))
     gain, h = np.where(np.isfinite(gain.astype(float)), gain, 1).astype(kind), without_nan_of_float16(h)
     r = inverses(random, np.ones(COUNT), kind)
-    offset = 1.0 if has_sum else 0.0
     pulled = dy.astype(float) * r * (gain.astype(float) + offset)
     aim = np.where(random.random(COUNT) < 0.5, middles(random, kind), pulled * 2.0 ** -random.integers(8, 50, COUNT))
     step = (pulled - aim) / h.astype(float)
@@ -283,10 +256,8 @@ def test_the_steps_of_a_gradient(dtype, has_sum, as_on_a_card):
     step = np.where(random.random(COUNT) < 0.05, 0.0 * signs, step)
     sums = np.where(random.random(COUNT) < 0.3, -h.astype(float) * dy.astype(float) * r, random.normal(size=COUNT))
     sums = np.where(random.random(COUNT) < 0.05, random.choice([0.0, -0.0, np.inf, np.nan], COUNT), sums)
-    outputs = [getattr(torch, dtype), torch.float64, torch.float32]
-    options = {"HAS_SUM": has_sum, "OFFSET": offset, "FORMAT": dtype}
-    inputs = h, dy, gain, step, r, dh, sums
-    compare(gradients, inputs, outputs, as_on_a_card, [triton_gradient], **options)
+    options = {"HAS_SUM": bool(offset), "OFFSET": offset, "FORMAT": dtype}
+    return (h, dy, gain, step, r, dh, sums), [dtype, "float64", "float32"], options
 
 
 def wide_numbers(random):
@@ -301,16 +272,39 @@ def wide_numbers(random):
     return np.choose(random.integers(7, size=COUNT), [anything, narrow, middle, beside, tiny, large, special])
 
 
-def test_a_float64_split_in_two(as_on_a_card):
-    number = wide_numbers(np.random.default_rng(5))
-    compare(pairs, [number], [torch.float32] * 2, as_on_a_card, [triton_pairs])
+def halves(random):
+    return [wide_numbers(random)], ["float32"] * 2, {}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_conversions_of_the_backward_pass(dtype, as_on_a_card):
-    random = np.random.default_rng(6)
-    inputs, outputs = [wide_numbers(random), numbers(random, DTYPES[dtype])], [torch.float32, torch.float64]
-    compare(singles, inputs, [*outputs, getattr(torch, dtype)], as_on_a_card, [triton_gradient], texts=3)
+def conversions(random, dtype):
+    return [wide_numbers(random), numbers(random, DTYPES[dtype])], ["float32", "float64", dtype], {}
+
+
+BOTH = ("bfloat16", "float16")
+STEPS = [  # each kernel, its module, how many texts of assembly it has, and what it is asked
+    *((cutting, triton_quotient, 1, quotients, each) for each in itertools.product(BOTH, (False, True))),
+    *((cutting_wide, triton_quotient, 1, wide_quotients, (dtype, gain, offset))
+      for dtype in BOTH for gain in (dtype, "float32") for offset in (0.0, 1.0)),
+    *((guarded_squares, triton_quotient, 1, large_gains, (dtype,)) for dtype in BOTH),
+    *((gradients, triton_gradient, 1, steps_of_gradients, each) for each in itertools.product(DTYPES, (0.0, 1.0))),
+    *((singles, triton_gradient, 3, conversions, (dtype,)) for dtype in DTYPES),
+    (pairs, triton_pairs, 1, halves, ()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kernel", "module", "texts", "draw", "arguments"), STEPS,
+                         ids=["-".join(map(str, (draw.__name__, *each))) for *_, draw, each in STEPS])  # fmt: skip
+def test_assembly_has_the_bits_of_plain_triton(kernel, module, texts, draw, arguments, as_on_a_card):
+    drawn, dtypes, options = draw(np.random.default_rng(1), *arguments)
+    inputs = [tensor(a) for a in drawn]
+    want, got = ([torch.empty(COUNT, dtype=getattr(torch, dtype)) for dtype in dtypes] for _ in range(2))
+    kernel[(1,)](*inputs, *want, COUNT=COUNT, **options)
+    assert not executed
+    as_on_a_card(module)
+    kernel[(1,)](*inputs, *got, COUNT=COUNT, **options)
+    assert len(executed) == texts
+    for one, other in zip(got, want, strict=True):
+        assert_same_bits(one, other, inputs)
 
 
 def rows(random):
@@ -346,19 +340,16 @@ def rounded_to_odd(number):
     return float(mpmath.ldexp(int(whole) | (whole != fraction * 2**53), int(exponent) - 53))
 
 
-def is_single(number):
-    """Whether float32 has a positive number of mpmath's."""
-    return mpmath.mpf(float(np.float32(float(number)))) == number
-
-
-def inverses_by_mpmath(inputs):
-    """1 / rho rounded to odd, and whether it or rho is a float32."""
-    total, size, eps = inputs
+@cache
+def roots_by_mpmath():
+    """Rows, and for each 1 / rho rounded to odd, and whether it or rho is a float32."""
+    total, size, eps = inputs = rows(np.random.default_rng(8))
     with mpmath.workprec(1300):  # which have the sum of eps and the least square
         rhos = [mpmath.sqrt(mpmath.mpf(q) + mpmath.mpf(e)) for q, e in zip(total / size, eps, strict=True)]
         odd_ones = [rounded_to_odd(1 / rho) for rho in rhos]
-        short = [is_single(rho) or is_single(one) for rho, one in zip(rhos, odd_ones, strict=True)]
-    return np.array(odd_ones), np.array(short, np.int8)
+        short = [any(mpmath.mpf(float(np.float32(float(number)))) == number for number in pair)
+                 for pair in zip(rhos, odd_ones, strict=True)]  # fmt: skip
+    return inputs, (np.array(odd_ones), np.array(short, np.int8))
 
 
 def assert_equal_roots(got, want, inputs, where=True, exact=True):
@@ -372,20 +363,18 @@ def assert_equal_roots(got, want, inputs, where=True, exact=True):
     assert not len(differ), (len(differ), [c[differ[:3]].tolist() for c in (*inputs, *got, *want)])
 
 
-def test_an_inverse_root_is_rounded_to_odd_where_float32_has_the_rough_root():
-    """With which the interpreter begins; and on the right side of short numbers."""
-    inputs = rows(np.random.default_rng(7))
-    want, got = inverses_by_mpmath(inputs), launch(inputs)
-    where = (want[0] > 2.0**-120) & (want[0] < 2.0**120)
-    assert where.mean() > 0.8
-    assert_equal_roots(got, want, inputs, where)
+@pytest.mark.parametrize("error", [None, -1, 0, 1])
+def test_an_inverse_root_is_on_the_right_side_of_short_numbers(error, as_on_a_card):
+    """Rounded to odd in the interpreter where float32 has the root with which it begins, and on a card without eps.
 
-
-@pytest.mark.parametrize("error", [-1, 0, 1])
-def test_on_a_card_it_is_on_the_right_side_whatever_the_error_of_the_rough_root(error, as_on_a_card):
-    """Which is up to one unit of its last place, 2^-20, beside the nearest. Without eps it is rounded to odd."""
-    inputs = rows(np.random.default_rng(8))
-    want = inverses_by_mpmath(inputs)
+    A card's rough root is up to one unit of its last place, 2^-20, beside the nearest.
+    """
+    inputs, want = roots_by_mpmath()
+    if error is None:
+        where = (want[0] > 2.0**-120) & (want[0] < 2.0**120)
+        assert where.mean() > 0.8
+        assert_equal_roots(launch(inputs), want, inputs, where)
+        return
     as_on_a_card(triton_pairs, error=error)
     got = launch(inputs)
     assert_equal_roots(got, want, inputs, inputs[2] == 0)
