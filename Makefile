@@ -19,12 +19,12 @@ test: $(VENV)/ready
 	RMSNORM_REQUIRE=$(EVERY) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
 		--durations 20 --durations-min 10
 
-# The other tests, those of tests/nightly; then 2,000 compositions of transforms for each framework, 500 variants for
-# `identify`, damaged files, and the bits of 2,000 calls: four hours.
+# The other tests, those of tests/nightly, among them 2,000 random calls and 1,000 compositions of transforms for each framework;
+# and more of what others draw: 500 variants for `identify`, damaged files, the bits of calls. Four hours.
 nightly: $(VENV)/ready
-	RMSNORM_REQUIRE=$(EVERY) $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests/nightly
-	RMSNORM_IDENTIFY_VARIANTS=500 $(BIN)/python -m pytest -q -n 2 --timeout 14400 --hypothesis-profile nightly \
-		tests/table tests/tools/test_identify_variants.py tests/nematus/test_damaged_files.py
+	RMSNORM_REQUIRE=$(EVERY) RMSNORM_IDENTIFY_VARIANTS=500 $(BIN)/python -m pytest -q -n 2 --timeout 14400 \
+		--hypothesis-profile nightly tests/nightly tests/table/test_bits.py tests/tools/test_identify_variants.py \
+		tests/nematus/test_damaged_files.py
 
 # The parity check and the fast tests in another environment, which this makes: lowest, lowest-jax, colab, gpu or newest.
 ENV ?= lowest
