@@ -76,22 +76,14 @@ def data_of(call: str, dtype: str) -> Data:
 
 
 class Wrong(NamedTuple):
-    """A mistake.
+    """A mistake."""
 
-    Attributes:
-        changes: by the name of the step, what its value becomes.
-        says: words of a defect or of a difference to the variant, or a finding of `identify` and words of its answer;
-            nothing where `identify` asks for nothing in which it shows, and leaves that to `check`.
-        calls: in which the kit must reject it: cases of ``CASES`` with presets, separated by semicolons.
-        dtypes: of x, in which it shows there.
-        vectors: of x, in which the static vectors refuse it.
-    """
-
-    changes: Mapping[str, Change]
-    says: str | tuple[str, str] = ""
-    calls: str = "rows standard"
-    dtypes: tuple[str, ...] = dtypes.FLOATS
-    vectors: tuple[str, ...] = ()
+    changes: Mapping[str, Change]  # by the name of the step, what its value becomes
+    # words of a defect or a difference to the variant; nothing where identify asks for nothing in which it shows
+    says: str = ""
+    calls: str = "rows standard"  # in which the kit must reject it: cases with presets, separated by semicolons
+    dtypes: tuple[str, ...] = dtypes.FLOATS  # of x, in which it shows there
+    vectors: tuple[str, ...] = ()  # dtypes of x, in which the static vectors refuse it
 
 
 def _other(one: Any, other: Any) -> Change:
@@ -241,7 +233,7 @@ WRONG: Final = {
     "floor in floating point": Wrong({"k": _in_floating_point(math.floor)}, "is computed in floating point",
                                      "partial 0.29 zhang_tf", _WIDE),
     "last k for first k": Wrong({"order": lambda s, order: s.n - 1 - order}, _NONE, "partial 0.3 paper"),
-    "axis": Wrong({"axes": lambda s, axes: tuple((axis + 1) % s.x.ndim for axis in axes)}, ("axes", "0 of 2"),
+    "axis": Wrong({"axes": lambda s, axes: tuple((axis + 1) % s.x.ndim for axis in axes)}, "over axis 0 of 2",
                   "rows standard; middle axis keras"),
     "groups ignored": Wrong({"axes": lambda s, _: s.call.feature_axes}, "", "groups standard; gate of x llama"),
     # dtypes
@@ -285,5 +277,3 @@ WRONG: Final = {
     "gain dropped from column 20000 on": Wrong({"gain": lambda s, g: np.where(np.arange(s.n) < 20000, g, 1.0)}, "",
                                                "very wide standard"),
 }  # fmt: skip
-CALLS: Final = sorted({(call, dtype) for wrong in WRONG.values() for call in wrong.calls.split("; ")
-                       for dtype in wrong.dtypes})  # fmt: skip

@@ -1,107 +1,23 @@
-"""Norms, right and wrong, each once, over the arrays of NumPy or of PyTorch; and a row of what is said of one.
+"""Norms, right and wrong, each once, over the arrays of NumPy or of PyTorch.
 
-zoo_torch.py has layers, and what only PyTorch has; tools/test_zoo.py and tools/test_identify_zoo.py have the rows.
+zoo_torch.py has layers, and what only PyTorch has; zoo_circumstances.py has those that are wrong in few calls, and
+wrong_equations.py those with another equation. tools/test_zoo.py says what the tools say of each.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from rmsnorm import Variant
-from rmsnorm.identify import Identity, identify
-from rmsnorm.parity import check
-from rmsnorm.parity.design import MASKS, OPTIONS, levels_of
-from rmsnorm.parity.report import Report
+from rmsnorm.parity.design import MASKS, OPTIONS
 from rmsnorm.targets.bridges import NumPy
-
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def options_of(circumstance: str) -> list[str]:
     """Those of gate, mask and residual that are in its name."""
     parts = ["mask" if part in MASKS else part for part in circumstance.split("; ")]
     return [name for name in OPTIONS if name in parts]
-
-
-class Row(NamedTuple):
-    """A norm and what is said of it. What is None is not asked."""
-
-    norm: Any
-    asked: Variant | str | None = None  # what check compares it with
-    differ: str | None = ""  # the quantities in which it differs from that
-    headline: str = ""  # the end of the first line of identify
-    finds: Mapping[str, Any] = NOTHING  # answers of identify
-    defects: Sequence[str] | None = ()  # sentences of identify; "..." ends a beginning
-    tells: Sequence[str] = ()  # words of its text
-    because: Mapping[str, str] = NOTHING  # a pattern in the evidence of an answer
-    recognised: bool | None = None  # and so that identify is asked at all
-    preset: str = ""  # the one from which it does not differ for identify
-    only: Collection[str] | None = None  # levels and options that every call has in which it fails
-    has: Collection[str] = ()  # levels of calls that are compared
-    says: Sequence[str] = ()  # words of the report of check
-    is_named: bool = False  # whether the first lines and the message of the run have those words, and how to mend it
-    check: Mapping[str, Any] = NOTHING  # options of check
-    identify: Mapping[str, Any] = NOTHING  # options of identify
-
-    def hold(self, framework: str, dtypes: Any = ("float32", "bfloat16")) -> Report | None:
-        """Asks check, and identify where that is not in its report; returns what check said."""
-        found = identity = None
-        if self.asked is not None:
-            options: dict[str, Any] = {"framework": framework, "dtypes": dtypes, **self.check}
-            found = check(self.norm, self.asked, **options)
-            self._hold_report(found)
-            identity = found.run.identity
-            if self.differ and "y" not in self.differ.split():
-                assert check(self.norm, self.asked, **options, gradients=False).passed
-        if self.recognised is not None:
-            self.hold_identity(identity or identify(self.norm, **{"framework": framework, **self.identify}))
-        return found
-
-    def _hold_report(self, found: Report) -> None:
-        failures = found.run.failures
-        if self.differ is not None:
-            assert {record.quantity for record in failures} == set(self.differ.split()), found.text
-        assert found.passed == (self.differ == "" and not self.only), found.text
-        assert found.passed == (found.run.identity is None and not found.run.message)
-        if self.only is not None:
-            assert failures, found.text
-            for record in failures:
-                assert {*self.only} <= {*levels_of(record.case), *options_of(record.case)}, found.text
-        assert {*self.has} <= {level for record in found.run.records for level in levels_of(record.case)}
-        for words in self.says:
-            assert words in found.text or words in " ".join(found.text.split()), found.text
-        for sentence in self.defects or () if found.run.identity else ():
-            assert sentence.removesuffix("...") in found.details, found.details
-        if self.is_named:
-            lines = found.text.splitlines()
-            assert self.says[0] in lines[0]
-            assert lines[1].startswith("mend: "), found.text
-            assert all(words in "\n".join(lines[:5]) for words in self.says), found.text
-            assert all(words in found.run.message for words in self.says)
-
-    def hold_identity(self, identity: Identity) -> None:
-        assert identity.headline.endswith(self.headline), identity.text
-        finds = {"kind": "rmsnorm", **self.finds}
-        assert {finding: identity[finding] for finding in finds} == finds, identity.text
-        if self.defects is not None:
-            assert len(identity.defects) == len(self.defects), identity.text
-            for said, sentence in zip(identity.defects, self.defects, strict=True):
-                assert said.startswith(sentence[:-3]) if sentence.endswith("...") else said == sentence, identity.text
-        assert identity.recognised == self.recognised, identity.text
-        for words in self.tells:
-            assert words in " ".join(identity.text.split()), identity.text
-        for name, pattern in self.because.items():
-            evidence = next(finding.evidence for finding in identity.findings if finding.name == name)
-            assert re.search(pattern, evidence), evidence
-        if self.preset:
-            assert identity.plain
-            variant = Variant.get(self.preset).replace(bias=identity.variant.bias)
-            assert not identity.differences(variant), identity.text
 
 
 class WithGradients(NumPy):
@@ -148,19 +64,10 @@ def standard(x: Any, weight: Any, eps: float = 1e-6) -> Any:
     return like(rows(wide(x), eps) * wide(weight), x)
 
 
-def no_gain(x: Any) -> Any:
-    return like(rows(wide(x)), x)
-
-
 def llama(x: Any, weight: Any) -> Any:
     """With a rounding before the gain, and the wider dtype of the two. Of NumPy."""
     promoted = x.dtype if x.dtype == weight.dtype else np.promote_types(x.dtype, weight.dtype)
-    return (wide(no_gain(x)) * wide(weight)).astype(promoted)
-
-
-def fused(x: Any, residual: Any, weight: Any) -> Any:
-    """It must have a residual, as the kernels of inference engines."""
-    return standard(x + residual, weight), x + residual
+    return (wide(like(rows(wide(x)), x)) * wide(weight)).astype(promoted)
 
 
 def masked(h: Any, weight: Any, mask: Any) -> Any:
@@ -212,11 +119,6 @@ def another_sum(second: Any) -> Any:
     return norm
 
 
-def over_n_minus_1(x: Any, weight: Any, offset: float = 0.0) -> Any:
-    q = (wide(x) * wide(x)).sum(-1)[..., None] / max(1, x.shape[-1] - 1)
-    return like(wide(x) / (q + 1e-6) ** 0.5 * (offset + wide(weight)), x)
-
-
 def halves(x: Any, weight: Any) -> Any:
     """Each half of an even row by itself."""
     n = x.shape[-1] // 2 if x.shape[-1] % 2 == 0 else x.shape[-1]
@@ -234,17 +136,6 @@ def where(condition: Any, change: Any) -> Any:
     return norm
 
 
-def doubled_after(first: int) -> Any:
-    """The mistake starts with a later call."""
-    calls: list[int] = []
-
-    def norm(x: Any, weight: Any) -> Any:
-        calls.append(1)
-        return llama(x, weight) * (2 if len(calls) > first else 1)
-
-    return norm
-
-
 def in_place(x: Any, weight: Any) -> Any:
     y = standard(x, weight)
     x[...] = 0
@@ -253,12 +144,6 @@ def in_place(x: Any, weight: Any) -> Any:
 
 def out_of_luck(x: Any, weight: Any = None) -> Any:
     raise RuntimeError("out of luck\nwith a long story")
-
-
-def dense(array: Any) -> Any:
-    """What a kernel reads that ignores strides. Of NumPy."""
-    strides = np.empty(array.shape, array.dtype).strides
-    return np.lib.stride_tricks.as_strided(array, array.shape, strides)
 
 
 def of_blocks_of_8(x: Any, weight: Any) -> Any:

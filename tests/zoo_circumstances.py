@@ -10,234 +10,111 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from zoo import masked, mean_square
+from zoo import like, masked, mean_square
 from zoo import standard as right
 from zoo import wide as up
+from zoo_torch import gated as gated_by
+from zoo_torch import hooked
 
 EPS = 1e-6
+BF16, F16 = torch.bfloat16, torch.float16
 
 
 class Wrong(NamedTuple):
-    """A norm that `check` rejects.
-
-    Attributes:
-        identify: the first defect that `identify` says; empty where it does not ask for the circumstance.
-        replace: words of the line of `replace` that leaves it; None where that is not asked.
-        width: of the layer that `replace` is asked about.
-        dtypes: of x, in which it is wrong.
-    """
+    """A norm that `check` rejects."""
 
     norm: Any
-    identify: str = ""
-    replace: str | None = None
-    width: int = 72
-    dtypes: tuple[str, ...] = ("float32",)
+    identify: str = ""  # the first defect that it says; empty where it does not ask for the level
+    replace: str | None = None  # words of the line that leaves it; None where that is not asked
+    width: int = 72  # of the layer that `replace` is asked about
+    dtypes: tuple[str, ...] = ("float32",)  # of x
 
 
 def rows_of(x):
     return x.numel() // x.shape[-1]
 
 
-def larger_where(condition: Callable[[Any], bool]) -> Callable[..., Any]:
-    """y is 1.5 times as large where the condition on x holds."""
+def larger(condition: Callable[[Any, Any], bool]) -> Callable[..., Any]:
+    """y is 1.5 times as large where the condition on x and the gain holds."""
 
     def norm(x, weight):
         y = right(x, weight)
-        return y * 1.5 if condition(x) else y
+        return y * 1.5 if condition(x, weight) else y
 
     return norm
 
 
-def with_backward(change: Callable[..., tuple[Any, Any]], factor: float = 1.0) -> Callable[..., Any]:
-    """Gradients that ``change(context, dy, dx, dweight)`` returns, and y times a factor where they are asked for."""
-
-    class Norm(torch.autograd.Function):
-        @staticmethod
-        def forward(context, x, weight):
-            context.save_for_backward(x, weight)
-            context.calls = 0
-            return right(x, weight) * factor
-
-        @staticmethod
-        def backward(context, dy):
-            leaves = [tensor.detach().requires_grad_() for tensor in context.saved_tensors]
-            context.calls += 1
-            with torch.enable_grad():
-                dx, dweight = torch.autograd.grad(right(*leaves), leaves, dy)
-            return change(context, dy, dx, dweight)
-
-    def norm(x, weight):
-        return Norm.apply(x, weight) if x.requires_grad or weight.requires_grad else right(x, weight)
-
-    return norm
+def with_dx(change: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """The gradient for x is what ``change`` makes of it and the gain."""
+    return lambda x, weight: right(hooked(x, lambda dx: change(dx, weight)), weight)
 
 
-def with_dh(change: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[..., Any]:
-    """The gradients for x and the residual are what ``change`` makes of the one through y and of dh."""
-
-    class Norm(torch.autograd.Function):
-        @staticmethod
-        def forward(context, x, weight, residual):
-            h = x + residual
-            context.save_for_backward(h, weight)
-            return right(h, weight), h
-
-        @staticmethod
-        def backward(context, dy, dh):
-            leaves = [tensor.detach().requires_grad_() for tensor in context.saved_tensors]
-            with torch.enable_grad():
-                through_y, dweight = torch.autograd.grad(right(*leaves), leaves, dy)
-            dx, dresidual = change(through_y, dh)
-            return dx, dweight, dresidual
-
-    return lambda x, weight, residual: Norm.apply(x, weight, residual)
+def with_dy(change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """The backward pass has what ``change`` makes of the gradient that comes for y."""
+    return lambda x, weight: hooked(right(x, weight), change)
 
 
-def static_memory() -> Callable[[Any], Any]:
-    """Copies a tensor into the memory of the one before of that shape and dtype."""
-    buffers = {}
-
-    def copied(y):
-        key = y.shape, y.dtype
-        if key not in buffers:
-            buffers.clear()
-            buffers[key] = torch.empty_like(y, memory_format=torch.contiguous_format)
-        return buffers[key].copy_(y)
-
-    return copied
+def into_dy(dy):
+    right_one = dy.clone()
+    return dy if 0 in dy.stride() else dy.zero_().add(right_one)
 
 
-def static_output() -> Callable[..., Any]:
-    copied = static_memory()
-    return lambda x, weight: (
-        right(x, weight) if x.requires_grad or weight.requires_grad else copied(right(x, weight))
-    )  # fmt: skip
+# What a call finds from the one before.
 
 
-def cached_gain() -> Callable[..., Any]:
-    """A copy in float32 of the gain that has this memory."""
-    copies = {}
-
-    def norm(x, weight):
-        key = weight.data_ptr(), weight.shape, weight.dtype
-        if key not in copies:
-            copies.clear()
-            copies[key] = weight.detach().clone()
-        return right(x, copies[key] if weight.requires_grad is False else weight + (copies[key] - weight).detach())
-
-    return norm
+def keeps(norm: Callable[..., Any]) -> Callable[..., Any]:
+    """A norm with a dict that it keeps."""
+    kept: dict[str, Any] = {}
+    return lambda x, weight: norm(kept, x, weight)
 
 
-def of_two_threads() -> Callable[..., Any]:
-    """x goes through memory that all threads share."""
-    shared = {}
-
-    def norm(x, weight):
-        shared["x"] = x
-        time.sleep(0.01)
-        return right(shared["x"] if shared["x"].shape == x.shape else x, weight)
-
-    return norm
+def called_again(kept, x, weight):
+    before, kept["x"] = kept.get("x"), x.detach().clone()
+    is_same = before is not None and before.dtype == x.dtype and torch.equal(before, x)
+    return right(x, weight) * (1.5 if is_same and x.requires_grad else 1)
 
 
-def partly_written(x, weight):
-    """Of 5 rows and more, the last ones are those of memory that nobody wrote to."""
+def static_output(kept, x, weight):
+    """y is written to the memory of the one before of that shape and dtype."""
     y = right(x, weight)
-    if x.requires_grad or weight.requires_grad or rows_of(x) < 5:
+    if y.requires_grad:
         return y
-    whole = torch.empty_like(y, memory_format=torch.contiguous_format)
-    whole.view(-1, x.shape[-1])[:-1] = y.reshape(-1, x.shape[-1])[:-1]
-    # Fresh memory is full of zeros most often, and here of what was right once.
-    return whole if bool(torch.isnan(whole.view(-1, x.shape[-1])[-1]).all()) else y
+    key = y.shape, y.dtype
+    if kept.get("key") != key:
+        kept.update(key=key, y=torch.empty_like(y, memory_format=torch.contiguous_format))
+    return kept["y"].copy_(y)
 
 
-def first_rows_without_the_rest() -> Callable[..., Any]:
-    first = []
-
-    def norm(x, weight):
-        first.append(rows_of(x))
-        y = right(x, weight).reshape(-1, x.shape[-1])
-        return torch.where(torch.arange(len(y))[:, None] < first[0], y, 0 * y).reshape(x.shape)
-
-    return norm
+def cached_gain(kept, x, weight):
+    """A copy of the gain that has this memory."""
+    key = weight.data_ptr(), weight.shape, weight.dtype
+    if kept.get("key") != key:
+        kept.update(key=key, gain=weight.detach().clone())
+    return right(x, weight + (kept["gain"] - weight).detach() if weight.requires_grad else kept["gain"])
 
 
-def without_a_weight(x, weight=None):
-    return 2 * right(x, torch.ones(x.shape[-1])) if weight is None else right(x, weight)
+def of_two_threads(kept, x, weight):
+    """x goes through memory that all threads share."""
+    kept["x"] = x
+    time.sleep(0.01)
+    return right(kept["x"] if kept["x"].shape == x.shape else x, weight)
 
 
-def cleared_tail(x, weight):
-    y, rows = right(x, weight), rows_of(x)
-    return torch.where(torch.arange(rows)[:, None] < rows - rows % 64, y.view(rows, -1), 0).view(x.shape) if (
-        rows > 8192
-    ) else y  # fmt: skip
+def last_call_alone(kept, x, weight):
+    """The gradient is right for the last call alone."""
+    number = kept["last"] = kept.get("last", 0) + 1
+    return right(hooked(x, lambda g: g if kept["last"] == number else 2 * g), weight)
 
 
-def gated(x, weight, gate):
-    return (right(x.float(), weight) * torch.nn.functional.silu(gate.float())).to(x.dtype)
+def one_backward_pass(x, weight):
+    passes: list[int] = []
+    return right(hooked(x, lambda g: g * (passes.append(1) or len(passes))), weight)
 
 
-def of_mask(x, weight, mask):
-    """The mean square is over what the mask lets through."""
-    return masked(x, weight, mask).to(x.dtype)
-
-
-def read_wrongly(option: str) -> dict[str, Callable[..., Any]]:
-    """Norms that read an option of the shape of x from the wrong elements of it, where rows are long or many."""
-
-    def norm(read):
-        return {
-            "residual": lambda x, weight, residual: (right(x + read(residual), weight), x + residual),
-            "gate": lambda x, weight, gate: gated(x, weight, read(gate)),
-            "mask": lambda x, weight, mask: of_mask(x, weight, read(mask)),
-        }[option]
-
-    def first_columns(tensor):
-        return torch.where(torch.arange(tensor.shape[-1]) < 1024, tensor, tensor[..., :1])
-
-    def without_tail_of_columns(tensor):
-        return torch.where(torch.arange(tensor.shape[-1]) < tensor.shape[-1] // 8 * 8, tensor, tensor[..., :1])
-
-    def as_if_dense(tensor):
-        """The elements of its memory that a dense tensor would have."""
-        strides = torch.empty(tensor.shape, device="meta").stride()
-        room = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
-        return tensor.as_strided(tensor.shape, strides) if room >= tensor.numel() else tensor
-
-    wrong = {
-        "of 1,024 columns": first_columns, "without its tail": without_tail_of_columns,
-        "as if dense": as_if_dense,
-    }  # fmt: skip
-    return {f"{option} {words}": norm(read) for words, read in wrong.items()}
-
-
-# Those of a dtype, of a size or of an option.
-
-
-def norm_of(x, weight, inverse):
-    return (up(x) * inverse * weight).type_as(x)
-
-
-def inverse(h, eps=EPS):
-    return torch.rsqrt(mean_square(h) + eps)
-
-
-def lost_tail(x, weight):
-    """Whole blocks of 128 columns alone are summed."""
-    n = x.shape[-1]
-    total = up(x)[..., : n // 128 * 128 or n].square().sum(-1, keepdim=True)
-    return norm_of(x, weight, torch.rsqrt(total / n + EPS))
-
-
-def odd_row(x, weight):
-    """Two rows at once, of which a last one without a neighbour is forgotten."""
-    r = inverse(up(x)).reshape(-1, 1)
-    r = torch.cat([r[:-1], r[-2:-1]]) if len(r) % 2 and len(r) > 1 else r
-    return norm_of(x, weight, r.reshape(*x.shape[:-1], 1))
-
-
-def eps_of(dtype, eps, other):
-    return lambda x, weight: right(x, weight, other if x.dtype == dtype else eps)
+def first_rows_alone(kept, x, weight):
+    first = kept.setdefault("rows", rows_of(x))
+    y = right(x, weight).reshape(-1, x.shape[-1])
+    return torch.where(torch.arange(len(y))[:, None] < first, y, 0 * y).reshape(x.shape)
 
 
 class Stale(torch.nn.Module):
@@ -253,85 +130,181 @@ class Stale(torch.nn.Module):
         return right(x, self.weight if self.training else self.kept)
 
 
+def partly_written(x, weight):
+    """Of 5 rows and more, the last one is that of memory that nobody wrote to."""
+    y = right(x, weight)
+    if y.requires_grad or rows_of(x) < 5:
+        return y
+    whole = torch.empty_like(y, memory_format=torch.contiguous_format)
+    whole.view(-1, x.shape[-1])[:-1] = y.reshape(-1, x.shape[-1])[:-1]
+    # Fresh memory is full of zeros most often, and here of what was right once.
+    return whole if bool(torch.isnan(whole.view(-1, x.shape[-1])[-1]).all()) else y
+
+
+# Those of a size or of a dtype.
+
+
+def of(inverse: Callable[..., Any]) -> Callable[..., Any]:
+    """With another 1 / rho."""
+    return lambda x, weight: like(up(x) * inverse(up(x)) * weight, x)
+
+
+def inverse(h):
+    return torch.rsqrt(mean_square(h) + EPS)
+
+
+def whole_blocks(h):
+    """Whole blocks of 128 columns alone are summed."""
+    n = h.shape[-1]
+    return torch.rsqrt(h[..., : n // 128 * 128 or n].square().sum(-1, keepdim=True) / n + EPS)
+
+
+def pairs_of_rows(h):
+    """Two rows at once, of which a last one without a neighbour is forgotten."""
+    r = inverse(h).reshape(-1, 1)
+    r = torch.cat([r[:-1], r[-2:-1]]) if len(r) % 2 and len(r) > 1 else r
+    return r.reshape(*h.shape[:-1], 1)
+
+
+def cleared_tail(x, weight):
+    """The rows after the last whole tile of 64, of more than 8,192."""
+    y, rows = right(x, weight), rows_of(x)
+    end = rows - rows % 64 if rows > 8192 else rows
+    return torch.where((torch.arange(rows) < end)[:, None], y.reshape(rows, -1), 0).view(x.shape)
+
+
+def narrow_gain(x, weight):
+    return like(up(x) * inverse(up(x)) * weight.to(BF16), x)
+
+
+# Those of an option.
+
+
+gated = gated_by(torch.nn.functional.silu)
+
+
+def of_mask(x, weight, mask):
+    """The mean square is over what the mask lets through."""
+    return like(masked(x, weight, mask), x)
+
+
+def without_a_weight(x, weight=None):
+    return 2 * right(x, torch.ones(x.shape[-1])) if weight is None else right(x, weight)
+
+
 def truncated_sum(x, residual, weight):
     total = up(x) + up(residual)
-    if x.dtype == torch.bfloat16:
+    if x.dtype == BF16:
         total = (total.view(torch.int32) & -65536).view(torch.float32)
-    return right(total.type_as(x), weight), total.type_as(x)
+    return right(like(total, x), weight), like(total, x)
 
 
-def first_columns(x, weight):
-    return norm_of(x, weight, inverse(up(x)[..., :1024] if x.shape[-1] > 1500 else up(x)))
+def first_columns(a):
+    return torch.where(torch.arange(a.shape[-1]) < 1024, a, a[..., :1])
 
 
-TRUNCATED = (
-    "for bfloat16 x, with a residual, the second result is another bfloat16 of shape (6, 33), expected x + residual"
-)
-WRONG = {name: wrong if isinstance(wrong, Wrong) else Wrong(wrong) for name, wrong in {
-    # gradients, and what a call finds from the one before
-    "y with gradients": Wrong(with_backward(lambda context, dy, dx, dweight: (dx, dweight), factor=2), replace=""),
-    "frozen gain": Wrong(
-        with_backward(lambda c, dy, dx, dweight: (dx * (1 if c.needs_input_grad[1] else 2), dweight)),
-        replace="'frozen gain'"),
-    "expanded dy": Wrong(
-        with_backward(lambda c, dy, dx, dweight: (dx * (2 if 0 in dy.stride() else 1), dweight)),
-        replace="; expanded dy'"),
-    "into dy": Wrong(
-        with_backward(lambda context, dy, dx, dweight: (dx if 0 in dy.stride() else dy.copy_(dx), dweight)),
-        "its backward pass writes to the gradient of y"),
-    "static output": Wrong(
-        static_output(), "the next call writes to the memory of y: y of an earlier call changes", ""),
-    "a gain that was updated": cached_gain(),
-    "a gain of an earlier call": Wrong(
-        Stale, "the gain of an earlier call is kept: y changes with the gain in training alone"),
-    "two threads": of_two_threads(),
-    "partly written": partly_written,
-    "the first shape": Wrong(first_rows_without_the_rest(), replace=""),
-    # modes
-    "no_grad": Wrong(
-        larger_where(lambda x: not torch.is_grad_enabled() and not torch.is_inference_mode_enabled()),
-        replace="under no_grad"),
-    "inference": Wrong(larger_where(lambda x: torch.is_inference_mode_enabled()), replace="in inference mode"),
-    "autocast": Wrong(larger_where(lambda x: torch.is_autocast_enabled("cpu")), replace="in autocast"),
-    # shapes
-    "multiples of 8 from 256": Wrong(
-        larger_where(lambda x: x.shape[-1] >= 256 and x.shape[-1] % 8 == 0), replace="", width=256),
-    **{f"width {n}": Wrong(larger_where(lambda x, n=n: x.shape[-1] == n), replace="" if n < 2000 else None, width=n)
-       for n in (768, 4096, 5120)},
-    "width 1": larger_where(lambda x: x.shape[-1] == 1),
+def without_tail_of_columns(a):
+    return torch.where(torch.arange(a.shape[-1]) < a.shape[-1] // 8 * 8, a, a[..., :1])
+
+
+def as_if_dense(a):
+    """The elements of its memory that a dense tensor would have."""
+    strides = torch.empty(a.shape, device="meta").stride()
+    room = a.untyped_storage().nbytes() // a.element_size() - a.storage_offset()
+    return a.as_strided(a.shape, strides) if room >= a.numel() else a
+
+
+READS = {"of 1,024 columns": first_columns, "without its tail": without_tail_of_columns, "as if dense": as_if_dense}
+READ_WRONGLY = {
+    "x as if dense": lambda x, weight: right(as_if_dense(x), weight),
+    "gain as if dense": lambda x, weight: right(x, as_if_dense(weight)),
+} | {
+    f"{option} {words}": norm
+    for words, read in READS.items()
+    for option, norm in {
+        "residual": lambda x, weight, residual, read=read: (right(x + read(residual), weight), x + residual),
+        "gate": lambda x, weight, gate, read=read: gated(x, weight, read(gate)),
+        "mask": lambda x, weight, mask, read=read: of_mask(x, weight, read(mask)),
+    }.items()
+}  # fmt: skip
+
+
+# fmt: off
+SIZES = {
+    "no rows": Wrong(lambda x, weight: right(x, weight) if x.numel() else x.new_zeros(1, x.shape[-1])),
     "one wide row": Wrong(
-        larger_where(lambda x: rows_of(x) == 1 and x.shape[-1] >= 128), replace="in a call of 1 row", width=128),
-    "six axes": larger_where(lambda x: x.ndim == 6),
-    "no rows": lambda x, weight: right(x, weight) if x.numel() else x.new_zeros(1, x.shape[-1]),
+        larger(lambda x, weight: rows_of(x) == 1 and x.shape[-1] >= 128), replace="in a call of 1 row", width=128),
+    "many rows": Wrong(larger(lambda x, weight: rows_of(x) > 2**16)),
     "rows beyond 64-row tiles": Wrong(cleared_tail, replace="'8,209 rows'"),
-    "as many channels as columns": larger_where(lambda x: x.ndim == 4 and x.shape[1] == x.shape[-1]),
-    "lost tail": Wrong(lost_tail, "the last 123 of 1531 elements, after the last full block of 128, are not summed"),
     "odd row": Wrong(
-        odd_row, "in a call of 257 rows, the last one of an odd number of rows has the statistic of the row before it"),
-    "first columns": Wrong(first_columns, "only the first 1024 of 1531 elements count"),
-    # values and memory
-    "a row of NaN": Wrong(larger_where(lambda x: rows_of(x) > 64 and bool(torch.isnan(x).any())), replace=""),
-    "a row of zeros": larger_where(lambda x: rows_of(x) > 1 and bool((x == 0).all(-1).any())),
-    "unaligned": Wrong(larger_where(lambda x: x.data_ptr() % 16 != 0), replace=""),
-    "unaligned gain": lambda x, weight: right(x, weight) * (1.5 if weight.data_ptr() % 16 else 1),
-    # dtypes
-    "gain bfloat16": lambda x, weight: right(x, weight) * (1.5 if weight.dtype == torch.bfloat16 else 1),
-    "narrow gain": Wrong(
-        lambda x, weight: norm_of(x, weight.to(torch.bfloat16), inverse(up(x))), "the gain is rounded to bfloat16"),
+        of(pairs_of_rows),
+        "in a call of 257 rows, the last one of an odd number of rows has the statistic of the row before it"),
+    "as many channels as columns": Wrong(larger(lambda x, weight: x.ndim == 4 and x.shape[1] == x.shape[-1])),
+    **{f"{axes} axes": Wrong(larger(lambda x, weight, axes=axes: x.ndim == axes)) for axes in (1, 3, 6)},
+    **{f"width {n}": Wrong(larger(lambda x, weight, n=n: x.shape[-1] == n), replace="" if n == 768 else None, width=n)
+       for n in (1, 768, 4096, 5120, 66001)},
+    "multiples of 8 from 256": Wrong(
+        larger(lambda x, weight: x.shape[-1] >= 256 and x.shape[-1] % 8 == 0), replace="", width=256),
+    "lost tail": Wrong(
+        of(whole_blocks), "the last 123 of 1531 elements, after the last full block of 128, are not summed"),
+    "first columns": Wrong(
+        of(lambda h: inverse(h[..., : 1024 if h.shape[-1] > 1500 else None])),
+        "only the first 1024 of 1531 elements count"),
+}
+ARRAYS = {
+    "a row of NaN": Wrong(larger(lambda x, weight: rows_of(x) > 64 and bool(x.isnan().any())), replace=""),
+    "a row of infinity": Wrong(larger(lambda x, weight: bool(x.isinf().any()) and rows_of(x) > 1)),
+    "a row of zeros": Wrong(larger(lambda x, weight: rows_of(x) > 1 and bool((x == 0).all(-1).any()))),
+    "zeros in the gain": Wrong(larger(lambda x, weight: bool((weight == 0).any()))),
+    "large": Wrong(larger(lambda x, weight: x.numel() > 0 and float(x.abs().max()) > 1e4)),
+    "small": Wrong(larger(lambda x, weight: x.numel() > 0 and 0 < float(x.abs().max()) < 0.05)),
+    "unaligned": Wrong(larger(lambda x, weight: x.data_ptr() % 16 != 0), replace=""),
+    "unaligned gain": Wrong(larger(lambda x, weight: weight.data_ptr() % 16 != 0)),
+    "gain bfloat16": Wrong(larger(lambda x, weight: weight.dtype == BF16)),
+    "narrow gain": Wrong(narrow_gain, "the gain is rounded to bfloat16"),
     "eps of float16": Wrong(
-        eps_of(torch.float16, 1e-6, 1e-5), "eps is 1e-05 for float16 x, and 1e-06 in wider dtypes",
-        dtypes=("float16",)),
+        lambda x, weight: right(x, weight, 1e-5 if x.dtype == F16 else EPS),
+        "eps is 1e-05 for float16 x, and 1e-06 in wider dtypes", dtypes=("float16",)),
     "eps kept in x": Wrong(
         lambda x, weight: right(x, weight, torch.tensor(1e-8, dtype=x.dtype).item()),
         "eps is rounded to float16 for float16 x, so that 1e-08 becomes 0", dtypes=("float16",)),
-    # options
-    "no weight": without_a_weight,
-    "eps ignored": lambda x, weight, eps=EPS: right(x, weight),
+}
+MODES = {
+    "no_grad": Wrong(
+        larger(lambda x, weight: not torch.is_grad_enabled() and not torch.is_inference_mode_enabled()),
+        replace="under no_grad"),
+    "inference": Wrong(larger(lambda x, weight: torch.is_inference_mode_enabled()), replace="in inference mode"),
+    "autocast": Wrong(larger(lambda x, weight: torch.is_autocast_enabled("cpu")), replace="in autocast"),
+    "partly written": Wrong(partly_written),
+    "y with gradients": Wrong(larger(lambda x, weight: x.requires_grad), replace=""),
+    "frozen gain": Wrong(with_dx(lambda dx, weight: dx if weight.requires_grad else 2 * dx), replace="'frozen gain'"),
+    "expanded dy": Wrong(with_dy(lambda dy: 2 * dy if 0 in dy.stride() else dy), replace="; expanded dy'"),
+    "into dy": Wrong(with_dy(into_dy), "its backward pass writes to the gradient of y"),
+}
+HISTORIES = {
+    "called again": Wrong(keeps(called_again)),
+    "the first shape": Wrong(keeps(first_rows_alone), replace=""),
+    "a gain that was updated": Wrong(keeps(cached_gain)),
+    "a gain of an earlier call": Wrong(
+        Stale, "the gain of an earlier call is kept: y changes with the gain in training alone"),
+    "two threads": Wrong(keeps(of_two_threads)),
+    "two before both backward passes": Wrong(keeps(last_call_alone)),
+    "static output": Wrong(
+        keeps(static_output), "the next call writes to the memory of y: y of an earlier call changes", ""),
+    "a second backward pass": Wrong(one_backward_pass),
+}
+OPTIONS = {
+    "no weight": Wrong(without_a_weight),
+    "eps ignored": Wrong(lambda x, weight, eps=EPS: right(x, weight)),
+    "one mask for all rows": Wrong(lambda x, weight, mask: of_mask(x, weight, mask) * (1 if mask.ndim > 1 else 1.5)),
     "dh dropped": Wrong(
-        with_dh(lambda through_y, dh: (through_y, through_y)),
+        lambda x, weight, residual: (right(x + residual, weight), x.detach() + residual),
         "with a residual, the gradient for x lacks that of the returned sum x + residual"),
-    "dh to one": with_dh(lambda through_y, dh: (through_y + dh, through_y)),
-    "truncated sum": Wrong(truncated_sum, TRUNCATED, dtypes=("bfloat16",)),
-    **{words: norm for option in ("residual", "gate", "mask") for words, norm in read_wrongly(option).items()},
-}.items()}  # fmt: skip
+    "dh to one": Wrong(lambda x, weight, residual: (right(x + residual, weight), x + residual.detach())),
+    "truncated sum": Wrong(
+        truncated_sum, "for bfloat16 x, with a residual, the second result is another bfloat16 of shape (6, 33), "
+        "expected x + residual", dtypes=("bfloat16",)),
+} | {words: Wrong(norm) for words, norm in READ_WRONGLY.items()}
+WRONG = SIZES | ARRAYS | MODES | HISTORIES | OPTIONS
+# fmt: on
 RIGHT = {"standard": right, "gated": gated, "masked": of_mask}

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
 import pytest
-from zoo import like, rows, standard
+from zoo import like, mean_square, rows, standard
 
 torch = pytest.importorskip("torch", reason="torch is not installed; pip install '.[torch]'")
 silu, unit = torch.nn.functional.silu, torch.nn.functional.normalize
+
+
+def hooked(tensor: Any, change: Any) -> Any:
+    """The same numbers, whose gradient is what ``change`` makes of it."""
+    same = tensor.view_as(tensor)
+    if same.requires_grad:
+        same.register_hook(change)
+    return same
 
 
 # Functions.
@@ -43,73 +50,40 @@ def channels(x: torch.Tensor, weight: Any, condition: Any) -> Any:
     return like(y * weight.float()[:, None, None], x)
 
 
-def sigmoid_gate(x: Any, gate: Any) -> Any:
-    return rows(x) * torch.sigmoid(gate)
+def gated(act: Any, before: bool = False) -> Any:
+    """With a gate that must be there, after the norm or before it."""
 
+    def norm(x: Any, weight: Any, gate: Any) -> Any:
+        f = act(gate.float())
+        return like(standard(x.float() * f, weight) if before else standard(x.float(), weight) * f, x)
 
-def stopped_gate(x: Any, gate: Any) -> Any:
-    """No gradient reaches the gate."""
-    return sigmoid_gate(x, gate.detach())
-
-
-def sum_without_gradient(x: Any, weight: Any, residual: Any = None) -> Any:
-    """No gradient reaches the residual."""
-    h = x if residual is None else x + residual.detach()
-    y = like(rows(h) * weight, x)
-    return y if residual is None else (y, h)
+    return norm
 
 
 def with_gradient(second: float = 1.0, factor: float = 1.0) -> Any:
     """A norm whose dx, or the second term of it, is a little wrong."""
 
-    class Norm(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any, weight: Any) -> Any:
-            inverse = torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-6)
-            ctx.save_for_backward(x, weight, inverse)
-            return (x.double() * inverse * weight.double()).to(x.dtype)
+    def norm(x: Any, weight: Any) -> Any:
+        h = hooked(x, lambda dx: factor * dx).double()
+        inverse = hooked((mean_square(h) + 1e-6) ** -0.5, lambda g: second * g)
+        return like(h * inverse * weight.double(), x)
 
-        @staticmethod
-        def backward(ctx: Any, dy: Any) -> Any:
-            x, weight, inverse = ctx.saved_tensors
-            dscale = (dy.double() * x.double() * inverse).sum(tuple(range(x.ndim - 1)))
-            v, y = dy.double() * weight.double(), x.double() * inverse
-            dx = factor * inverse * (v - second * y * (v * y).mean(-1, keepdim=True))
-            return dx.to(x.dtype), dscale.to(weight.dtype)
-
-    return lambda x, weight: Norm.apply(x, weight)
+    return norm
 
 
-def with_narrow_sums(factor: float) -> Any:
-    """The gradient for the gain is added up in the dtype of x, in a tree; dx is ``factor`` times what it must be."""
+def narrow_sums(x: Any, weight: Any) -> Any:
+    """The gradient for the gain is added up in the dtype of x, in a tree."""
 
-    class Norm(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any, weight: Any) -> Any:
-            ctx.save_for_backward(x, weight)
-            return standard(x, weight)
+    def added_up(terms: Any) -> Any:
+        total = terms.to(x.dtype).reshape(-1, x.shape[-1])
+        while len(total) > 1:
+            half = (len(total) + 1) // 2
+            total = total[:half] + torch.cat([total[half:], total.new_zeros(2 * half - len(total), x.shape[-1])])
+        first = torch.zeros_like(terms).reshape(-1, x.shape[-1])
+        first[:1] = total
+        return first.reshape(terms.shape)
 
-        @staticmethod
-        def backward(ctx: Any, dy: Any) -> Any:
-            x, weight = ctx.saved_tensors
-            with torch.enable_grad():
-                leaf = x.detach().requires_grad_()
-                (dx,) = torch.autograd.grad(standard(leaf, weight), leaf, dy)
-            terms = (dy.float() * rows(x.float())).to(x.dtype).reshape(-1, x.shape[-1])
-            while len(terms) > 1:
-                half = (len(terms) + 1) // 2
-                terms = terms[:half] + torch.cat([terms[half:], terms.new_zeros(2 * half - len(terms), x.shape[-1])])
-            return factor * dx, terms.sum(0).to(weight.dtype)
-
-    return lambda x, weight: Norm.apply(x, weight)
-
-
-def needs_a_gpu(x: torch.Tensor) -> Any:
-    return rows(x) + torch.zeros(1, device="cuda")
-
-
-def narrow(x: Any) -> Any:
-    return torch.mean(x, -1, keepdim=True)
+    return standard(x, hooked(weight.expand(x.shape), added_up))
 
 
 def slow(x: Any) -> Any:
@@ -151,47 +125,12 @@ def plain(name: str, base: Any = Plain, parameter: tuple[str, Any] | None = None
     return type(name, (base,), {"__module__": __name__, "__init__": init, **changes})
 
 
-def part(x: Any, share: float = 0.0625) -> Any:
-    """Of the first elements alone, whose number is rounded up."""
-    return x * torch.rsqrt(x[..., : math.ceil(x.shape[-1] * share)].square().mean(-1, keepdim=True) + 1e-6)
-
-
 def of_narrow_squares(x: Any, eps: float) -> Any:
     return x.float() * torch.rsqrt(x.square().float().mean(-1, keepdim=True) + eps)
 
 
-def by_constant(x: Any) -> Any:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6).detach()
-
-
 def by_largest(x: Any) -> Any:
     return x / x.abs().amax(-1, keepdim=True)
-
-
-class NoGain(torch.nn.Module):
-    """Llama 4's norm of queries and keys: float64 is rounded to float32 first."""
-
-    def __init__(self, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-
-    def forward(self, x: Any) -> Any:
-        return like(rows(x.float(), self.eps), x)
-
-
-class Zhang(torch.nn.Module):
-    """The authors' rmsnorm_torch.py."""
-
-    def __init__(self, d: int, p: float = 0.25, eps: float = 1e-8, bias: bool = True) -> None:
-        super().__init__()
-        self.d, self.p, self.eps = d, p, eps
-        self.scale = torch.nn.Parameter(torch.ones(d))
-        self.offset = torch.nn.Parameter(torch.zeros(d))
-
-    def forward(self, x: Any) -> Any:
-        k = int(self.d * self.p)
-        rms = x[..., :k].norm(2, dim=-1, keepdim=True) * k ** (-0.5)
-        return self.scale * (x / (rms + self.eps)) + self.offset
 
 
 class Image(torch.nn.Module):
@@ -221,31 +160,13 @@ class Qwen3Next(Mamba2):
     """With a gate after the norm, which must be there."""
 
     def forward(self, x: Any, gate: Any) -> Any:
-        return (super().forward(x) * self.act(gate.float())).to(x.dtype)
-
-    def act(self, gate: Any) -> Any:
-        return silu(gate)
-
-
-class Required(Plain):
-    """A forward that must have a gate, after the norm, or ``before`` it."""
-
-    before = False
-
-    def forward(self, x: Any, gate: Any) -> Any:
-        f, ones = self.act(gate.float()), torch.ones(())
-        on_x, on_y = (f, ones) if self.before else (ones, f)
-        return (self.norm(x.float() * on_x) * on_y).to(x.dtype)
-
-    def act(self, z: Any) -> Any:
-        return silu(z)
+        return (super().forward(x) * silu(gate.float())).to(x.dtype)
 
 
 # fmt: off
 # With a rounding before the gain
 Llama = plain("Llama", eps=1e-5, forward=lambda self, x: self.weight * rows(x.float(), self.eps).type_as(x))
 AllInT = plain("AllInT", eps=1e-5, forward=lambda self, x: rows(x, self.eps) * self.weight)
-Ceil = plain("Ceil", norm=lambda self, x: part(x) * self.gain())
 # x-transformers
 Clamp = plain("Clamp", forward=lambda self, x: unit(x, dim=-1) * x.shape[-1] ** 0.5 * self.weight)
 # bzhangGo/zero, gated_rms_norm
@@ -266,7 +187,6 @@ MiniMind = plain("MiniMind", forward=lambda self, x: (self.weight * of_narrow_sq
 CoreML = plain("CoreML", norm=lambda self, x: rows(by_largest(x), 1e-5) * self.gain())
 # 1 + gain in the dtype of the gain, where Gemma casts first
 OffsetRounded = plain("OffsetRounded", gain=lambda self: (1 + self.weight).float())
-Constant = plain("Constant", norm=lambda self, x: by_constant(x) * self.gain())
 Learned = plain(
     "Learned", parameter=("factor", lambda dim: torch.tensor(0.5)),
     norm=lambda self, x: Plain.norm(self, x) * self.factor.float(),
@@ -281,7 +201,6 @@ Shifted = plain(
 )
 InTraining = plain(  # another one in training
     "InTraining", forward=lambda self, x: torch.nn.functional.dropout(Plain.forward(self, x), 0.5, self.training))
-ConstantGate = plain("ConstantGate", Qwen3Next, act=lambda self, gate: silu(gate.detach()))
 
 # Those that are none
 Clipped = plain("Clipped", norm=lambda self, x: Plain.norm(self, x.clamp(-50, 50)))
