@@ -159,7 +159,7 @@ class Functional(Framework):
 class Torch(Functional):
     """PyTorch: torch.func inside, the tape, views and checkpoints outside, as it nests them itself."""
 
-    under_mask = 0.5  # test_nan_under_a_mask_in_mixed_derivatives
+    under_mask = 0.5  # the tangent of 1 / rho meets a NaN
     derivatives = ("grad", "vjp", "jvp", "jacrev", "jacfwd", "tape", "batched tape", "dual")
     others = ("vmap", "checkpoint", "views")
     outer = ("tape", "batched tape", "dual", "checkpoint", "views")

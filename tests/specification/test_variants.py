@@ -49,7 +49,7 @@ FIELDS = ("eps", "eps_position", "rounding", "scale_offset", "bias", "partial_ro
 @pytest.mark.parametrize("name", TABLE)
 def test_a_preset_is_what_the_table_says(name):
     preset = PRESETS[name]
-    for variant in (preset, Variant.get(name), derive("test", name, None, None)):
+    for variant in (preset, derive("test", name, None, None)):
         assert tuple(getattr(variant, field) for field in FIELDS) == TABLE[name]
     assert (preset.name, preset.partial) == (name, None), "none of them is partial unless asked"
     assert preset.source
