@@ -39,31 +39,31 @@ def ended(folder: Path, *arguments: Any, line: str = "", limit: float | None = N
     return finished(*start, *arguments, cwd=folder, timeout=120, PYTHONPATH=os.pathsep.join(sys.path))
 
 
-def backend(folder: Path) -> Any:
-    (one,) = json.loads((folder / "a.json").read_text())["backends"]
-    return one["status"], one["message"]
+HANGS = "while True: pass"
+TIMES = "its process did not answer within {} seconds"
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
-    [("os._exit(0)", "its process ended with exit status 0"), ("os.abort()", "its process was ended by SIGABRT")],
+    ("line", "status", "words"),
+    [
+        ("os._exit(0)", "crashed", "its process ended with exit status 0"),
+        ("os.abort()", "crashed", "its process was ended by SIGABRT"),
+        (HANGS, "hung", TIMES.format(3600)),
+    ],
 )
-def test_a_target_that_ends_its_process_is_no_success(line: str, words: str, tmp_path: Path) -> None:
-    done = ended(tmp_path, "check", *OWN, "--json", "a.json", line=line)
-    assert (done.returncode, done.stdout) == (1, f"own.py:norm was not compared: {words}\n")
-    assert backend(tmp_path) == ("crashed", words)
-    done = ended(tmp_path, "identify", *OWN, "--json", line=line)
-    assert (done.returncode, json.loads(done.stdout)["defects"]) == (1, [words])
-
-
-def test_a_target_that_hangs_is_ended(tmp_path: Path) -> None:
-    done = ended(tmp_path, "check", *OWN, "--json", "a.json", line="while True: pass", limit=6)
+def test_a_target_that_ends_its_process_or_hangs_is_no_success(
+    line: str, status: str, words: str, tmp_path: Path
+) -> None:
+    limit = 6 if line == HANGS else None
+    start = "3600.0\n" if limit else ""
+    done = ended(tmp_path, "check", *OWN, "--json", "a.json", line=line, limit=limit)
     assert done.returncode == 1
-    assert done.stdout == "3600.0\nown.py:norm was not compared: its process did not answer within 3600 seconds\n"
-    assert backend(tmp_path)[0] == "hung"
-    done = ended(tmp_path, "identify", *OWN, "--time-limit", "2", line="while True: pass", limit=6)
+    assert done.stdout == f"{start}own.py:norm was not compared: {words}\n"
+    (backend,) = json.loads((tmp_path / "a.json").read_text())["backends"]
+    assert (backend["status"], backend["message"]) == (status, words)
+    done = ended(tmp_path, "identify", *OWN, "--time-limit", "2", line=line, limit=limit)
     assert done.returncode == 1
-    assert "is not recognised: its process did not answer within 302 seconds" in done.stdout
+    assert f"is not recognised: {TIMES.format(302) if limit else words}" in done.stdout
 
 
 def test_what_a_target_prints_is_not_in_the_report(tmp_path: Path) -> None:
