@@ -24,15 +24,12 @@ def pattern(shape: Any, phase: float = 0.0) -> Any:
     return np.cos(1.0 + phase + 1.7 * np.arange(math.prod(shape))).reshape(tuple(shape))
 
 
-def live(data: Arguments) -> Any:
-    """Which elements have derivatives: those that the mask lets through, of rows where something is counted."""
-    mask = np.broadcast_to(True if data.mask is None else data.mask, data.x.shape)
-    return mask & _counted(data, mask).any(axis=data.call.axes, keepdims=True)
-
-
-def _counted(data: Arguments, mask: Any) -> Any:
-    along = [size if axis in data.call.axes else 1 for axis, size in enumerate(data.x.shape)]
-    return mask & (np.arange(data.call.n) < data.call.k).reshape(along)
+def live(data: Arguments) -> tuple[Any, Any]:
+    """Which elements have derivatives: of those that the mask lets through, rows where some are counted; and these."""
+    mask, call = np.broadcast_to(True if data.mask is None else data.mask, data.x.shape), data.call
+    along = [size if axis in call.axes else 1 for axis, size in enumerate(data.x.shape)]
+    counted = mask & (np.arange(call.n) < call.k).reshape(along)
+    return mask & counted.any(axis=call.axes, keepdims=True), counted
 
 
 def of_one(f: Function, leaves: Leaves, which: str) -> Callable[[Any], Any]:
@@ -83,8 +80,7 @@ class Framework:
             factor = leaves["gate"] * factor if variant.gate_function == "silu" else factor
         if factor is not None and call.is_gated_before:
             h = h * factor
-        shown = live(data)
-        counted = _counted(data, shown)
+        shown, counted = live(data)
         count = counted.sum(axis=call.axes, keepdims=True)
         weights = self.like(counted / np.maximum(count, 1), x)
         q = self.total(h * h * weights, call.axes) + self.like(1.0 * (count == 0), x)
@@ -108,8 +104,8 @@ class Framework:
 
     def ours(self, leaves: Leaves, data: Arguments) -> Any:
         """The same by the package, with what must reach no derivative where the mask is, and in its gate."""
-        shape, more, shown = data.x.shape, {}, live(data)
-        given = dict(leaves)
+        shape, more, given = data.x.shape, {}, dict(leaves)
+        shown, _ = live(data)
         if data.mask is not None:
             more = {"mask": self.constant(data.mask)}
             for name, kept in (("x", np.broadcast_to(data.mask, shape)), ("gate", shown)):

@@ -119,18 +119,6 @@ def test_the_table_has_every_part_and_points_down():
     assert set(PART) - {"rmsnorm"} == modules - {"__init__"}
 
 
-def test_no_framework_imports_another_but_for_the_layer_of_keras():
-    """Nor do the models of one framework."""
-    of_framework = re.compile(r"rmsnorm\.(?:nematus\.)?(numpy|torch|tf|flax)(?:_|\b)")
-    found = set()
-    for module, targets in package().items():
-        if own := of_framework.match(module):
-            others = {match[1] for match in map(of_framework.match, targets) if match} - {own[1]}
-            is_free = module.startswith("rmsnorm.nematus.") and others == {"numpy"}
-            found |= {module} if others and not is_free else set()
-    assert found == {"rmsnorm.tf_impl.layers"}
-
-
 @pytest.mark.parametrize(
     "line",
     [
