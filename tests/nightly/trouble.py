@@ -26,56 +26,41 @@ def numpy_step() -> Any:
     return np.asarray, lambda x: (rms_norm(x, gain), *rms_norm_vjp(x, x, gain)[:2])
 
 
-def torch_step() -> Any:
-    import torch
-
-    from rmsnorm.torch_impl import RMSNorm
-
-    layer = RMSNorm(N)
+def layer_step(kind: Any, compiled: Any = lambda function: function) -> Any:
+    """Of a layer of ``layer_kinds``."""
+    layer = kind((64, N))
+    compute = compiled(lambda sent: layer.between.pull(layer.outputs, sent, [sent["x"]]))
 
     def step(x: Any) -> tuple[Any, ...]:
-        leaf = x.detach().requires_grad_()
-        y = layer(leaf)
-        return tuple(t.detach().numpy() for t in (y, *torch.autograd.grad(y, (leaf, layer.weight), x)))
+        (y, *_), gradients = compute({**layer.weights, "x": x})
+        return tuple(map(layer.between.fetch, (y, *gradients.values())))
 
-    return torch.from_numpy, step
+    return layer.between.send, step
+
+
+def torch_step() -> Any:
+    from layer_torch import Layer
+
+    return layer_step(Layer)
 
 
 def tf_step() -> Any:
-    import tensorflow as tf
+    from layer_keras import Layer
 
-    from rmsnorm.tf_impl import RMSNormalization
-
-    layer = RMSNormalization()
-    layer.build((None, N))
-
-    def step(x: Any) -> tuple[Any, ...]:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = layer(x)
-        return tuple(t.numpy() for t in (y, *tape.gradient(y, [x, layer.scale.value], x)))
-
-    return tf.constant, step
+    return layer_step(Layer)
 
 
 def flax_step() -> Any:
     import jax
-    from flax import nnx
+    from layer_flax import Nnx
 
-    from rmsnorm.flax_impl import RMSNorm
+    def compiled(function: Any) -> Any:
+        """JAX ends the process if NumPy asks for an array that is not computed yet, or for which it has no memory."""
+        program = jax.jit(function)
+        return lambda sent: jax.block_until_ready(program(sent))
 
-    graph, state = nnx.split(RMSNorm(N, rngs=nnx.Rngs(0)))
-
-    @jax.jit
-    def compute(state: Any, x: Any) -> Any:
-        y, pull = jax.vjp(lambda state, x: nnx.merge(graph, state)(x), state, x)
-        return y, *pull(x)[::-1]
-
-    # JAX ends the process if NumPy asks for an array that it has not computed yet, or for which it has no memory.
-    def step(x: Any) -> tuple[Any, ...]:
-        return tuple(np.asarray(t) for t in jax.tree.leaves(jax.block_until_ready(compute(state, x))))
-
-    return lambda array: jax.block_until_ready(jax.numpy.asarray(array)), step
+    send, step = layer_step(Nnx, compiled)
+    return lambda array: jax.block_until_ready(send(array)), step
 
 
 def draw(rows: int, seed: int) -> Any:

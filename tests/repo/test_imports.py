@@ -54,9 +54,11 @@ def test_a_framework_loads_no_other(framework):
     if find_spec(backend.package) is None:
         pytest.skip(f"{backend.package} is not installed; pip install '.[{backend.extra}]'")
     # TensorFlow loads Keras, and Keras loads other frameworks.
-    own, loaded = _loaded(f"import {backend.package}", f"from rmsnorm.{framework}_impl import rms_norm, rms_norm_vjp")
-    frameworks = {name for name in loaded if name.endswith("_impl") and name.count(".") == 1}
-    assert frameworks == {f"rmsnorm.{framework}_impl"}
+    functions = f"from rmsnorm.{framework}_impl import rms_norm, rms_norm_vjp"
+    models = f"import rmsnorm.nematus.{framework}_models"
+    own, loaded, with_models = _loaded(f"import {backend.package}", functions, models)
+    here, later = (re.findall(r"rmsnorm\.\w+_impl\b(?!\.)", " ".join(names)) for names in (loaded, with_models))
+    assert {*here} == {f"rmsnorm.{framework}_impl"} >= {*later} - {"rmsnorm.numpy_impl"}
     assert not {name for name in loaded if name.startswith(("rmsnorm.parity", "rmsnorm.cli", "rmsnorm.nematus"))}
     assert not (loaded - own) & {*PACKAGES}, "the functions need only the package of their arrays"
     if framework != "torch":
