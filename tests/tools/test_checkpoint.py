@@ -77,8 +77,7 @@ def saved(path: Path, arrays: dict[str, Any]) -> Path:
         ("a.npz", LLAMA | OTHERS, "llama", True, "they fit w, as llama has it"),
         ("a.npz", LLAMA | OTHERS, "gemma", False, "gains have mean 1: with gemma's offset 1 every norm's y is 2 times"),
         ("a.safetensors", GEMMA | OTHERS, "gemma", True, "they fit 1 + w"),
-        ("a.safetensors", GEMMA | OTHERS, "llama", False, ""),
-        ("a.safetensors", LLAMA, None, True, ""),
+        ("a.safetensors", GEMMA | OTHERS, "llama", False, "with llama's offset 0 every norm's y is"),
         ("a.safetensors", model(0, last=8.69), "gemma", True, f"{FINAL} has mean 8.7 and fits w, unlike the others"),
         (
             "a.safetensors",
@@ -272,6 +271,7 @@ FEW = {name: values for name, values in GEMMA.items() if name != NAMES[0]} | {NA
         ("b.safetensors", changed(0, TO_NEMO), "same", True, ["same in 9 of 9 norms"]),
         ("b.safetensors", changed(1, dtype="bfloat16"), None, True, ["9 of them are rounded to 16 bits in one of the"]),
         ("b.safetensors", changed(2), None, True, ["B = A + 2 in 9 of 9 norms"]),
+        ("b.safetensors", GEMMA | {"model.layers.4.input_layernorm.weight": gains(0)}, "same", False, ["only in B: "]),
         ("b.safetensors", FEW, None, False, [f"only in A: {NAMES[0]}", f"  {NAMES[1]}: another, up to "]),
     ],
 )  # fmt: skip
