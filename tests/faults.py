@@ -67,12 +67,10 @@ SURFACES: Final = {
     "quantised": Surface("rmsnorm.parity.quantised", "tests/test_quantised.py"),
     "quantised golden": Surface("rmsnorm.numpy_impl.quantised", "tests/test_quantised.py"),
     "vectors": Surface("rmsnorm.parity.static", "tests/tools/test_vectors.py"),
-    "identify": Surface(
-        "rmsnorm.identify.search", "tests/tools/test_identify_zoo.py tests/tools/test_identify.py tests/tools"
-    ),
+    "identify": Surface("rmsnorm.identify.search", "tests/tools/test_zoo.py tests/tools/test_identify.py tests/tools"),
     "identity": Surface(
         "rmsnorm.identify.identity",
-        "tests/tools/test_zoo.py tests/tools/test_identify_zoo.py tests/tools/test_identify.py",
+        "tests/tools/test_zoo.py tests/tools/test_identify.py",
     ),
     "replace": Surface("rmsnorm.conversion.replacement", "tests/conversion"),
     "to_rms_norm": Surface("rmsnorm.conversion.layer_norm", "tests/conversion/test_layer_norm.py"),

@@ -69,9 +69,12 @@ def keeps(norm: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def called_again(kept, x, weight):
-    before, kept["x"] = kept.get("x"), x.detach().clone()
-    is_same = before is not None and before.dtype == x.dtype and torch.equal(before, x)
-    return right(x, weight) * (1.5 if is_same and x.requires_grad else 1)
+    """The mistake starts with the second call of the same arguments with gradients."""
+    if not x.requires_grad:
+        return right(x, weight)
+    before, kept["call"] = kept.get("call", ()), (x.detach().clone(), weight.detach().clone())
+    is_same = all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(before, (x, weight), strict=False))
+    return right(x, weight) * (1.5 if before and is_same else 1)
 
 
 def static_output(kept, x, weight):
@@ -296,7 +299,8 @@ HISTORIES = {
 OPTIONS = {
     "no weight": Wrong(without_a_weight),
     "eps ignored": Wrong(lambda x, weight, eps=EPS: right(x, weight)),
-    "one mask for all rows": Wrong(lambda x, weight, mask: of_mask(x, weight, mask) * (1 if mask.ndim > 1 else 1.5)),
+    "one mask for all rows": Wrong(
+        lambda x, weight, mask: of_mask(x, weight, mask) * (1.5 if mask.ndim < x.ndim else 1)),
     "dh dropped": Wrong(
         lambda x, weight, residual: (right(x + residual, weight), x.detach() + residual),
         "with a residual, the gradient for x lacks that of the returned sum x + residual"),
