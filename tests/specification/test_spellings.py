@@ -72,3 +72,9 @@ def test_layers_spell_dtypes_as_functions_do():
 def test_a_family_of_models_has_a_variant(name, sentence):
     with pytest.raises(ValueError, match=f"^rms_norm: variant is '{sentence}"):
         numpy_impl.rms_norm(X, variant=name)
+
+
+@pytest.mark.parametrize("package", ["rmsnorm", "rmsnorm.conversion", "rmsnorm.nematus", "rmsnorm.parity"])
+def test_a_lazy_package_lists_its_names(package):
+    module = importlib.import_module(package)
+    assert {*module.__all__} <= {*module.__dir__()}
