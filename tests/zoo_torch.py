@@ -191,6 +191,9 @@ Learned = plain(
     "Learned", parameter=("factor", lambda dim: torch.tensor(0.5)),
     norm=lambda self, x: Plain.norm(self, x) * self.factor.float(),
 )
+# The authors' name of the bias
+Zhang = plain(
+    "Zhang", parameter=("offset", torch.zeros), norm=lambda self, x: Plain.norm(self, x) + self.offset.float())
 Zero = plain("Zero", first=staticmethod(torch.nn.init.zeros_))
 # A gain of 1 + g after an initialiser for gains without an offset
 Twice = plain("Twice", Offset, first=staticmethod(torch.nn.init.ones_))

@@ -211,6 +211,7 @@ RIGHT = {name: row._replace(recognised=True) for name, row in {
     "PyTorch's function": Row(torch.nn.functional.rms_norm, "torch", how=F32),
     "a gate that may be left out": Row(layers.Mamba2, BEFORE, finds={"gate": "silu, before"}),
     "a gate that must be there": Row(layers.Qwen3Next, APEX, finds={"gate": "silu, after"}),
+    "the authors' name of the bias": Row(layers.Zhang, "standard", finds={"bias": True}),
     "x-transformers": Row(
         layers.Clamp, finds=AGREE | {"eps_position": "clamp", "eps": 1e-12, "rounding": "input_dtype"}),
     "zero's gate": Row(
@@ -337,6 +338,7 @@ WRONG = {name: row._replace(recognised=False) for name, row in {
     "a column": none(
         lambda x: x.mean(-1, keepdim=True), " returned f32[4, 1] for x f32[4, 64], expected the shape of x", "y dx",
         kind=None),
+    "nothing": none(lambda x: None, " returned None for x f32[4, 64], expected torch.Tensor", kind=None),
     "slow": none(layers.slow, "slow took more than its limit of 1 s", kind=None, how={"time_limit": 1.0}),
 }.items()}
 # fmt: on
