@@ -78,3 +78,4 @@ def test_a_users_project(tmp_path: Path) -> None:
     assert "rmsnorm_parity: got an unexpected keyword argument 'dtype', expected some of variant, " in done.stdout
     assert "During handling" not in done.stdout, "one failure has one message"
     assert "rmsnorm/" not in done.stdout.replace("rmsnorm/parity/pytest_plugin", ""), "no traceback through rmsnorm"
+    assert "rmsnorm_parity(my_norm" not in done.stdout, "nor one through the test"
