@@ -130,7 +130,7 @@ def _prepared(
     call = resolve(
         op, _spec(*x), scale, bias, mask=mask, residual=residual, gate=gate, out_dtype=out_dtype,
         variant=derive(op, variant, eps, partial), axis=axis, feature_axis=feature_axis,
-        **({} if dy is None else {"dy": dy, "dh": dh}),
+        **({"dy": dy, "dh": dh} if op == "rms_norm_vjp" else {}),
     )  # fmt: skip
     rows = call.in_rows
     is_written_out = rows.feature_axes != call.feature_axes
