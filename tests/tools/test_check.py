@@ -15,6 +15,7 @@ from rmsnorm.numpy_impl import fast
 from rmsnorm.parity import check, check_quantised
 from rmsnorm.parity.batches import BATCHES
 from rmsnorm.parity.design import levels_of
+from rmsnorm.targets import open_target
 
 few = pytest.mark.usefixtures("few_circumstances")
 BEFORE = Variant.get("llama").replace(gate_position="before")
@@ -188,3 +189,15 @@ def test_rows_that_depend_on_their_number_and_calls_that_differ() -> None:
     report = check(lambda x, weight: zoo.standard(x, Unsteady.apply(weight)), framework="torch", **asked)
     (sentence,) = [record.detail for record in report.run.failures if record.case == BATCHES]
     assert sentence.startswith("dscale is not the same in two equal calls: ")
+
+
+@few
+@pytest.mark.torch
+def test_rows_of_what_is_compiled_are_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler of this target makes another function, whose rows depend on how many there are."""
+    layers = pytest.importorskip("zoo_torch")
+    target, changed = (open_target(norm, framework="torch") for norm in (zoo.standard, layers.blocks_by_rows))
+    monkeypatch.setattr(type(target), "compiled", property(lambda self: changed))
+    options: dict[str, Any] = {"dtypes": "float32", "gradients": False, "batch_invariant": True}
+    assert check(target, **options).passed
+    assert BATCHES in {record.case for record in check(target, **options, compiled=True).run.failures}

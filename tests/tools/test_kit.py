@@ -37,6 +37,11 @@ def test_judging_catches_what_is_not_a_value() -> None:
     assert "at (3,) got nan" in verdicts(y=[nan])["y"].detail
     assert {v.detail for v in verdicts(("x", "scale")).values()} == {"inputs written to: x, scale"}
 
+    def raises(_: Any) -> Any:
+        raise RuntimeError("out of luck")
+
+    assert {v.detail for v in judge(raises, data)} == {"RuntimeError: out of luck"}
+
 
 def test_ulps_counts_representable_numbers() -> None:
     for dtype in dtypes.FLOATS:

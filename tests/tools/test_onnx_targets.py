@@ -153,5 +153,5 @@ def test_files_that_are_none(tmp_path: Path) -> None:
             assert len(str(error).splitlines()) == 1, error  # noqa: PT017
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(NoTarget, match="model.onnx"):
+    with pytest.raises(NoTarget, match=r"model\.onnx"):
         open_onnx(path)
