@@ -96,6 +96,15 @@ def cached_gain(kept, x, weight):
     return right(x, weight + (kept["gain"] - weight).detach() if weight.requires_grad else kept["gain"])
 
 
+def kept_inverse(kept, x, weight):
+    """1 / rho of the x that had this memory, where there are no gradients."""
+    key = x.data_ptr(), x.shape, x.stride()
+    if key in kept and not torch.is_grad_enabled():
+        return like(up(x) * kept[key] * weight, x)
+    kept[key] = inverse(up(x)).detach()
+    return right(x, weight)
+
+
 def of_two_threads(kept, x, weight):
     """x goes through memory that all threads share."""
     kept["x"] = x
@@ -288,6 +297,7 @@ HISTORIES = {
     "called again": Wrong(keeps(called_again)),
     "the first shape": Wrong(keeps(first_rows_alone), replace=""),
     "a gain that was updated": Wrong(keeps(cached_gain)),
+    "an x that was updated": Wrong(keeps(kept_inverse)),
     "a gain of an earlier call": Wrong(
         Stale, "the gain of an earlier call is kept: y changes with the gain in training alone"),
     "two threads": Wrong(keeps(of_two_threads)),

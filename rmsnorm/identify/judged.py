@@ -38,9 +38,9 @@ _WHERE: Final[Levels] = MappingProxyType({  # by a level, or by its factor
     "training": "in training", "no_grad": "under no_grad", "inference": "in inference mode", "autocast": "in autocast",
     "deterministic": "where memory that nobody wrote to is NaN", "NaN in a row": "beside a row with NaN",
     "no gain": "without a gain", "results kept": "after another call", "two threads at once": "in two threads at once",
-    "gain updated in place": "after the gain is updated in place", "rows": "in a call of {}", "axes": "for x of {}",
-    "x": "for {} x", "layout": "where x is {}", "residual": "with a residual", "gate": "with a gate",
-    "mask": "with a mask", "mode": "in the mode {}",
+    "gain and x updated in place": "after the gain and x are updated in place", "rows": "in a call of {}",
+    "axes": "for x of {}", "x": "for {} x", "layout": "where x is {}", "residual": "with a residual",
+    "gate": "with a gate", "mask": "with a mask", "mode": "in the mode {}",
 })  # fmt: skip
 _QUANTITIES: Final = {
     "y": "y", "dx": "the gradient for x", "dscale": "the gradient for the gain", "dbias": "the gradient for the bias",

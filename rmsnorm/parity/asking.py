@@ -17,7 +17,7 @@ from rmsnorm.parity.design import NAMED, Circumstance, circumstances, levels_for
 from rmsnorm.parity.equations import Steps
 from rmsnorm.parity.fitting import adapted, in_groups, requires_gate, without_groups
 from rmsnorm.parity.judge import Expected, Outcome, compare, expect, failed, golden, wrong_inverse_rms
-from rmsnorm.parity.questions import Question, case_of, question
+from rmsnorm.parity.questions import Question, case_of, in_memory, question
 from rmsnorm.parity.sums import OF_ROWS, Sums, values_of
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets import Target, TargetError
@@ -123,7 +123,7 @@ def answer(target: Target, question: Question) -> Answer:
     target.noticed.forget()
     try:
         with target.in_mode(level["mode"] == "training"):
-            called = _called(target, arrays, leaves, data, level["history"])
+            called = _called(target, arrays, leaves, question)
             results, total = {"y": [called.y]}, called.sum
             if leaves:
                 dy = None if level["gradients"] == "dh alone" and total is not None else data.dy
@@ -178,9 +178,9 @@ def judged(question: Question, group_size: int | None, given: Answer) -> list[Co
     ]
 
 
-def _called(target: Target, arrays: Mapping[str, Array], leaves: Sequence[str], data: Data, history: str) -> Called:
+def _called(target: Target, arrays: Mapping[str, Array], leaves: Sequence[str], question: Question) -> Called:
     """The call that is judged, after what else happens in the history, or before it."""
-    other = _another(arrays)
+    data, history, other = question.data, question.circumstance["history"], _another(arrays)
     if history == "called again":
         before = target.called(arrays, leaves)
         if leaves:
@@ -190,10 +190,15 @@ def _called(target: Target, arrays: Mapping[str, Array], leaves: Sequence[str], 
         of_rows = [name for name in arrays if has_rows and name not in ("scale", "bias") and arrays[name].ndim > 1]
         fewer = {name: _another_shape(array) if name in of_rows else array for name, array in arrays.items()}
         target.called(fewer, leaves)
-    if history == "gain updated in place":
-        before = target.called({**arrays, "scale": arrays["scale"] + arrays["scale"].dtype.type(1)})
-        target.bridge.overwrite(before.sent["scale"], arrays["scale"])
-        return target.called(arrays, leaves, sent=before.sent)
+    if history == "gain and x updated in place":
+        layout = question.circumstance["layout"].removeprefix("x alone ")
+        changed = {"scale": arrays["scale"] + arrays["scale"].dtype.type(1)}
+        if layout not in ("x expanded", "read-only"):  # to which nobody writes
+            changed["x"] = in_memory(other["x"], layout)
+        sent = target.called({**arrays, **changed}).sent
+        for name in changed:
+            target.bridge.overwrite(sent[name], arrays[name])
+        return target.called(arrays, leaves, sent=sent)
     if history == "two threads at once":
         wide = data.x.dtype == np.float64
         with target.bridge.scope(wide), ThreadPoolExecutor(2) as threads:  # modes of the process: else each puts back

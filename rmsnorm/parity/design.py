@@ -53,8 +53,8 @@ FACTORS: Final[dict[str, tuple[str, ...]]] = {
     "gradients": ("none", "all", "frozen gain", "frozen x", "dy alone", "dh alone"),
     "dy": ("dense dy", "expanded dy"),
     "mode": ("plain", "no_grad", "inference", "autocast", "deterministic", "training"),
-    "history": ("first call", "called again", "after another shape", "gain updated in place", "two threads at once",
-                "two before both backward passes", "results kept", "a second backward pass"),
+    "history": ("first call", "called again", "after another shape", "gain and x updated in place",
+                "two threads at once", "two before both backward passes", "results kept", "a second backward pass"),
 }  # fmt: skip
 NAMED: Final = {  # levels that are asked where a caller names them
     "axes": ("5 axes",), "values": ("size 1", "zeros", "zeros and infinity in rows"),
@@ -189,10 +189,12 @@ def _allows_arrays(row: Mapping[str, str]) -> bool:
         return False
     if get("gain") == "no gain" and (
         get("gain's memory", "dense gain") != "dense gain" or values == "zeros in the gain"
-        or history == "gain updated in place"
+        or history == "gain and x updated in place"
     ):  # fmt: skip
         return False
-    if get("gain's memory") == "expanded gain" and history == "gain updated in place":  # it is one number in memory
+    if (
+        get("gain's memory") == "expanded gain" and history == "gain and x updated in place"
+    ):  # it is one number in memory
         return False
     if get("eps") == "eps 0.0" and (values in _ZEROS or get("width") == "1"):  # 0 / 0, or a gradient that cancels
         return False
@@ -204,7 +206,9 @@ def _allows_arrays(row: Mapping[str, str]) -> bool:
         return False
     if get("mode") == "deterministic" and history == "two threads at once":  # the mode is one of the whole process
         return False
-    if get("mode") == "inference" and history == "gain updated in place":  # PyTorch refuses to write to such a tensor
+    if (
+        get("mode") == "inference" and history == "gain and x updated in place"
+    ):  # PyTorch refuses to write to such a tensor
         return False
     return not (
         get("layout", "").startswith("x alone") and get("residual") == "no residual" and get("gate") == "no gate"
@@ -292,7 +296,7 @@ def levels_for(
     if target.names:  # the parameters of a layer are put into it for a call, which two threads cannot do at once
         leave_out("history", "two threads at once")
     if not bridge.mutable or "scale" not in takes:
-        leave_out("history", "gain updated in place")
+        leave_out("history", "gain and x updated in place")
     levels["mode"] = tuple(
         mode for mode in levels["mode"]
         if mode == "plain" or mode in bridge.modes or (mode == "training" and target.training)
