@@ -169,10 +169,15 @@ def _first(call: Call) -> Array:
 
 
 def recast(data: Data, variant: Variant) -> Data:
-    """The same arrays for another variant, with the options of the case."""
-    options = data.case.options
+    """The same arrays and options for another variant."""
+    options, names = data.case.options, ("x", "scale", "bias", "mask", "residual", "gate")
     chosen = derive("recast", variant, options.get("eps"), options.get("partial"))
-    call = _call(data.case, chosen, data.x.dtype.name, data.scale, data.bias)
+    specs: dict[str, Any] = {
+        name: Spec(array.shape, array.dtype.name) for name in names if (array := getattr(data, name)) is not None
+    }
+    call = resolve(
+        "recast", variant=chosen, axis=data.axis, feature_axis=data.feature_axis, out_dtype=data.out_dtype, **specs
+    )
     return replace(data, variant=chosen, call=call)
 
 

@@ -94,6 +94,15 @@ def test_the_first_line_names_what_it_is(y: Any, variant: str, words: str) -> No
         assert_rms_norm(y(x, scale), x, scale, variant=variant)
 
 
+def test_another_eps_is_named_along_any_axes() -> None:
+    x = np.float32(0.01) * drawn(8, (3, 16, 4), "float32")[0]  # so that eps shows
+    for axis, sizes in ((1, 16), ((1, 2), (16, 4))):
+        scale = np.ones(sizes, np.float32)
+        y = fast.rms_norm(x, scale, axis=axis, eps=1e-5)
+        with pytest.raises(AssertionError, match="; its eps is 1e-05"):
+            assert_rms_norm(y, x, scale, **STANDARD, axis=axis)
+
+
 CONSTANT = r"^dx is not standard: .*; the gradient for x takes 1 / rho for a constant"
 
 
