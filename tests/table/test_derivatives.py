@@ -54,6 +54,23 @@ def test_the_inverse_rms_is_a_constant(framework: Any) -> None:
 
 
 @pytest.mark.parametrize("framework", DIFFERENTIABLE, indirect=True)
+def test_nan_under_a_mask_is_in_no_second_derivative(framework: Any) -> None:
+    """In reverse mode. Forward mode over it has the tangent of 1 / rho, which meets the NaN."""
+    random = np.random.default_rng(0)
+    x, dy = random.normal(size=(2, 3, 8)).astype(np.float32)
+    mask = random.random(x.shape) < 0.6
+    sent = {"x": framework.send(np.where(mask, x, np.float32(np.nan)))}
+    counted, mask = framework.send(np.where(mask, dy, np.float32(0))), framework.send(mask)
+
+    def gradient(tensors: Any) -> Any:
+        norm = lambda t: [framework.functional.rms_norm(t["x"], mask=mask)]  # noqa: E731
+        return _derived(framework, norm, tensors, counted)
+
+    second = framework.bridge.pull(lambda tensors: [gradient(tensors)], sent, [counted])[1]["x"]
+    assert np.isfinite(framework.fetch(second)).all()
+
+
+@pytest.mark.parametrize("framework", DIFFERENTIABLE, indirect=True)
 @pytest.mark.parametrize("position", ["inside", "outside", "clamp"])
 def test_derivatives_at_every_magnitude(framework: Any, position: str) -> None:
     """Of rows beside eps, whose powers alone leave the range of float32, and of rows far from it.
