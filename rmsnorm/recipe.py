@@ -143,12 +143,6 @@ def around(
     return ops.cast(y * f, call.result_dtype), total
 
 
-def alive(ops: Any, call: Call, h: Any, mask: Any) -> Any:
-    """The elements whose y is not constant; None for all."""
-    empty = _counted(ops, call, h, mask)[2]
-    return None if empty is None else ~empty if mask is None else mask & ~empty
-
-
 def narrowed(ops: Any, call: Call, scale: Any) -> Any:
     """The gain, in its dtype, rounded to that of x where the variant says so."""
     return scale if scale is None or call.gain_dtype is None else ops.rounded(scale, call.gain_dtype)

@@ -104,17 +104,13 @@ def gradients(call: Call, of: Operands, dy: Any, dh: Any) -> list[Any]:
 
 
 def forward(call: Call, of: Operands, ops: Space = HERE) -> Any:
-    """``norm`` by the recipe. To derivatives a rounding is the identity, and what is under the mask is not there."""
+    """``norm`` by the recipe. To derivatives a rounding is the identity."""
 
-    def y_of(call: Call, h: Any, gate: Any) -> Any:
-        return recipe.forward(ops, call, h, None, of.scale, of.bias, of.mask, gate)[0]
+    def y_of(call: Call) -> Any:
+        return recipe.forward(ops, call, of.h, None, of.scale, of.bias, of.mask, of.gate)[0]
 
-    y = y_of(call, of.h, of.gate)
-    if call.norm_dtype is None and of.mask is None:
-        return y
-    alive = recipe.alive(ops, call, of.h, of.mask)
-    h, gate = (a if a is None or alive is None else jnp.where(alive, a, 0) for a in (of.h, of.gate))
-    return with_derivatives_of(y_of(replace(call, norm_dtype=None), h, gate), y)
+    y = y_of(call)
+    return y if call.norm_dtype is None else with_derivatives_of(y_of(replace(call, norm_dtype=None)), y)
 
 
 def backward(call: Call, of: Operands, dy: Any, dh: Any) -> list[Any]:
