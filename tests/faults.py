@@ -74,7 +74,10 @@ SURFACES: Final = {
     ),
     "replace": Surface("rmsnorm.conversion.replacement", "tests/conversion"),
     "to_rms_norm": Surface("rmsnorm.conversion.layer_norm", "tests/conversion/test_layer_norm.py"),
-    "nematus": Surface("rmsnorm.nematus.model", "tests/nematus tests/cli"),
+    "nematus": Surface(
+        "rmsnorm.nematus.model",
+        "tests/nematus/test_options.py tests/nematus/test_files.py tests/nematus/test_models.py",
+    ),
     "translate": Surface("rmsnorm.nematus.translate", "tests/cli tests/nematus"),
     "nematus models": Surface("rmsnorm.nematus.protocol", "tests/nematus tests/cli"),
     "convert": Surface("rmsnorm.nematus.convert", "tests/cli tests/nematus"),
