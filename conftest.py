@@ -1,4 +1,4 @@
-"""What every test shares: settings of the frameworks before any import, compiled code on disk, and which files are read.
+"""What every test shares: settings of the frameworks before any import, compiled code on disk, which files are read.
 
 ``make test`` runs every test but those of ``tests/nightly``, which pytest collects only where it is given that folder.
 """
@@ -9,8 +9,6 @@ import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-
-import pytest
 
 from rmsnorm.parity.selftest import keep_what_jax_compiles
 from rmsnorm.targets.apart import import_triton_before_tensorflow
