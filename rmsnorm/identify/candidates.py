@@ -13,11 +13,9 @@ from rmsnorm.accuracy.bounds import error_of
 from rmsnorm.accuracy.rounding import cast
 from rmsnorm.identify.asking import Answer, Probe
 from rmsnorm.identify.mistakes import Mistake
-from rmsnorm.parity.cases import Case, Data
+from rmsnorm.parity.cases import Case, Data, call_on
 from rmsnorm.parity.equations import Change, Steps
 from rmsnorm.specification import dtypes
-from rmsnorm.specification.call import Spec
-from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Variant
 from rmsnorm.targets.bridges import Array
 
@@ -177,8 +175,7 @@ def data_of(
     variant: Variant, axes: Sequence[int], features: Sequence[int], arrays: Mapping[str, Array], dy: Array | None = None
 ) -> Data:
     """The arrays of a call, as the judge and the equations take them."""
-    specs = {name: Spec(array.shape, array.dtype.name) for name, array in arrays.items()}
-    call = resolve("identify", variant=variant, axis=axes, feature_axis=features, **specs)
+    call = call_on("identify", arrays, {"variant": variant, "axis": axes, "feature_axis": features})
     x, scale, bias = (arrays.get(name) for name in ("x", "scale", "bias"))
     assert x is not None  # noqa: S101  (every call has one)
     still = None if scale is None else np.zeros_like(scale), None if bias is None else np.zeros_like(bias)

@@ -12,13 +12,12 @@ import numpy as np
 from rmsnorm.accuracy.rounding import cast
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.numpy_impl.arithmetic import add
-from rmsnorm.parity.cases import Array, Case, Data
+from rmsnorm.parity.cases import Array, Case, Data, call_on
 from rmsnorm.parity.equations import Steps
 from rmsnorm.parity.judge import Expected, expect, outside
 from rmsnorm.parity.sums import OF_ROWS, Sums, values_of
 from rmsnorm.specification import errors
 from rmsnorm.specification.call import Axis, Call, Spec
-from rmsnorm.specification.resolve import resolve
 from rmsnorm.specification.variants import Variant
 
 GRADIENTS: Final = ("dx", "dscale", "dbias", "dresidual", "dgate")
@@ -51,7 +50,7 @@ class Arrays:
         x, variant = part["x"], self.call.variant
         zeros = np.broadcast_to(np.zeros((), self.call.result_dtype), x.shape)
         return Data(
-            Case("arrays", x.shape), variant, _resolved(variant, part, self.options), x,
+            Case("arrays", x.shape), variant, call_on("arrays", part, {**self.options, "variant": variant}), x,
             part.get("scale"), part.get("bias"), part.get("dy", zeros), part.get("dh"), (None, None, None),  # type: ignore[arg-type]
             part.get("mask"), part.get("residual"), part.get("gate"), **self.options,
         )  # fmt: skip
@@ -143,12 +142,7 @@ def arrays_of(op: str, arrays: Mapping[str, Array], variant: Variant, axis: Axis
     if "dh" in arrays and "residual" not in arrays:
         raise errors.out_of_domain(op, "residual", None, "the residual of the call that has dh", "pass it, or no dh")
     options = {"axis": axis, "feature_axis": feature_axis, "out_dtype": out_dtype}
-    return Arrays(_resolved(variant, arrays, options, op), arrays, options)
-
-
-def _resolved(variant: Variant, arrays: Mapping[str, Array], options: Mapping[str, Any], op: str = "arrays") -> Call:
-    specs: dict[str, Any] = {name: Spec(array.shape, array.dtype.name) for name, array in arrays.items()}
-    return resolve(op, variant=variant, **specs, **options)
+    return Arrays(call_on(op, arrays, {**options, "variant": variant}), arrays, options)
 
 
 def judged(given: Arrays, results: Mapping[str, Array], *, exact: bool) -> list[Verdict]:

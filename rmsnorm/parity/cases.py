@@ -172,13 +172,14 @@ def recast(data: Data, variant: Variant) -> Data:
     """The same arrays and options for another variant."""
     options, names = data.case.options, ("x", "scale", "bias", "mask", "residual", "gate")
     chosen = derive("recast", variant, options.get("eps"), options.get("partial"))
-    specs: dict[str, Any] = {
-        name: Spec(array.shape, array.dtype.name) for name in names if (array := getattr(data, name)) is not None
-    }
-    call = resolve(
-        "recast", variant=chosen, axis=data.axis, feature_axis=data.feature_axis, out_dtype=data.out_dtype, **specs
-    )
-    return replace(data, variant=chosen, call=call)
+    arrays = {name: array for name in names if (array := getattr(data, name)) is not None}
+    return replace(data, variant=chosen, call=call_on("recast", arrays, {**data.options, "variant": chosen}))
+
+
+def call_on(op: str, arrays: Mapping[str, Array], options: Mapping[str, Any]) -> Call:
+    """The call of these arrays, by their names."""
+    specs: dict[str, Any] = {name: Spec(array.shape, array.dtype.name) for name, array in arrays.items()}
+    return resolve(op, **specs, **options)
 
 
 def call_of(case: Case, data: Data) -> Call:

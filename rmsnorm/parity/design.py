@@ -187,14 +187,13 @@ def _allows_arrays(row: Mapping[str, str]) -> bool:
         return False
     if values in ("NaN in a row", "infinity in a row") and mask == MASKS[1]:
         return False
-    if get("gain") == "no gain" and (
-        get("gain's memory", "dense gain") != "dense gain" or values == "zeros in the gain"
-        or history == "gain and x updated in place"
-    ):  # fmt: skip
+    has_special_gain = get("gain's memory", "dense gain") != "dense gain" or values == "zeros in the gain"
+    if get("gain") == "no gain" and has_special_gain:
         return False
-    if (
-        get("gain's memory") == "expanded gain" and history == "gain and x updated in place"
-    ):  # it is one number in memory
+    # An expanded gain is one number in memory, and PyTorch refuses to write to a tensor in inference mode.
+    if history == "gain and x updated in place" and (
+        get("gain") == "no gain" or get("gain's memory") == "expanded gain" or get("mode") == "inference"
+    ):
         return False
     if get("eps") == "eps 0.0" and (values in _ZEROS or get("width") == "1"):  # 0 / 0, or a gradient that cancels
         return False
@@ -205,10 +204,6 @@ def _allows_arrays(row: Mapping[str, str]) -> bool:
     if get("mode") == "autocast" and get("x") not in (None, "float32"):
         return False
     if get("mode") == "deterministic" and history == "two threads at once":  # the mode is one of the whole process
-        return False
-    if (
-        get("mode") == "inference" and history == "gain and x updated in place"
-    ):  # PyTorch refuses to write to such a tensor
         return False
     return not (
         get("layout", "").startswith("x alone") and get("residual") == "no residual" and get("gate") == "no gate"
