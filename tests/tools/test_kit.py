@@ -16,7 +16,7 @@ from rmsnorm.accuracy.terms import term_sizes
 from rmsnorm.accuracy.ulps import ulps
 from rmsnorm.parity.cases import Outcome, make
 from rmsnorm.parity.equations import Steps, lost
-from rmsnorm.parity.judge import compare, expect, golden, judge
+from rmsnorm.parity.judge import Expected, compare, expect, golden, judge
 from rmsnorm.specification import dtypes
 
 
@@ -116,3 +116,20 @@ def test_what_a_sum_loses_beside_an_outlier_is_predicted() -> None:
     assert 2.0**-24 * 128 < of_eight < share / LANES + 2.0**-24 * 128
     bounds = [expect(data, ["y"], automatic=automatic)["y"] for automatic in (False, True)]
     assert np.all(bounds[1].unit > 1.5 * bounds[0].unit)
+
+
+def test_a_wrong_element_of_repeated_rows_is_found_where_it_is() -> None:
+    """They are compared in pieces: of 280,000 elements, one in a late piece between two smaller errors."""
+    value = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    order = np.arange(70_000) % 3
+    want = dataclasses.replace(
+        Expected.around(value, np.full(value.shape, 2.0**-24), 2.0), order=order, lead=(2, 35_000)
+    )
+    got = value[order].reshape(want.shape)
+    assert compare(Outcome({"y": [got]}), {"y": want})[0].passed
+    got[0, 5, 1] *= np.float32(1.001)
+    got[1, 30_000, 3] *= np.float32(2)
+    got[1, 34_999, 2] *= np.float32(1.001)
+    (found,) = compare(Outcome({"y": [got]}), {"y": want})
+    assert (found.passed, found.bit_identical) == (False, 1 - 3 / got.size)
+    assert found.detail.startswith(f"at (1, 30000, 3) got {float(got[1, 30_000, 3])!r}, want ")
